@@ -1,0 +1,35 @@
+# Two commands for newcomers: `make demo` and `make test`. Both install what they need into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export AIRFLOW__CORE__LOAD_EXAMPLES := False
+# Two cores: more test processes only take them from the servers under test.
+WORKERS ?= 2
+
+.PHONY: demo test lint format clean
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/python example_dags/demo.py $(if $(KEEP),--keep)
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .zkmq .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

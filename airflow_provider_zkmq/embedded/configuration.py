@@ -1,0 +1,108 @@
+"""What a node's files and its Java command line say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Every path is relative to the node's folder, which is Java's working folder. So no name of a folder, with
+# whatever characters, has to survive the escapes of a properties file or Java's idea of the locale.
+CONFIGURATION = "./zoo.cfg"
+LOGGING = "log4j2.properties"
+SERVER_LOG = "zookeeper.log"
+JAVA_LOG = "java.log"
+_DATA = "data"
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+_LOGGING = f"""\
+status = error
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {SERVER_LOG}
+appender.file.filePattern = {SERVER_LOG}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d %-5p [%t] %c{{1}}: %m%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 5MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 1
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all nodes of a server share.
+
+    ``tick_time`` is ZooKeeper's unit of time in milliseconds; ``force_sync`` says whether a write is on
+    the disk before it is acknowledged; ``heap_mb`` bounds each Java heap, in MiB.
+    """
+
+    host: str
+    force_sync: bool
+    tick_time: int
+    heap_mb: int
+
+    def zoo_cfg(self, port: int, peers: list[str]) -> str:
+        """Return the ``zoo.cfg`` of a node: its client ``port``, and ``peers`` from :func:`peer_lines`."""
+        lines = [
+            f"dataDir=./{_DATA}",
+            f"clientPort={port}",
+            f"clientPortAddress={self.host}",
+            f"tickTime={self.tick_time}",
+            "initLimit=20",
+            "syncLimit=6",
+            # Clients get the session timeout they ask for, between two ticks and a minute.
+            f"minSessionTimeout={2 * self.tick_time}",
+            f"maxSessionTimeout={max(60_000, 2 * self.tick_time)}",
+            # All clients of one machine come from one address: the default of 60 would show as time-outs.
+            "maxClientCnxns=0",
+            # Its HTTP server needs jars that are not on the class path.
+            "admin.enableServer=false",
+            "extendedTypesEnabled=true",
+            "4lw.commands.whitelist=srvr,mntr,ruok,stat,cons,conf,wchs",
+            "autopurge.snapRetainCount=3",
+            "autopurge.purgeInterval=1",
+            *peers,
+        ]
+        return "\n".join(lines) + "\n"
+
+    def java_arguments(self, class_path: str) -> list[str]:
+        """Return the arguments of ``java``: quick to start and small rather than fast for hours."""
+        return [
+            f"-Xmx{self.heap_mb}m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:-UsePerfData",
+            "-XX:+ExitOnOutOfMemoryError",
+            f"-Dzookeeper.forceSync={'yes' if self.force_sync else 'no'}",
+            f"-Dlog4j2.configurationFile={LOGGING}",
+            "-cp",
+            class_path,
+            _MAIN,
+            CONFIGURATION,
+        ]
+
+
+def peer_lines(ports: list[tuple[int, int]]) -> list[str]:
+    """Return the ``server.N`` lines for pairs of (quorum port, election port); none for a single node.
+
+    The nodes talk to each other on loopback wherever clients are served: they share one machine.
+    """
+    if len(ports) == 1:
+        return []
+    return [f"server.{number}=127.0.0.1:{quorum}:{election}" for number, (quorum, election) in enumerate(ports, 1)]
+
+
+def write_node(folder: Path, number: int, zoo_cfg: str) -> None:
+    """Write the files of node ``number`` (from 1) into ``folder``; its data, if any, stay."""
+    data = folder / _DATA
+    data.mkdir(parents=True, exist_ok=True)
+    (data / "myid").write_text(f"{number}\n")
+    (folder / CONFIGURATION).write_text(zoo_cfg)
+    (folder / LOGGING).write_text(_LOGGING)

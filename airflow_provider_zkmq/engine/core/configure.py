@@ -1,0 +1,210 @@
+"""A queue's configuration: read under watches, so that a change takes effect everywhere without a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.context import Conf, Context
+from airflow_provider_zkmq.engine.core.filters import FilterType, check_types, decode_types, encode_types
+from airflow_provider_zkmq.engine.core.ops import Exists, Failure, Get, Node, Ops, Pipeline, Procedure
+from airflow_provider_zkmq.engine.core.paths import LAYOUT
+from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.records import load
+from airflow_provider_zkmq.engine.core.transact import create_skeleton, failed_at, never, refused, transact
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+
+DEFAULT_GC_LIFETIME: Final = 86_400.0
+DEFAULT_GC_INTERVAL: Final = 300.0
+_NAMES: Final = ("layout", "filters", "policy", "task_gc_lifetime", "task_gc_interval")
+
+
+def seconds(what: str, value: object) -> float:
+    """A time span in seconds from a number or a duration (`datetime.timedelta`, so also `pendulum.Duration`)."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e10:
+        return float(value)
+    msg = f"{what} {value!r} is not allowed: seconds (0 or more) or a duration"
+    raise ConfigError(msg)
+
+
+def optional_seconds(what: str, value: object) -> float | None:
+    """Like `seconds`, keeping None."""
+    return None if value is None else seconds(what, value)
+
+
+def spell_seconds(value: float) -> bytes:
+    """ASCII seconds, whole where they are."""
+    return (f"{value:.0f}" if value == int(value) else repr(value)).encode()
+
+
+def configure(
+    context: Context,
+    *,
+    filters: Mapping[str, FilterType] | None = None,
+    task_gc_lifetime: object = None,
+    task_gc_interval: object = None,
+    policy: RetryPolicy | None = None,
+) -> Procedure[None]:
+    """Create the queue if it does not exist and set the given values; what is not given stays as it is.
+
+    ``filters`` replaces the declaration of filter types. ``task_gc_lifetime``: how long a finished task is kept,
+    ``task_gc_interval``: how often clean-up runs; seconds or a duration. ``policy``: when failed tasks run again.
+    Raises `ConfigError` for values that are refused; then nothing is written.
+    """
+    values: dict[str, bytes] = {}
+    if filters is not None:
+        values["filters"] = encode_types(check_types(filters))
+    if task_gc_lifetime is not None:
+        values["task_gc_lifetime"] = spell_seconds(seconds("task_gc_lifetime", task_gc_lifetime))
+    if task_gc_interval is not None:
+        values["task_gc_interval"] = spell_seconds(seconds("task_gc_interval", task_gc_interval))
+    if policy is not None:
+        values["policy"] = policy.encode()
+    created = yield from create_skeleton(context, _defaults() | values)
+    if not created and values:
+        yield from _set(context, values)
+    context.conf_watch = None
+
+
+def _defaults() -> dict[str, bytes]:
+    return {
+        "layout": str(LAYOUT).encode(),
+        "filters": b"{}",
+        "policy": RetryPolicy().encode(),
+        "task_gc_lifetime": spell_seconds(DEFAULT_GC_LIFETIME),
+        "task_gc_interval": spell_seconds(DEFAULT_GC_INTERVAL),
+    }
+
+
+def _set(context: Context, values: Mapping[str, bytes]) -> Procedure[None]:
+    """Write several values at once; one that somebody deleted is created again."""
+    missing: set[str] = set()
+    while True:
+        ops = Ops()
+        for name, value in values.items():
+            path = context.paths.conf(name)
+            _ = ops.create(path, value) if path in missing else ops.set(path, value, -1)
+        outcome = yield from transact(ops.multi(), never)
+        if outcome.committed:
+            return
+        path = failed_at(outcome, ops.multi())
+        if outcome.failure is Failure.NO_NODE and path not in missing:
+            missing.add(path)
+        elif outcome.failure is Failure.NODE_EXISTS:
+            missing.discard(path)
+        else:
+            raise refused("configuring the queue", outcome, ops.multi())
+
+
+def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
+    """The queue's configuration, from memory while nothing changed.
+
+    `create`: make the queue with default values where it does not exist. Raises `ConfigError` where it does not
+    exist, or was written by a newer layout, and `CorruptRecord` for filters or a policy that cannot be read.
+    """
+    watch = context.conf_watch
+    if context.conf is not None and watch is not None and not watch.fired:
+        return context.conf
+    nodes, paused, archive = yield from _read(context)
+    if nodes["layout"] is None and create:
+        yield from create_skeleton(context, _defaults())
+        nodes, paused, archive = yield from _read(context)
+    context.conf = _parse(context, nodes, paused=paused, archive=archive)
+    return context.conf
+
+
+def _read(context: Context) -> Procedure[tuple[dict[str, Node | None], bool, Node | None]]:
+    watch = context.new_watch()
+    marks = (context.paths.at("paused"), context.paths.at("archive"))
+    ops: tuple[Get | Exists, ...] = (
+        *(Get(context.paths.conf(name), watch) for name in _NAMES),
+        *(Exists(path, watch) for path in marks),
+        Get(marks[1], watch),
+    )
+    *nodes, paused, _, archive = yield Pipeline(ops)
+    context.conf_watch = watch
+    return dict(zip(_NAMES, nodes, strict=True)), paused is not None, archive
+
+
+def _parse(context: Context, nodes: dict[str, Node | None], *, paused: bool, archive: Node | None) -> Conf:
+    layout = nodes["layout"]
+    if layout is None:
+        context.conf_watch = None  # nothing to watch on what does not exist
+        msg = f"queue {context.queue!r} does not exist under {context.root!r}; create it with configure() or enqueue()"
+        raise ConfigError(msg)
+    if layout.data != str(LAYOUT).encode():
+        path, found = context.paths.conf("layout"), layout.data[:20]
+        msg = f"{path} is {found!r}: this version reads layout {LAYOUT}; upgrade airflow-provider-zkmq on this machine"
+        raise ConfigError(msg)
+    return Conf(
+        types=decode_types(context.paths.conf("filters"), _data(nodes["filters"])),
+        policy=RetryPolicy.decode(context.paths.conf("policy"), _data(nodes["policy"])),
+        gc_lifetime=_number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME),
+        gc_interval=_number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL),
+        paused=paused,
+        archive=None if archive is None else _watermark(context.paths.at("archive"), archive.data),
+    )
+
+
+def _data(node: Node | None) -> bytes:
+    return b"" if node is None else node.data
+
+
+def _number(context: Context, nodes: dict[str, Node | None], name: str, default: float) -> float:
+    """A number of seconds; an unreadable one is reported and the default used: it must not stop the queue."""
+    data = _data(nodes[name]).strip()
+    try:
+        return seconds(name, float(data)) if data else default
+    except ValueError as error:
+        context.run.report(context.paths.conf(name), f"not a number of seconds, using {default:.0f}: {error}")
+        return default
+
+
+def _watermark(path: str, data: bytes) -> int:
+    """Up to which zxid finished tasks are archived; an unreadable mark allows nothing to be collected."""
+    try:
+        return int(load(path, data).get("watermark", 0))
+    except (CorruptRecord, TypeError, ValueError):
+        return 0
+
+
+def set_paused(context: Context, paused: bool) -> Procedure[bool]:
+    """Pause or resume handing out tasks; True if that changed anything."""
+    yield from read_conf(context, create=True)
+    ops = Ops()
+    path = context.paths.at("paused")
+    _ = ops.create(path) if paused else ops.delete(path)
+    outcome = yield from transact(ops.multi(), never)
+    done = Failure.NODE_EXISTS if paused else Failure.NO_NODE
+    if not outcome.committed and outcome.failure is not done:
+        raise refused("pausing the queue" if paused else "resuming the queue", outcome, ops.multi())
+    context.conf_watch = None
+    return bool(outcome.committed)
+
+
+def set_archive(context: Context, record: bytes, version: int | None) -> Procedure[None]:
+    """Publish how far the archive has come: the znode's version must be `version` (None: it must not exist)."""
+    path = context.paths.at("archive")
+    ops = Ops()
+    _ = ops.create(path, record) if version is None else ops.set(path, record, version)
+    outcome = yield from transact(ops.multi(), never)
+    context.conf_watch = None
+    if outcome.committed:
+        return
+    if outcome.failure in {Failure.BAD_VERSION, Failure.NODE_EXISTS, Failure.NO_NODE}:
+        node: Node | None = yield Get(path)
+        if node is not None and node.data == record:
+            return
+        msg = f"{path} was changed by another archive run; run this one again"
+        raise ConfigError(msg)
+    raise refused("publishing the archive", outcome, ops.multi())
+
+
+def read_archive(context: Context) -> Procedure[tuple[dict[str, Any], int | None]]:
+    """The archive's record and version; ({}, None) where no archive was made yet."""
+    path = context.paths.at("archive")
+    node: Node | None = yield Get(path)
+    return ({}, None) if node is None else (load(path, node.data), node.stat.version)

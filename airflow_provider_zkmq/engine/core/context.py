@@ -1,0 +1,220 @@
+"""What a client remembers of one queue: its configuration, listings under a watch, and who it is there."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.filters import FilterType
+from airflow_provider_zkmq.engine.core.ops import Children, Get, Node, Pipeline, Procedure, Signal, Wait, Watch
+from airflow_provider_zkmq.engine.core.paths import Paths
+from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+
+CLOCK_TRUSTED_SECONDS: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Conf:
+    """A queue's configuration as last read; times in seconds."""
+
+    types: dict[str, FilterType]
+    policy: RetryPolicy
+    gc_lifetime: float
+    gc_interval: float
+    paused: bool
+    archive: int | None = None
+    """Where an archive is configured: the zxid up to which finished tasks are archived."""
+
+
+@dataclass(slots=True, eq=False)
+class Cached:
+    """Something read under a watch, shared by every procedure of the process."""
+
+    signal: Signal
+    watch: Watch | None = None
+    value: Any = None
+    pending: bool = False
+    read_at: float = 0.0
+    subscribers: list[Signal] = field(default_factory=list)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the value still stands."""
+        return self.watch is not None and not self.watch.fired
+
+
+@dataclass(slots=True)
+class Consumer:
+    """A registration under ``consumers``, good for one ZooKeeper session."""
+
+    id: str
+    session: int
+
+
+@dataclass(slots=True, eq=False)
+class Runtime:
+    """What a driver lends to procedures: time, chance, the session; all replaced in tests."""
+
+    monotonic: Callable[[], float]
+    wall_ms: Callable[[], int]
+    random: Callable[[], float]
+    new_signal: Callable[[], Signal]
+    session: Callable[[], int]
+    report: Callable[[str, str], None]
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """One client's memory of one queue."""
+
+    queue: str
+    root: str
+    paths: Paths
+    run: Runtime
+    signal: Signal
+    describe: dict[str, Any] = field(default_factory=dict)
+    conf: Conf | None = None
+    conf_watch: Watch | None = None
+    cache: dict[str, Cached] = field(default_factory=dict)
+    open_segments: dict[str, list[Any]] = field(default_factory=dict)
+    buckets: set[str] = field(default_factory=set)
+    stock: dict[str, list[str]] = field(default_factory=dict)
+    verdicts: dict[str, dict[str, str] | None] = field(default_factory=dict)
+    quarantine: set[str] = field(default_factory=set)
+    consumer: Consumer | None = None
+    held: dict[str, Any] = field(default_factory=dict)
+    clock: tuple[int, float] | None = None
+    live: list[str] = field(default_factory=list)
+    live_watch: Watch | None = None
+    trying: set[str] = field(default_factory=set)
+    lease_ends: dict[str, int] = field(default_factory=dict)
+    next_due: float | None = None
+    counter: int = 0
+
+    def new_watch(self) -> Watch:
+        """A watch whose event wakes whoever waits for this queue."""
+        return Watch(self.signal)
+
+    def nonce(self) -> str:
+        """A mark by which a write is recognised as ours."""
+        return os.urandom(8).hex()
+
+    def stamp(self) -> str:
+        """A time-ordered, within this client rising, mark for an entry (16 hex digits)."""
+        self.counter = max(self.counter + 1, self.run.wall_ms() << 16)
+        return f"{self.counter:016x}"
+
+    def new_task_id(self) -> str:
+        """A time-ordered id: a UUID of version 7 (RFC 9562)."""
+        tail = int.from_bytes(os.urandom(10), "big")
+        value = (self.run.wall_ms() & (1 << 48) - 1) << 80 | tail
+        value = value & ~(0xF << 76) | 7 << 76
+        value = value & ~(0x3 << 62) | 2 << 62
+        return str(uuid.UUID(int=value))
+
+    def learn_time(self, server_ms: int | None) -> None:
+        """Remember the server's clock as a transaction told it."""
+        if server_ms is not None:
+            self.clock = (server_ms, self.run.monotonic())
+
+    def server_ms(self) -> int | None:
+        """The server's clock now in milliseconds, as far as it is known: never this machine's calendar."""
+        if self.clock is None or self.run.monotonic() - self.clock[1] > CLOCK_TRUSTED_SECONDS:
+            return None
+        server, then = self.clock
+        return server + int((self.run.monotonic() - then) * 1000)
+
+    def cached(self, path: str) -> Cached:
+        """The shared memory of what was read at `path`."""
+        found = self.cache.get(path)
+        if found is None:
+            found = self.cache.setdefault(path, Cached(self.run.new_signal()))
+        return found
+
+    def forget(self, path: str) -> None:
+        """Drop what was read at `path`."""
+        self.cache.pop(path, None)
+        self.stock.pop(path, None)
+
+
+@dataclass(slots=True, eq=False)
+class _Fan:
+    """A signal that wakes those who wait for one entry, and nobody else."""
+
+    entry: Cached
+
+    @property
+    def count(self) -> int:
+        return self.entry.signal.count
+
+    def fire(self) -> None:
+        self.entry.signal.fire()
+        for subscriber in tuple(self.entry.subscribers):
+            subscriber.fire()
+
+
+def listing(context: Context, path: str, *, max_age: float | None = None) -> Procedure[list[str] | None]:
+    """The children of `path`, from memory while the watch on them has not fired; None without the znode.
+
+    `max_age`: seconds for which names are good enough although the watch has fired.
+    """
+    entry = context.cached(path)
+    young = max_age is not None and context.run.monotonic() - entry.read_at < max_age
+    if entry.fresh or (young and entry.watch is not None):
+        return entry.value  # type: ignore[no-any-return]
+    watch = context.new_watch()
+    read_at = context.run.monotonic()
+    names = yield Children(path, watch)
+    if names is None:  # ZooKeeper sets no watch on the children of what does not exist
+        context.forget(path)
+        return None
+    entry.watch, entry.value, entry.read_at = watch, sorted(names), read_at
+    return entry.value  # type: ignore[no-any-return]
+
+
+def shared_nodes(context: Context, paths: list[str], mine: Signal) -> Procedure[list[Node | None]]:
+    """Read znodes under watches that all waiters of the process share: one watch and one read for each.
+
+    `mine` is fired when one of them changes. A waiter that finds another's read under way waits for its result.
+    """
+    entries = [context.cached(path) for path in paths]
+    for entry in entries:
+        if mine not in entry.subscribers:
+            entry.subscribers.append(mine)
+    while True:
+        seen = [entry.signal.count for entry in entries]
+        stale = [at for at, entry in enumerate(entries) if not entry.fresh]
+        if not stale:
+            return [entry.value for entry in entries]
+        free = [at for at in stale if not entries[at].pending]
+        if free:
+            yield from _refresh([(paths[at], entries[at]) for at in free])
+        else:
+            yield Wait(entries[stale[0]].signal, seen[stale[0]])
+
+
+def _refresh(stale: list[tuple[str, Cached]]) -> Procedure[None]:
+    watches = [Watch(_Fan(entry)) for _, entry in stale]
+    for _, entry in stale:
+        entry.pending = True
+    try:
+        nodes = yield Pipeline(tuple(Get(path, watch) for (path, _), watch in zip(stale, watches, strict=True)))
+        for (_, entry), watch, node in zip(stale, watches, nodes, strict=True):
+            entry.value, entry.watch = node, watch
+    finally:
+        for _, entry in stale:
+            entry.pending = False
+            entry.signal.fire()
+
+
+def unsubscribe(context: Context, paths: list[str], mine: Signal) -> None:
+    """End a wait; what nobody waits for any more is forgotten."""
+    for path in paths:
+        entry = context.cache.get(path)
+        if entry is not None and mine in entry.subscribers:
+            entry.subscribers.remove(mine)
+            if not entry.subscribers:
+                context.cache.pop(path, None)

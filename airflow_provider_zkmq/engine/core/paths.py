@@ -1,0 +1,121 @@
+"""Every znode name, built and parsed here and nowhere else.
+
+The tree under ``/<root>/<queue>``::
+
+    conf/{task_gc_lifetime,task_gc_interval,filters,policy,layout}
+    queue/<lane>/<segment>/<entry>      pending tasks; at most a few hundred entries a segment
+    scheduled/<bucket>/<entry>          tasks not to be handled before a time
+    tasks/<task>/{data,metadata,state,filters/<name>,claim,result}
+    consumers/<consumer>/current/<task> what each consumer is working on
+    live/<consumer>                     ephemeral: the consumer's session lives
+    leases/<lease>                      claims that outlive their process, or end before it does
+    finished/<bucket>/<entry>           for garbage collection; cancelled/ likewise
+    dlq/<task>                          dead letters
+    clock, gc                           written to read the server's time; last clean-up
+    lock                                ephemeral: maintenance is running
+    paused                              present while the queue is paused
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from airflow_provider_zkmq.engine.errors import ConfigError
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._:+@=-]{1,128}\Z")
+
+#: An entry is ``<stamp>~<task>``; no name may hold the separator.
+SEPARATOR: Final = "~"
+
+LAYOUT: Final = 1
+
+
+def check_name(kind: str, name: object) -> str:
+    """`name` if it may become a znode's name, else `ConfigError` naming `kind` and the rule."""
+    if isinstance(name, str) and _NAME.match(name) and ".." not in name and name != ".":
+        return name
+    msg = (
+        f"{kind} {name!r} is not allowed: 1 to 128 characters of A-Z a-z 0-9 . _ : + @ = - "
+        "and neither '.' alone nor '..' anywhere"
+    )
+    raise ConfigError(msg)
+
+
+def check_root(root: object) -> str:
+    """A root such as ``/zkmq`` or ``/team/queues``, each part a valid name; ``/`` alone is refused."""
+    if not isinstance(root, str) or not root.startswith("/") or root == "/":
+        msg = f"root {root!r} is not allowed: give an absolute znode path such as '/zkmq'"
+        raise ConfigError(msg)
+    parts = root.rstrip("/")[1:].split("/")
+    return "".join("/" + check_name("root", part) for part in parts)
+
+
+def entry_name(stamp: str, task_id: str) -> str:
+    """An index entry that sorts by `stamp` and names its task."""
+    return f"{stamp}{SEPARATOR}{task_id}"
+
+
+def entry_task(entry: str) -> str | None:
+    """The task an entry stands for; None for a foreign name."""
+    stamp, found, task_id = entry.partition(SEPARATOR)
+    return task_id if found and stamp and _NAME.match(task_id) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The znodes of one queue."""
+
+    base: str
+
+    @classmethod
+    def of(cls, root: str, queue: str) -> Paths:
+        """The paths of `queue` under `root`. Raises `ConfigError` for a bad name."""
+        return cls(f"{check_root(root)}/{check_name('queue name', queue)}")
+
+    def at(self, *parts: str) -> str:
+        """A path below the queue's own."""
+        return "/".join((self.base, *parts))
+
+    def conf(self, name: str) -> str:
+        """A configuration value."""
+        return self.at("conf", name)
+
+    def task(self, task_id: str, *parts: str) -> str:
+        """The task's tree, or a znode in it."""
+        return self.at("tasks", task_id, *parts)
+
+    def consumer(self, consumer: str, *parts: str) -> str:
+        """A consumer's record, or a znode in it."""
+        return self.at("consumers", consumer, *parts)
+
+    def current(self, consumer: str, task_id: str) -> str:
+        """The note that `consumer` is working on `task_id`."""
+        return self.at("consumers", consumer, "current", task_id)
+
+    def live(self, consumer: str) -> str:
+        """The ephemeral that says the consumer's session lives."""
+        return self.at("live", consumer)
+
+    def entry(self, place: str) -> str:
+        """The pending entry at `place` (``<lane>/<segment>/<entry>``)."""
+        return self.at("queue", place)
+
+    def skeleton(self) -> tuple[str, ...]:
+        """The queue's permanent znodes without configuration, parents first."""
+        names = (
+            "conf",
+            "queue",
+            "tasks",
+            "consumers",
+            "live",
+            "leases",
+            "scheduled",
+            "finished",
+            "cancelled",
+            "dlq",
+            "clock",
+            "gc",
+        )
+        return (self.base, *(self.at(name) for name in names))

@@ -1,0 +1,84 @@
+"""When a failed task runs again, and when it is dead."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+
+#: Carmine computes its backoff for attempts up to 36; beyond, 2**n exceeds any clamp of use.
+MAX_EXPONENT: Final = 36
+MAX_ATTEMPTS: Final = 1_000_000
+
+
+def exp_backoff(attempt: int, rand: float, *, factor: float, least: float = 0.0, most: float | None = None) -> float:
+    """Carmine's binary exponential backoff with jitter, in the unit of `factor`.
+
+    ``0.5 · (2ⁿ + rand · 2ⁿ) · factor``, clamped to `least` and `most`; `rand` is in [0, 1).
+    """
+    power = 2.0 ** min(max(attempt, 0), MAX_EXPONENT)
+    value = max(least, 0.5 * (power + rand * power) * factor)
+    return value if most is None else min(value, most)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and how soon a task is tried.
+
+    ``attempts``: deliveries at the most, counted before the task is handed out; None: without bound.
+    ``factor``, ``min_backoff``, ``max_backoff``: seconds, see `exp_backoff`; a factor of 0 retries at once.
+    """
+
+    attempts: int | None = 5
+    factor: float = 1.0
+    min_backoff: float = 0.0
+    max_backoff: float = 300.0
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
+        if self.attempts is not None and not (whole and 1 <= self.attempts <= MAX_ATTEMPTS):
+            msg = f"RetryPolicy(attempts={self.attempts!r}): a whole number from 1 to {MAX_ATTEMPTS}, or None"
+            raise ConfigError(msg)
+        for name in ("factor", "min_backoff", "max_backoff"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+                msg = f"RetryPolicy({name}={value!r}): seconds, 0 or more"
+                raise ConfigError(msg)
+        if self.min_backoff > self.max_backoff:
+            msg = f"RetryPolicy: min_backoff {self.min_backoff} is more than max_backoff {self.max_backoff}"
+            raise ConfigError(msg)
+
+    def exhausted(self, attempt: int) -> bool:
+        """Whether attempt number `attempt` was the last."""
+        return self.attempts is not None and attempt >= self.attempts
+
+    def backoff(self, attempt: int, rand: float) -> float:
+        """Seconds to wait after attempt number `attempt` failed."""
+        if self.factor == 0:
+            return self.min_backoff
+        return exp_backoff(attempt - 1, rand, factor=self.factor, least=self.min_backoff, most=self.max_backoff)
+
+    def encode(self) -> bytes:
+        """What `conf/policy` holds."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> RetryPolicy:
+        """Read `conf/policy` (empty: the defaults). Raises `CorruptRecord`."""
+        try:
+            return cls(**json.loads(data or b"{}"))
+        except (ValueError, TypeError) as error:
+            msg = f"{path} does not hold a retry policy: {error}"
+            raise CorruptRecord(msg) from error
+
+
+def ConsumeTimes(times: int) -> RetryPolicy:  # noqa: N802  the name is ZkQueue's and public
+    """ZkQueue's policy: at most `times` deliveries, at once after a failure, then the dead letter queue."""
+    return RetryPolicy(attempts=times, factor=0)
+
+
+def ConsumeOnce() -> RetryPolicy:  # noqa: N802  the name is ZkQueue's and public
+    """ZkQueue's policy: at most one delivery."""
+    return ConsumeTimes(1)

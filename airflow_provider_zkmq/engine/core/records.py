@@ -1,0 +1,171 @@
+"""What the znodes hold: frozen records and their byte codecs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+
+MAX_HISTORY: Final = 10
+MAX_ERROR: Final = 4_000
+
+
+def dump(record: object) -> bytes:
+    """Compact JSON, as every record of ours is stored."""
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def load(path: str, data: bytes) -> dict[str, Any]:
+    """A JSON object. Raises `CorruptRecord` naming `path`."""
+    try:
+        record = json.loads(data)
+    except ValueError as error:
+        msg = f"{path} does not hold JSON: {error}"
+        raise CorruptRecord(msg) from error
+    if not isinstance(record, dict):
+        msg = f"{path} does not hold a JSON object"
+        raise CorruptRecord(msg)
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One delivery that ended: by whom, from when to when (server's milliseconds), and how."""
+
+    number: int
+    consumer: str
+    claimed: int
+    ended: int
+    outcome: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """What ``tasks/<task>/state`` holds.
+
+    ``place`` is the task's place among the pending (``<lane>/<segment>/<entry>``), kept for its whole life so
+    that it comes back there. ``due`` is set while it is scheduled (server's milliseconds). ``index`` names the
+    entry that lists it elsewhere than among the pending: scheduled, finished, cancelled or dead. ``nonce`` is that of
+    the last write, ``settled`` those of the last moves that were no claim: by them a lost reply is resolved.
+    """
+
+    state: State
+    place: str
+    nonce: str
+    priority: int = 0
+    filters: Mapping[str, str] = field(default_factory=dict)
+    attempt: int = 0
+    due: int | None = None
+    index: str | None = None
+    consumer: str | None = None
+    claimed: int | None = None
+    ended: int | None = None
+    lease: str | None = None
+    settled: tuple[str, ...] = ()
+    error: str | None = None
+    policy: Mapping[str, Any] | None = None
+    history: tuple[Attempt, ...] = ()
+
+    def encode(self) -> bytes:
+        """The stored bytes; what has its default is left out."""
+        record: dict[str, Any] = {"v": 1}
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if value not in (None, (), {}) and not (spec.name in {"priority", "attempt"} and value == 0):
+                record[spec.name] = value
+        if self.history:
+            record["history"] = [_slim(attempt) for attempt in self.history]
+        return dump(record)
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> TaskState:
+        """Read a state record. Raises `CorruptRecord`."""
+        record = load(path, data)
+        try:
+            if record.pop("v") != 1:
+                msg = "written by a newer version"
+                raise ValueError(msg)
+            record["state"] = State(record["state"])
+            record["history"] = tuple(Attempt(**attempt) for attempt in record.get("history", ()))
+            record["settled"] = tuple(record.get("settled", ()))
+            known = {spec.name for spec in fields(cls)}
+            return _checked(cls(**{name: value for name, value in record.items() if name in known}))
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{path} does not hold a task's state: {error}"
+            raise CorruptRecord(msg) from error
+
+    def with_attempt(self, outcome: str, ended: int, error: str | None) -> TaskState:
+        """The record with the current delivery added to its history (the last ten are kept)."""
+        done = Attempt(self.attempt, self.consumer or "", self.claimed or 0, ended, outcome, clip(error))
+        return replace(self, history=(*self.history, done)[-MAX_HISTORY:])
+
+    def retry(self, default: RetryPolicy) -> RetryPolicy:
+        """The task's own policy, else the queue's."""
+        return default if self.policy is None else RetryPolicy(**self.policy)
+
+
+def _checked(state: TaskState) -> TaskState:
+    expected = {"place": str, "nonce": str, "priority": int, "attempt": int, "filters": dict}
+    for name, kind in expected.items():
+        if not isinstance(getattr(state, name), kind):
+            msg = f"{name} is {getattr(state, name)!r}"
+            raise TypeError(msg)
+    return state
+
+
+def _slim(attempt: Attempt) -> dict[str, Any]:
+    return {name: value for name, value in asdict(attempt).items() if value is not None}
+
+
+def clip(text: str | None) -> str | None:
+    """An error text at the length that is kept."""
+    return text if text is None or len(text) <= MAX_ERROR else text[: MAX_ERROR - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What to enqueue.
+
+    ``data``: bytes, or text stored as UTF-8. ``filters``: values of declared filters. ``priority``: higher comes
+    first, -9999 to 9999. ``delay``: seconds (or a duration) before it may be handled. ``task_id``: the caller's
+    own id, else one is generated. ``metadata``: a JSON object of the caller's. ``policy``: overrides the queue's.
+    """
+
+    data: bytes | str
+    filters: Mapping[str, object] | None = None
+    priority: int = 0
+    delay: Any = None
+    task_id: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    policy: RetryPolicy | None = None
+
+
+def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
+    """The caller's metadata as stored. Raises `ConfigError` for what JSON cannot hold."""
+    if metadata is None:
+        return b"{}"
+    try:
+        return json.dumps(dict(metadata), separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        msg = f"metadata must be a JSON object: {error}"
+        raise ConfigError(msg) from error
+
+
+def encode_data(what: str, data: object) -> bytes:
+    """Payload bytes of bytes-like data or text. Raises `ConfigError`."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    if isinstance(data, str):
+        try:
+            return data.encode()
+        except UnicodeEncodeError as error:
+            msg = f"{what} is no valid text: {error}"
+            raise ConfigError(msg) from error
+    msg = f"{what} must be bytes or text, not {type(data).__name__}"
+    raise ConfigError(msg)

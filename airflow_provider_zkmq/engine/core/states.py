@@ -1,0 +1,99 @@
+"""The state machine of a task: this table is the specification.
+
+Each state says who moves a task out of it and what a crash leaves:
+
+* ``inserted``: pending, in its lane or scheduled. A consumer's claim moves it out; a crash leaves it pending.
+* ``claimed``: with a consumer. Its owner settles it; when the owner dies, a rescue gives it back.
+* ``finished``: done, the result kept. Garbage collection deletes it.
+* ``dead``: ended in failure, listed in the dead letter queue. An operator's redrive moves it out.
+* ``cancelled``: withdrawn. A redrive moves it out, or garbage collection deletes it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from airflow_provider_zkmq.engine.errors import IllegalTransition
+
+
+class State(StrEnum):
+    """What is stored; the first three words are zkmq's."""
+
+    INSERTED = "inserted"
+    CLAIMED = "claimed"
+    FINISHED = "finished"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+class Status(StrEnum):
+    """What is derived from the stored state, in Carmine's vocabulary plus ``dead`` and ``cancelled``."""
+
+    QUEUED = "queued"
+    QUEUED_WITH_BACKOFF = "queued-with-backoff"
+    LOCKED = "locked"
+    LOCKED_WITH_REQUEUE = "locked-with-requeue"
+    DONE_AWAITING_GC = "done-awaiting-gc"
+    DONE_WITH_BACKOFF = "done-with-backoff"
+    DONE_WITH_REQUEUE = "done-with-requeue"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+class Event(StrEnum):
+    """What happens to a task."""
+
+    CLAIM = "claim"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    FAIL_FINAL = "fail-final"
+    RELEASE = "release"
+    RESCUE = "rescue"
+    RESCUE_FINAL = "rescue-final"
+    EXTEND = "extend"
+    PROMOTE = "promote"
+    CANCEL = "cancel"
+    REDRIVE = "redrive"
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.INSERTED, Event.CLAIM): State.CLAIMED,
+    (State.INSERTED, Event.PROMOTE): State.INSERTED,
+    (State.INSERTED, Event.CANCEL): State.CANCELLED,
+    (State.CLAIMED, Event.COMPLETE): State.FINISHED,
+    (State.CLAIMED, Event.FAIL): State.INSERTED,
+    (State.CLAIMED, Event.FAIL_FINAL): State.DEAD,
+    (State.CLAIMED, Event.RELEASE): State.INSERTED,
+    (State.CLAIMED, Event.RESCUE): State.INSERTED,
+    (State.CLAIMED, Event.RESCUE_FINAL): State.DEAD,
+    (State.CLAIMED, Event.EXTEND): State.CLAIMED,
+    (State.DEAD, Event.REDRIVE): State.INSERTED,
+    (State.CANCELLED, Event.REDRIVE): State.INSERTED,
+}
+
+#: States that no consumer's work changes any more.
+ENDED = frozenset({State.FINISHED, State.DEAD, State.CANCELLED})
+
+
+def step(task_id: str, state: State, event: Event) -> State:
+    """The state after `event`. Raises `IllegalTransition` where the table has no row."""
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        msg = f"task {task_id!r} is {state}: {event} is not possible"
+        raise IllegalTransition(msg) from None
+
+
+_PLAIN = {
+    State.CLAIMED: Status.LOCKED,
+    State.FINISHED: Status.DONE_AWAITING_GC,
+    State.DEAD: Status.DEAD,
+    State.CANCELLED: Status.CANCELLED,
+}
+
+
+def derive_status(state: State, *, scheduled: bool) -> Status:
+    """Carmine's word for a stored state; `scheduled`: it is not to be handled yet."""
+    if state is State.INSERTED:
+        return Status.QUEUED_WITH_BACKOFF if scheduled else Status.QUEUED
+    return _PLAIN[state]

@@ -1,0 +1,113 @@
+"""Writes whose outcome is never guessed.
+
+A transaction whose reply was lost may have been carried out, may be on its way, or may be lost. Reading alone
+cannot tell, since a delayed request can commit after the read. So the same conditional transaction is issued
+again: whichever of the two commits first makes the other one fail, and the nonce in what was written tells
+whose it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.ops import (
+    Create,
+    EnsureRoot,
+    Failure,
+    Multi,
+    Ops,
+    Outcome,
+    Procedure,
+    Reconnect,
+    SetData,
+)
+from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable, ZkmqError
+
+
+def transact(multi: Multi, ours: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
+    """Carry out `multi` and know its outcome.
+
+    `ours` is asked when a re-issued transaction was refused: it reads what the first try would have written and
+    returns that try's outcome, or None if the refusal is another's doing. Raises `OutcomeUnknown` when the
+    connection does not come back in time.
+    """
+    uncertain = False
+    while True:
+        outcome: Outcome = yield multi
+        if not outcome.unknown:
+            if outcome.committed or not uncertain:
+                return outcome
+            mine = yield from ours()
+            return mine or outcome
+        uncertain = True
+        yield from reconnect()
+
+
+def reconnect() -> Procedure[None]:
+    """Wait for the connection after a write of unknown outcome. Raises `OutcomeUnknown` when it does not come back."""
+    try:
+        yield Reconnect()
+    except Unavailable as error:
+        msg = f"a write was sent and its outcome is not known: {error}"
+        raise OutcomeUnknown(msg) from error
+
+
+def never() -> Procedure[Outcome | None]:
+    """For transactions that may be repeated without harm: a refusal is taken as it is."""
+    return None
+    yield  # pragma: no cover
+
+
+def refused(what: str, outcome: Outcome, multi: Multi) -> ZkmqError:
+    """The error for a refusal that no procedure expects."""
+    op = multi.ops[outcome.failed] if outcome.failed is not None else None
+    where = f" at {op.path}" if op is not None else ""
+    reason = outcome.failure.value if outcome.failure else "refused"
+    return ZkmqError(f"{what} was refused{where}: {outcome.detail or reason}")
+
+
+def failed_at(outcome: Outcome, multi: Multi) -> str:
+    """The path at which a transaction was refused."""
+    return "" if outcome.failed is None else multi.ops[outcome.failed].path
+
+
+def ensure_bucket(path: str, data: bytes = b"") -> Procedure[None]:
+    """Create one persistent znode unless it exists; its parent must exist."""
+    multi = Multi((Create(path, data),))
+    outcome = yield from transact(multi, never)
+    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
+        raise refused("creating a znode", outcome, multi)
+
+
+def server_time(context: Context) -> Procedure[int]:
+    """The server's clock in milliseconds: remembered from a recent write, else asked by one small write."""
+    known = context.server_ms()
+    if known is not None:
+        return known
+    outcome = yield from tick(context)
+    return outcome.time or 0
+
+
+def tick(context: Context) -> Procedure[Outcome]:
+    """Write the queue's clock: the outcome tells the server's time and the transaction number (zxid) of now."""
+    multi = Multi((SetData(context.paths.at("clock"), b"", -1),))
+    outcome = yield from transact(multi, never)
+    if not outcome.committed:
+        raise refused("reading the server's clock", outcome, multi)
+    context.learn_time(outcome.time)
+    return outcome
+
+
+def create_skeleton(context: Context, conf: dict[str, bytes]) -> Procedure[bool]:
+    """Create the queue's permanent znodes in one transaction; False if the queue was there already."""
+    yield EnsureRoot(context.root)
+    ops = Ops()
+    for path in context.paths.skeleton():
+        ops.create(path)
+    for name, value in conf.items():
+        ops.create(context.paths.conf(name), value)
+    outcome = yield from transact(ops.multi(), never)
+    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
+        raise refused("creating the queue", outcome, ops.multi())
+    return bool(outcome.committed)

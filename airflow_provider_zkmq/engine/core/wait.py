@@ -1,0 +1,139 @@
+"""Waiting for tasks: watches only, one for each task waited for, shared by all waiters of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf
+from airflow_provider_zkmq.engine.core.context import Context, shared_nodes, unsubscribe
+from airflow_provider_zkmq.engine.core.inspect import CHUNK, Task, read_many
+from airflow_provider_zkmq.engine.core.ops import Children, Node, Procedure, Signal, Wait, Watch
+from airflow_provider_zkmq.engine.core.paths import check_name
+from airflow_provider_zkmq.engine.core.records import TaskState
+from airflow_provider_zkmq.engine.core.selectors import Selector, as_selector
+from airflow_provider_zkmq.engine.core.states import ENDED, State
+from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
+
+WINDOW: Final = 256
+
+
+class WaitFor(StrEnum):
+    """What a waiter waits for: that a task was claimed, or that it ended."""
+
+    CLAIM = "claim"
+    COMPLETION = "completion"
+
+
+def wait_event(event: object) -> WaitFor:
+    """The event by its name. Raises `ConfigError`."""
+    try:
+        return WaitFor(str(event))
+    except ValueError:
+        msg = f"cannot wait for {event!r}: use 'completion' or 'claim'"
+        raise ConfigError(msg) from None
+
+
+def wait(
+    context: Context, task_ids: Sequence[str], event: WaitFor | str = WaitFor.COMPLETION, timeout: object = None
+) -> Procedure[list[Task]]:
+    """Wait until every task was claimed, or has ended; returns the tasks in order, whichever way they ended.
+
+    ``completion``: finished, dead or cancelled. ``claim``: claimed at least once, or ended. `timeout`: seconds or a
+    duration, None without bound. Raises `WaitTimeout`, and `TaskNotFound` for a task that does not exist or was
+    collected while it was waited for.
+    """
+    wanted = wait_event(event)
+    ids = [check_name("task id", task_id) for task_id in dict.fromkeys(_list(task_ids))]
+    deadline = _deadline(context, timeout)
+    mine = context.run.new_signal()
+    open_ids = ids
+    try:
+        while open_ids:
+            seen = mine.count
+            open_ids = yield from _look(context, open_ids, wanted, mine)
+            if open_ids:
+                yield from _pause(context, mine, seen, deadline, open_ids, wanted)
+    finally:
+        unsubscribe(context, [context.paths.task(task_id, "state") for task_id in ids], mine)
+    tasks = yield from read_many(context, ids)
+    if len(tasks) < len(ids):
+        raise _missing(context, set(ids) - {task.id for task in tasks})
+    return tasks
+
+
+def _list(task_ids: Sequence[str]) -> Sequence[str]:
+    if isinstance(task_ids, str):
+        msg = f"wait takes a list of task ids, not the text {task_ids!r}"
+        raise ConfigError(msg)
+    return task_ids
+
+
+def _deadline(context: Context, timeout: object) -> float | None:
+    span = optional_seconds("timeout", timeout)
+    return None if span is None else context.run.monotonic() + span
+
+
+def _look(context: Context, ids: Sequence[str], wanted: WaitFor, mine: Signal) -> Procedure[list[str]]:
+    """Which of the tasks have not got there yet."""
+    left: list[str] = []
+    for start in range(0, len(ids), WINDOW):
+        chunk = ids[start : start + WINDOW]
+        paths = [context.paths.task(task_id, "state") for task_id in chunk]
+        nodes = yield from shared_nodes(context, paths, mine)
+        reached: list[str] = []
+        for task_id, path, node in zip(chunk, paths, nodes, strict=True):
+            if node is None:
+                raise _missing(context, {task_id})
+            done = _reached(path, node, wanted)
+            (reached if done else left).append(path if done else task_id)
+        unsubscribe(context, reached, mine)
+    return left
+
+
+def _reached(path: str, node: Node, wanted: WaitFor) -> bool:
+    state = TaskState.decode(path, node.data)
+    if state.state in ENDED:
+        return True
+    return wanted is WaitFor.CLAIM and (state.state is State.CLAIMED or state.attempt > 0)
+
+
+def _missing(context: Context, ids: set[str]) -> TaskNotFound:
+    names = ", ".join(sorted(ids)[:5]) + (", …" if len(ids) > 5 else "")
+    return TaskNotFound(f"not in queue {context.queue!r} (never enqueued, or collected): {names}")
+
+
+def _pause(
+    context: Context, mine: Signal, seen: int, deadline: float | None, left: Sequence[str], wanted: WaitFor
+) -> Procedure[None]:
+    pause = None if deadline is None else deadline - context.run.monotonic()
+    if pause is not None and pause <= 0:
+        names = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
+        msg = f"{len(left)} task(s) of queue {context.queue!r} did not reach {wanted} in time: {names}"
+        raise WaitTimeout(msg)
+    yield Wait(mine, seen, pause)
+
+
+def find_matching(
+    context: Context, selector: Selector | str, at_least: int = 1, timeout: object = None
+) -> Procedure[list[str]]:
+    """The ids of the tasks that `selector` accepts, as soon as there are `at_least` so many; waits for them.
+
+    A task counts whatever its state. Raises `WaitTimeout`, and `ConfigError` for an unknown filter.
+    """
+    conf = yield from read_conf(context, create=True)
+    chosen = as_selector(selector).bind(conf.types)
+    deadline = _deadline(context, timeout)
+    known: dict[str, bool] = {}
+    while True:
+        signal = context.run.new_signal()
+        names = yield Children(context.paths.at("tasks"), Watch(signal))
+        fresh = [name for name in sorted(names or ()) if name not in known]
+        for start in range(0, len(fresh), CHUNK):
+            for task in (yield from read_many(context, fresh[start : start + CHUNK])):
+                known[task.id] = chosen.matches(task.filters, conf.types)
+        found = [task_id for task_id in sorted(names or ()) if known.get(task_id)]
+        if len(found) >= at_least:
+            return found
+        yield from _pause(context, signal, 0, deadline, [str(selector)], WaitFor.CLAIM)

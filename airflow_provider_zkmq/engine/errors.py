@@ -1,0 +1,106 @@
+"""The exceptions of the engine: one tree.
+
+::
+
+    ZkmqError
+    ├── ConfigError (also ValueError)   what was asked for cannot be; nothing was written
+    │   └── AccessDenied                the credentials do not open the queue's znodes
+    ├── TransportError
+    │   ├── Unavailable                 no server answered in time; nothing was written
+    │   ├── SessionLost                 the ZooKeeper session expired or was closed
+    │   └── OutcomeUnknown              a write may or may not have happened
+    ├── QueueError
+    │   ├── TaskNotFound                never enqueued, or already collected
+    │   ├── DuplicateTask               the task id is in use
+    │   ├── TaskTooLarge                would not fit into one ZooKeeper request
+    │   ├── QueueFull
+    │   ├── QueuePaused
+    │   └── WaitTimeout (also TimeoutError)  what was waited for did not happen in time
+    ├── ClaimLost                       the claim is no longer the current one
+    ├── IllegalTransition               the task's state does not allow the event
+    └── CorruptRecord                   a znode of ours holds what we did not write
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ZkmqError(Exception):
+    """Whatever the engine raises on purpose."""
+
+
+class ConfigError(ZkmqError, ValueError):
+    """An argument or a configured value is refused; nothing was written."""
+
+
+class AccessDenied(ConfigError):
+    """ZooKeeper refused the credentials, or their lack, for the queue's znodes."""
+
+
+class TransportError(ZkmqError):
+    """The way to ZooKeeper failed."""
+
+
+class Unavailable(TransportError):
+    """No ZooKeeper server answered in time; the operation was not carried out."""
+
+
+class SessionLost(TransportError):
+    """The ZooKeeper session ended; what it held is given back by the server."""
+
+
+class OutcomeUnknown(TransportError):
+    """The connection was lost during a write, and its outcome could not be resolved in time."""
+
+
+class QueueError(ZkmqError):
+    """The queue refuses the operation."""
+
+
+class TaskNotFound(QueueError):
+    """No such task: it was never enqueued, or it has been collected."""
+
+
+class DuplicateTask(QueueError):
+    """One or more task ids are in use.
+
+    ``status`` is the status of the (first) task that holds the id, ``duplicates`` the refused ids,
+    ``enqueued`` the ids of the same call that were written all the same.
+    """
+
+    def __init__(
+        self, message: str, *, status: str | None = None, duplicates: Sequence[str] = (), enqueued: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.duplicates = tuple(duplicates)
+        self.enqueued = tuple(enqueued)
+
+
+class TaskTooLarge(QueueError):
+    """The task or its result exceeds what ZooKeeper takes in one request; nothing was written."""
+
+
+class QueueFull(QueueError):
+    """The queue holds as many pending tasks as it is configured to."""
+
+
+class QueuePaused(QueueError):
+    """The queue is paused and hands out nothing."""
+
+
+class WaitTimeout(QueueError, TimeoutError):
+    """What was waited for did not happen in time; nothing was changed."""
+
+
+class ClaimLost(ZkmqError):
+    """The claim was lost: settled by another, expired, or its session ended. Nothing was changed."""
+
+
+class IllegalTransition(ZkmqError):
+    """The event is not allowed in the task's present state."""
+
+
+class CorruptRecord(ZkmqError):
+    """A znode does not hold what this library writes there; the message names its path."""

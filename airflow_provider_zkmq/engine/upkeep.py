@@ -1,0 +1,77 @@
+"""Clean-up in the background: every producer and consumer takes its turn, unless it opted out.
+
+zkmq's seed has each producer collect garbage at ``conf/task_gc_interval``. Here the time of the last run stands in
+ZooKeeper, so that N processes do the work of one.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+from airflow_provider_zkmq.engine.core.configure import read_conf
+from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.gc import collect_if_due
+from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.zk.drivers import run
+from airflow_provider_zkmq.engine.zk.session import Session, log
+
+MIN_PAUSE = 0.2
+FIRST_LOOK = 1.0
+
+
+class Upkeep:
+    """A daemon thread that collects the garbage of the queues its client uses. Started by the first use."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._due: dict[str, tuple[float, Context]] = {}
+        self._wake = threading.Event()
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, context: Context) -> None:
+        """Look after this queue from now on; the first look comes one interval from now."""
+        if context.queue in self._due:
+            return
+        with self._lock:
+            self._due[context.queue] = (time.monotonic() + FIRST_LOOK, context)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="zkmq-upkeep", daemon=True)
+                self._thread.start()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread; a clean-up under way is finished first, within its requests' time-outs."""
+        self._stopped = True
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=self._session.config.request_timeout)
+
+    def _loop(self) -> None:
+        first: set[str] = set()
+        while not self._stopped:
+            now = time.monotonic()
+            for name, (due, context) in list(self._due.items()):
+                if due <= now and not self._stopped:
+                    pause = self._look(context, run_now=name in first)
+                    first.add(name)
+                    self._due[name] = (time.monotonic() + pause, context)
+            nearest = min((due for due, _ in self._due.values()), default=now + 60)
+            self._wake.wait(max(0.0, nearest - time.monotonic()))
+            self._wake.clear()
+
+    def _look(self, context: Context, *, run_now: bool) -> float:
+        """Clean up if it is due; returns the seconds until the next look, spread over processes."""
+        interval = 60.0
+        try:
+            interval = run(self._session, read_conf(context)).gc_interval
+            if run_now:
+                run(self._session, collect_if_due(context))
+        except ZkmqError as error:
+            if not self._stopped:
+                log.warning("clean-up of queue %r: %s", context.queue, error)
+        return max(MIN_PAUSE, interval * random.uniform(0.9, 1.1))  # noqa: S311  no secret, only spread

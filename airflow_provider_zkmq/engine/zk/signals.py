@@ -1,0 +1,45 @@
+"""Signals for threads and event loops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class ThreadSignal:
+    """Counts how often it was fired and wakes whoever asked, from any thread.
+
+    Callbacks are called once, outside the lock, in the firing thread; they must not block or raise.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def count(self) -> int:
+        """How often it has been fired."""
+        return self._count
+
+    def fire(self) -> None:
+        """Count one and wake everybody."""
+        with self._lock:
+            self._count += 1
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def on_next(self, seen: int, callback: Callable[[], None]) -> bool:
+        """Have `callback` called at the next firing; False, without keeping it, if it was fired since `seen`."""
+        with self._lock:
+            if self._count > seen:
+                return False
+            self._callbacks.append(callback)
+            return True
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Withdraw a callback."""
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
