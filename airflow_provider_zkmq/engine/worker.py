@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Handler = Callable[[Task], Any]
 IDLE_SECONDS = 30.0
 RETRY_SECONDS = 0.5
+BUSY_SECONDS = 0.5
 
 
 class Worker:
@@ -136,12 +137,12 @@ class Worker:
             try:
                 claim = self.queue.claim(
                     **self._asked,
-                    timeout=0 if self._until_empty else IDLE_SECONDS,
+                    timeout=self._patience(),
                     stopping=self._stopping.is_set,
                 )
                 if claim is not None:
                     self._handle(claim)
-                elif self._until_empty and self._drained():
+                elif self._until_empty and not self._in_hand:
                     return
             except TransportError as error:
                 log.warning("worker on queue %r: %s", self.queue.name, error)
@@ -150,9 +151,11 @@ class Worker:
                 self._error = error
                 self._stopping.set()
 
-    def _drained(self) -> bool:
-        """Nothing to claim, and nothing in hand of this worker that could come back."""
-        return not self._in_hand
+    def _patience(self) -> float:
+        """Seconds to wait for a task: to the end, unless the worker ends with the last one."""
+        if not self._until_empty:
+            return IDLE_SECONDS
+        return BUSY_SECONDS if self._in_hand else 0.0
 
     def _handle(self, claim: Claim) -> None:
         with self._lock:

@@ -127,9 +127,10 @@ def register(context: Context) -> Procedure[Consumer]:
         return (yield from register(context))
     context.learn_time(outcome.time)
     context.consumer = consumer
-    for held in context.held.values():
-        held.lost = True  # bound to the session that ended
-    context.held.clear()
+    for task_id, held in list(context.held.items()):
+        if held.state.lease is None:  # bound to the session that ended
+            held.lost = True
+            del context.held[task_id]
     return consumer
 
 

@@ -77,6 +77,7 @@ def collect_garbage(context: Context, lifetime: object = None) -> Procedure[Coll
 
 def _collect(context: Context, lifetime: float, archived: int | None) -> Procedure[Collected]:
     report = Collected()
+    context.live_watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
     report.rescued = (yield from rescue_dead(context)) + (yield from promote_due(context))
     now = (yield from tick(context)).time or 0
     cutoff = now - int(lifetime * 1000)
