@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Self
@@ -158,5 +157,4 @@ class AsyncZkmq(_Client):
 
     async def close(self) -> None:
         """End the session; what was claimed in it is given back at once. Idempotent."""
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(asyncio.to_thread(self._close))
+        await asyncio.shield(asyncio.to_thread(self._close))

@@ -1,0 +1,1 @@
+"""The Airflow hook of the queue."""

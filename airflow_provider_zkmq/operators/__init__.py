@@ -1,0 +1,1 @@
+"""The Airflow operators of the queue."""

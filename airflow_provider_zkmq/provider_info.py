@@ -1,0 +1,78 @@
+"""What Airflow reads about this provider, without importing any of its classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_INTEGRATION = "ZooKeeper queue (zkmq)"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Return the provider's metadata in the form of Airflow's ``provider_info.schema.json``."""
+    return {
+        "package-name": "airflow-provider-zkmq",
+        "name": _INTEGRATION,
+        "description": "A durable task queue on `Apache ZooKeeper <https://zookeeper.apache.org/>`__.\n",
+        "integrations": [
+            {
+                "integration-name": _INTEGRATION,
+                "external-doc-url": "https://zookeeper.apache.org/",
+                "tags": ["service"],
+            }
+        ],
+        "hooks": [_modules("hooks")],
+        "operators": [_modules("operators")],
+        "sensors": [_modules("sensors")],
+        "triggers": [_modules("triggers")],
+        "connection-types": [
+            {
+                "connection-type": "zkmq",
+                "hook-class-name": "airflow_provider_zkmq.hooks.zkmq.ZkmqHook",
+                "hook-name": _INTEGRATION,
+                "conn-fields": _connection_fields(),
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema", "extra"],
+                    "relabeling": {
+                        "host": "Hosts",
+                        "port": "Port of the hosts named without one",
+                        "login": "User (digest)",
+                    },
+                    "placeholders": {"host": "zk1:2181,zk2:2181,zk3:2181", "port": "2181"},
+                },
+            }
+        ],
+    }
+
+
+def _modules(kind: str) -> dict[str, Any]:
+    return {"integration-name": _INTEGRATION, "python-modules": [f"airflow_provider_zkmq.{kind}.zkmq"]}
+
+
+def _connection_fields() -> dict[str, Any]:
+    """Describe the extra fields of the connection form; the names are those `connection_options` reads."""
+    return {
+        "root": _field("Root", "string", "The znode under which the queues live.", "/zkmq"),
+        "queue": _field("Queue", "string", "The queue used where none is named.", "queue"),
+        "tls": _field("Use TLS", "boolean", "Speak TLS to ZooKeeper's secure port.", default=False),
+        "tls_ca": _field("TLS: CA file", "string", "PEM file of the authorities that sign the servers' certificates."),
+        "tls_cert": _field("TLS: certificate file", "string", "PEM file of the client's certificate."),
+        "tls_key": _field("TLS: key file", "string", "PEM file of the client's private key."),
+        "tls_key_password": _field("TLS: key password", "string", "Opens the private key.", secret=True),
+        "tls_check_hostname": _field(
+            "TLS: check host name", "boolean", "The servers' certificates must name the hosts.", default=True
+        ),
+        "session_timeout": _field("Session timeout", "number", "Seconds after which a lost session ends.", 10),
+        "connect_timeout": _field("Connect timeout", "number", "Seconds to wait for the first answer.", 10),
+        "request_timeout": _field("Request timeout", "number", "Seconds to wait for each answer.", 30),
+    }
+
+
+def _field(
+    label: str, kind: str, description: str, default: str | float | None = None, *, secret: bool = False
+) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": [kind, "null"]}
+    if default is not None:
+        schema["default"] = default
+    if secret:
+        schema["format"] = "password"
+    return {"label": label, "description": description, "schema": schema}

@@ -1,0 +1,1 @@
+"""The Airflow sensors of the queue."""

@@ -1,0 +1,117 @@
+"""One ZooKeeper session for all triggers of a process that use the same Airflow connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import weakref
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from airflow_provider_zkmq.engine.client import AsyncZkmq
+from airflow_provider_zkmq.hooks.zkmq import async_connection_options
+
+_Key: TypeAlias = tuple[str, str]
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """A session, being opened or open, and how many use it."""
+
+    key: _Key
+    opening: asyncio.Task[AsyncZkmq]
+    users: int = 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Lease:
+    """The use of a shared session: the connection, and the queue's name where a trigger names none."""
+
+    client: AsyncZkmq
+    default_queue: str
+    _entry: _Entry
+    _table: dict[_Key, _Entry]
+
+    def forget(self) -> None:
+        """Give this session to no further user: it has ended. Those who use it now close it when they leave."""
+        if self._table.get(self._entry.key) is self._entry:
+            del self._table[self._entry.key]
+
+
+class SharedSessions:
+    """Sessions by event loop and connection, counted: the first user opens one, the last one closes it.
+
+    An Airflow connection that was changed in between is another connection. The keys hold its password, so this
+    object shows nothing of them.
+    """
+
+    def __init__(self) -> None:
+        self._tables: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, _Entry]]
+        self._tables = weakref.WeakKeyDictionary()
+        self._closing: set[asyncio.Task[None]] = set()
+        self.opened = 0
+
+    @contextlib.asynccontextmanager
+    async def lease(self, conn_id: str) -> AsyncIterator[Lease]:
+        """Use the session of an Airflow connection.
+
+        Raises:
+            AirflowNotFoundException: there is no such connection.
+            ZkmqError: it is not understood (`ConfigError`), or no server answered (`Unavailable`).
+
+        """
+        options = await async_connection_options(conn_id)
+        queue = options.pop("queue")
+        table = self._tables.setdefault(asyncio.get_running_loop(), {})
+        entry = self._join(table, (conn_id, json.dumps(options, sort_keys=True)), options)
+        try:
+            client = await asyncio.shield(entry.opening)
+            yield Lease(client, queue, entry, table)
+        finally:
+            await self._leave(table, entry)
+
+    def _join(self, table: dict[_Key, _Entry], key: _Key, options: dict[str, Any]) -> _Entry:
+        """Find or make the entry without a pause in between, so that two first users open one session."""
+        entry = table.get(key)
+        if entry is None or (entry.opening.done() and (entry.opening.cancelled() or entry.opening.exception())):
+            entry = table[key] = _Entry(key, asyncio.create_task(self._open(options)))
+        entry.users += 1
+        return entry
+
+    async def _open(self, options: dict[str, Any]) -> AsyncZkmq:
+        client = await AsyncZkmq.connect(gc=False, **options)
+        self.opened += 1
+        return client
+
+    async def _leave(self, table: dict[_Key, _Entry], entry: _Entry) -> None:
+        entry.users -= 1
+        if entry.users:
+            return
+        if table.get(entry.key) is entry:
+            del table[entry.key]
+        # A task of its own: a user that is cancelled while it leaves still leaves the session closed.
+        closing = asyncio.create_task(_close(entry))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        if entry.opening.done():
+            await asyncio.shield(closing)
+
+    def users(self) -> list[int]:
+        """Return how many users each session of the running loop has."""
+        return [entry.users for entry in self._tables.get(asyncio.get_running_loop(), {}).values()]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self._tables)} loop(s)>"
+
+
+async def _close(entry: _Entry) -> None:
+    """Close a session, after its opening; one that could not be opened has nothing to close."""
+    await asyncio.wait([entry.opening])
+    if not entry.opening.cancelled() and entry.opening.exception() is None:
+        await entry.opening.result().close()
+
+
+#: The sessions of this process.
+SESSIONS = SharedSessions()

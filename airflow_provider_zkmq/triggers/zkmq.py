@@ -1,0 +1,133 @@
+"""`ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_provider_zkmq.engine.errors import TransportError, Unavailable, WaitTimeout, ZkmqError
+from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID
+from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
+
+_FIRST_PAUSE: Final = 0.25
+_LONGEST_PAUSE: Final = 15.0
+#: The engine's own time-out names the tasks it waited for; this much later the wait ends whatever it does.
+_GRACE: Final = 1.0
+
+
+class ZkmqTaskTrigger(BaseTrigger):
+    """Waits on ZooKeeper watches; fires once, with a small event, and never the tasks' results.
+
+    The event is ``{"status": "done", "ids": […]}``, or ``{"status": "timeout" | "error", "message": …}``.
+    ZooKeeper being away ends nothing: the trigger waits for it, too, until its deadline.
+
+    Args:
+        task_ids: the tasks to wait for; None: those that `selector` matches, as soon as there are `min_tasks`.
+        selector: see `task_ids`; as text.
+        min_tasks: see `task_ids`.
+        event: ``"completion"`` or ``"claim"``.
+        queue: the queue's name; None: the connection's.
+        zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
+        deadline: when to give up, in seconds since 1970; None: never.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        task_ids: list[str] | None = None,
+        selector: str | None = None,
+        min_tasks: int = 1,
+        event: str = "completion",
+        queue: str | None = None,
+        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        deadline: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.task_ids = None if task_ids is None else list(task_ids)
+        self.selector = selector
+        self.min_tasks = min_tasks
+        self.event = event
+        self.queue = queue
+        self.zkmq_conn_id = zkmq_conn_id
+        self.deadline = deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments, plain JSON."""
+        return (
+            "airflow_provider_zkmq.triggers.zkmq.ZkmqTaskTrigger",
+            {
+                "task_ids": self.task_ids,
+                "selector": self.selector,
+                "min_tasks": self.min_tasks,
+                "event": self.event,
+                "queue": self.queue,
+                "zkmq_conn_id": self.zkmq_conn_id,
+                "deadline": self.deadline,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield exactly one event; by then the shared session is given back."""
+        yield TriggerEvent(await self._outcome())
+
+    async def _outcome(self) -> dict[str, Any]:
+        left = self._left()
+        try:
+            async with asyncio.timeout(None if left is None else left + _GRACE):
+                return {"status": "done", "ids": await self._wait()}
+        except TimeoutError as error:  # `WaitTimeout` is one; it names the tasks
+            return {"status": "timeout", "message": str(error) or "ZooKeeper did not answer before the deadline"}
+        except (ZkmqError, AirflowNotFoundException) as error:
+            return {"status": "error", "message": str(error)}
+
+    def _left(self) -> float | None:
+        """Return the seconds to the deadline, not below 0; None without one."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.time())
+
+    async def _wait(self) -> list[str]:
+        """Wait, and again after each failure of the transport."""
+        failures = 0
+        while True:
+            try:
+                async with SESSIONS.lease(self.zkmq_conn_id) as lease:
+                    return await self._wait_in(lease)
+            except TransportError as error:
+                failures += 1
+                if failures == 1:
+                    self.log.warning("waiting goes on when ZooKeeper is back: %s", error)
+                await _pause(failures)
+
+    async def _wait_in(self, lease: Lease) -> list[str]:
+        """Wait within one session, for as long as it lives. Raises `TransportError` when it has ended."""
+        queue = lease.client.queue(self.queue or lease.default_queue)
+        failures = 0
+        while True:
+            try:
+                ids = self.task_ids
+                if ids is None:
+                    ids = await queue.find(self.selector or "all()", self.min_tasks, self._left())
+                await queue.wait(ids, self.event, self._left())
+                return ids
+            except Unavailable as error:
+                failures += 1
+                if failures == 1:
+                    self.log.warning("waiting goes on when ZooKeeper is back: %s", error)
+                await _pause(failures)
+            except WaitTimeout:
+                raise
+            except TransportError:
+                lease.forget()
+                raise
+
+
+async def _pause(failures: int) -> None:
+    """Sleep longer after each failure, each trigger another time: thousands must not come back at once."""
+    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
+    await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  no secret

@@ -1,0 +1,65 @@
+"""What tests of the Airflow classes have in common: a home for Airflow, and a connection to a root of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+# Before anything imports Airflow: it reads these then, and makes its folder.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="zkmq-airflow-"))
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
+
+from airflow_provider_zkmq.engine import Integer, Zkmq
+from airflow_provider_zkmq.engine.queue import Queue
+
+
+def define(monkeypatch: pytest.MonkeyPatch, conn_id: str = "zkmq_default", **fields: Any) -> None:
+    """Define an Airflow connection; `extra` is a mapping."""
+    monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({"conn_type": "zkmq", **fields}))
+
+
+@pytest.fixture
+def root() -> str:
+    """A root that no other test uses."""
+    return f"/airflow-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def queue(zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
+    """The queue that the connection ``zkmq_default`` names, through a session of the test's own."""
+    define(monkeypatch, host=zookeeper, extra={"root": root, "queue": "jobs", "connect_timeout": 20})
+    with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk:
+        made = zk.queue("jobs")
+        made.configure(filters={"size": Integer()})
+        yield made
+
+
+@pytest.fixture
+def context() -> dict[str, Any]:
+    """The least of a context that the operators need."""
+    ti = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=3, try_number=2)
+    return {"ti": ti, "task_instance": ti}
+
+
+def finish(queue: Queue, result: bytes | str | None = None) -> str:
+    """Claim the next task and complete it; return its id."""
+    claim = queue.claim(timeout=20)
+    assert claim is not None
+    claim.complete(result)
+    return claim.task.id
+
+
+def kill(queue: Queue, error: str) -> str:
+    """Claim the next task and send it to the dead letters; return its id."""
+    claim = queue.claim(timeout=20)
+    assert claim is not None
+    claim.fail(error, retry=False)
+    return claim.task.id

@@ -1,0 +1,146 @@
+"""`ZkmqHook`: from an Airflow connection to a queue."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from airflow_provider_zkmq.engine import AccessDenied, ConfigError, Unavailable, Zkmq
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook, connection_options, flat_ids, items_of
+from tests.airflow.conftest import define
+
+
+def conn(**fields):
+    return Connection(conn_id="c", conn_type="zkmq", **fields)
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_queue_is_the_connections(queue):
+    """The hook's queue is the one the connection names, under the connection's root; another one by its name."""
+    with ZkmqHook() as hook:
+        assert hook.get_conn() is hook.get_conn()
+        task = hook.queue().enqueue("x")
+        assert hook.queue("other").name == "other"
+    assert queue.task(task).data == b"x"
+
+
+async def test_async_connection(queue):
+    """The asynchronous connection reaches the same queue."""
+    hook = ZkmqHook()
+    async with await hook.get_async_conn() as zk:
+        task = await hook.async_queue(zk).enqueue("x")
+    assert queue.task(task).data == b"x"
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "hosts"),
+    [
+        ("zk", None, "zk"),
+        ("zk", 2182, "zk:2182"),
+        ("a:1, b", 2182, "a:1,b:2182"),
+        ("[::1]", 2182, "[::1]:2182"),
+        ("[::1]:5", 2182, "[::1]:5"),
+    ],
+)
+def test_hosts(host, port, hosts):
+    """The port belongs to those hosts that are named without one."""
+    assert connection_options(conn(host=host, port=port))["hosts"] == hosts
+
+
+def test_extra_becomes_options():
+    """Every field of the form arrives where it belongs, texts of numbers and flags included."""
+    extra = (
+        '{"root": "/r", "queue": "q", "tls": "true", "tls_ca": "/ca", "tls_check_hostname": "false", '
+        '"session_timeout": "7", "connect_timeout": 8, "request_timeout": "", "tls_cert": null}'
+    )
+    options = connection_options(conn(host="zk", login="u", password="p", extra=extra))
+    assert options == {
+        "hosts": "zk",
+        "queue": "q",
+        "root": "/r",
+        "session_timeout": 7.0,
+        "connect_timeout": 8,
+        "auth": ["u", "p"],
+        "tls": {"ca": "/ca", "check_hostname": False},
+    }
+
+
+def test_an_untouched_form_means_no_tls():
+    """The check box for host names, ticked by default, does not switch TLS on."""
+    options = connection_options(conn(host="zk", extra='{"tls": false, "tls_check_hostname": true}'))
+    assert "tls" not in options
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"host": "zk", "password": "hidden"},
+        {"host": "zk", "extra": '{"rooot": "/r"}'},
+        {"host": "zk", "extra": '{"tls": "maybe"}'},
+        {"host": "zk", "extra": '{"connect_timeout": "soon"}'},
+    ],
+)
+def test_what_is_not_understood_is_one_error(fields):
+    """A wrong connection is a `ConfigError` that names the connection and no secret."""
+    with pytest.raises(ConfigError, match="connection 'c'") as caught:
+        connection_options(conn(**fields))
+    assert "hidden" not in str(caught.value)
+
+
+def test_unknown_connection():
+    """An Airflow connection that does not exist is one error with its id."""
+    with pytest.raises(AirflowNotFoundException, match="no_such_conn"):
+        ZkmqHook("no_such_conn").get_conn()
+
+
+def test_unreachable_hosts(monkeypatch):
+    """Hosts that do not answer are one error that names them, after the connection's time."""
+    hosts = f"127.0.0.1:{free_port()}"
+    define(monkeypatch, host=hosts, extra={"connect_timeout": 0.5})
+    with pytest.raises(Unavailable, match=hosts):
+        ZkmqHook().get_conn()
+
+
+def test_wrong_password(zookeeper, root, monkeypatch):
+    """A wrong password is one error that names the user and not the password."""
+    with Zkmq.connect(zookeeper, root, auth="ann:right", connect_timeout=20) as zk:
+        zk.queue("jobs").enqueue("x")
+    define(monkeypatch, host=zookeeper, login="ann", password="wr0ng", extra={"root": root, "connect_timeout": 20})
+    with pytest.raises(AccessDenied, match="ann") as caught:
+        ZkmqHook().queue("jobs").counts()
+    assert "wr0ng" not in str(caught.value)
+    worked, told = ZkmqHook().test_connection()
+    assert not worked
+    assert "ann" in told
+
+
+def test_test_connection(queue, monkeypatch):
+    """The *Test* button connects and tells what it found, or why it could not; the session is closed again."""
+    hook = ZkmqHook()
+    worked, told = hook.test_connection()
+    assert worked
+    assert "1 queue" in told
+    assert hook._client is None
+    define(monkeypatch, host=f"127.0.0.1:{free_port()}", extra={"connect_timeout": 0.3})
+    assert ZkmqHook().test_connection()[0] is False
+
+
+def test_lists_from_templates():
+    """Ids and messages are understood as a list, nested as by mapped tasks, or as the text a template makes."""
+    assert flat_ids("a") == ["a"]
+    assert flat_ids([["a", "b"], "c", ("a",)]) == ["a", "b", "c"]
+    assert flat_ids("['a', 'b']") == flat_ids('["a", "b"]') == ["a", "b"]
+    assert flat_ids("") == []
+    assert items_of("messages", "['x', {'data': 'y'}]") == ["x", {"data": "y"}]
+    for wrong in ("[a", 5, [5], {"a": 1}):
+        with pytest.raises(ConfigError):
+            flat_ids(wrong)

@@ -1,0 +1,184 @@
+"""`ZkmqTaskTrigger` and the sessions that triggers share, on a real event loop and a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from airflow_provider_zkmq.embedded import EmbeddedServer
+from airflow_provider_zkmq.engine import AsyncZkmq
+from airflow_provider_zkmq.triggers import sessions, zkmq
+from airflow_provider_zkmq.triggers.sessions import SharedSessions
+from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+from tests.airflow.conftest import define, finish, kill
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """A registry of the test's own."""
+    made = SharedSessions()
+    monkeypatch.setattr(zkmq, "SESSIONS", made)
+    return made
+
+
+async def fire(trigger):
+    return [event.payload async for event in trigger.run()]
+
+
+async def until(condition):
+    """Let the loop turn until `condition` holds."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_fires_once_when_the_tasks_are_done(queue, shared):
+    """One event with the ids, whichever way the tasks ended, and the session is closed behind it."""
+    ids = [queue.enqueue("a"), queue.enqueue("b")]
+    firing = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=ids, queue="jobs")))
+    await until(lambda: shared.users() == [1])
+    await asyncio.to_thread(finish, queue)
+    await asyncio.to_thread(kill, queue, "x")
+    assert await firing == [{"status": "done", "ids": ids}]
+    assert shared.users() == []
+
+
+async def test_claim_and_selector(queue, shared):
+    """The trigger waits for a claim of tasks it knows only by their filters, enqueued after it began."""
+    firing = asyncio.create_task(fire(ZkmqTaskTrigger(selector="size>5", event="claim")))
+    await until(lambda: shared.users() == [1])
+    wanted = await asyncio.to_thread(queue.enqueue, "big", {"size": 9})
+    claim = await asyncio.to_thread(queue.claim)
+    assert claim is not None
+    assert await firing == [{"status": "done", "ids": [wanted]}]
+
+
+async def test_deadline(queue, shared):
+    """At its deadline the trigger fires a time-out that names the task."""
+    queue.enqueue("a", task_id="slow")
+    [event] = await fire(ZkmqTaskTrigger(task_ids=["slow"], deadline=time.time() + 0.3))
+    assert event["status"] == "timeout"
+    assert "slow" in event["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"task_ids": ["nobody"]}, "nobody"),
+        ({"task_ids": ["a"], "zkmq_conn_id": "no_such_conn"}, "no_such_conn"),
+        ({"selector": "unknown_filter==1"}, "unknown_filter"),
+        ({"task_ids": ["a"], "event": "lunch"}, "lunch"),
+    ],
+)
+async def test_what_waiting_cannot_mend_is_an_error_event(queue, shared, arguments, told):
+    """An unknown task, connection or filter ends the wait with one event that says so."""
+    [event] = await fire(ZkmqTaskTrigger(**arguments))
+    assert event["status"] == "error"
+    assert told in event["message"]
+    assert shared.users() == []
+
+
+async def test_two_hundred_triggers_share_one_session(queue, shared, monkeypatch):
+    """Triggers that start together open one session, and the last one to leave closes it."""
+    closed = []
+
+    class Counted(AsyncZkmq):
+        async def close(self):
+            closed.append(self)
+            await super().close()
+
+    monkeypatch.setattr(sessions, "AsyncZkmq", Counted)
+    ids = queue.enqueue_many([zkmq_message(n) for n in range(200)])
+    firing = [asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id]))) for task_id in ids]
+    await until(lambda: shared.users() == [200])
+    for _ in ids:
+        await asyncio.to_thread(finish, queue)
+    events = await asyncio.gather(*firing)
+    assert [event["ids"] for [event] in events] == [[task_id] for task_id in ids]
+    assert (shared.opened, len(closed), shared.users()) == (1, 1, [])
+
+
+def zkmq_message(number):
+    from airflow_provider_zkmq.engine import Message
+
+    return Message(f"{number}")
+
+
+async def test_a_changed_connection_opens_another_session(queue, shared, zookeeper, monkeypatch):
+    """What an Airflow connection is changed to holds for the next trigger; those that wait keep what they have."""
+    async with shared.lease("zkmq_default") as first:
+        async with shared.lease("zkmq_default") as second:
+            assert second.client is first.client
+        define(monkeypatch, host=zookeeper, extra={"root": "/elsewhere", "connect_timeout": 20})
+        async with shared.lease("zkmq_default") as third:
+            assert third.client is not first.client
+            assert third.default_queue == "queue"
+    assert shared.users() == []
+
+
+async def test_cancelled_triggers_leave_nothing(queue, shared):
+    """A trigger that is cancelled, waiting or still connecting, gives the session back."""
+    task_id = queue.enqueue("a")
+    waiting = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
+    await until(lambda: shared.users() == [1] and shared.opened == 1)
+    connecting = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
+    await until(lambda: shared.users() == [2])
+    for task in (connecting, waiting):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert shared.users() == []
+    early = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
+    await until(lambda: shared.users() == [1])
+    early.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await early
+    await until(lambda: not shared._closing)
+    assert shared.users() == []
+
+
+async def test_survives_a_restart_of_zookeeper(tmp_path, shared, monkeypatch):
+    """A task completed after ZooKeeper was killed and started again still fires the trigger that waits since before."""
+    with EmbeddedServer(tmp_path, force_sync=False) as server:
+        define(monkeypatch, host=server.hosts, extra={"connect_timeout": 30, "session_timeout": 4})
+        async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
+            queue = zk.queue("queue")
+            task_id = await queue.enqueue("a")
+            firing = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
+            await until(lambda: shared.opened == 1)
+            await asyncio.to_thread(server.restart, 0)
+            claim = await queue.claim(timeout=60)
+            assert claim is not None
+            await claim.complete("r")
+        async with asyncio.timeout(60):
+            assert await firing == [{"status": "done", "ids": [task_id]}]
+
+
+async def test_waits_for_a_zookeeper_that_comes_later(tmp_path, shared, monkeypatch):
+    """A trigger that starts while ZooKeeper is down waits until it is there, or until its deadline."""
+    with EmbeddedServer(tmp_path, force_sync=False) as server:
+        define(monkeypatch, host=server.hosts, extra={"connect_timeout": 0.5, "request_timeout": 1})
+        async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
+            task_id = await zk.queue("queue").enqueue("a")
+            claim = await zk.queue("queue").claim()
+            assert claim is not None
+            await claim.complete()
+        await asyncio.to_thread(server.kill, 0)
+        [event] = await fire(ZkmqTaskTrigger(task_ids=[task_id], deadline=time.time() + 0.2))
+        assert event["status"] == "timeout"
+        firing = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
+        await asyncio.to_thread(server.restart, 0)
+        async with asyncio.timeout(60):
+            assert await firing == [{"status": "done", "ids": [task_id]}]
+
+
+def test_arguments_survive_airflows_serialisation():
+    """What Airflow stores of the trigger makes an equal one, and holds no tuple (Airflow would recreate it forever)."""
+    from airflow.serialization.serialized_objects import BaseSerialization
+
+    path, kwargs = ZkmqTaskTrigger(task_ids=["a"], deadline=5.0, queue="q").serialize()
+    assert BaseSerialization.deserialize(BaseSerialization.serialize(kwargs)) == kwargs
+    assert path == f"{ZkmqTaskTrigger.__module__}.{ZkmqTaskTrigger.__qualname__}"
+    assert ZkmqTaskTrigger(**kwargs).serialize() == (path, kwargs)
