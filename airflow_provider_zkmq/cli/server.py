@@ -22,9 +22,7 @@ _CHECK_S = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``zkmq server`` to ``parser``."""
-    parser.add_argument(
-        "--port", type=int, default=2181, help="client port of the first node, 0 = any (%(default)s)"
-    )
+    parser.add_argument("--port", type=int, default=2181, help="client port of the first node, 0 = any (%(default)s)")
     parser.add_argument(
         "--data-dir",
         type=Path,

@@ -1,0 +1,203 @@
+"""The command ``zkmq``: its verbs, its errors, its exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_zkmq import __version__
+from airflow_provider_zkmq.cli.options import Parser, UsageError, add_common, common
+
+REFUSED, USAGE, TIMED_OUT, NO_CONNECTION = 1, 2, 4, 6
+INTERRUPTED, PIPE_CLOSED = 130, 141
+
+EPILOG = """\
+exit codes:
+  0  ok
+  1  the operation was refused: no such task, claim lost, state does not allow it, …
+  2  usage or bad input
+  3  nothing to claim
+  4  timed out
+  5  a task that was waited for ended dead or cancelled
+  6  no connection to ZooKeeper
+
+Errors are one line on standard error; with --json also {"error": …, "message": …} on standard output.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb: what it is for, where it is, and the names of its functions there."""
+
+    help: str
+    module: str
+    run: str
+    add: str | None = None
+
+
+VERBS = {
+    "server": Verb("run a ZooKeeper for development", "server", "run", "add_arguments"),
+    "queues": Verb("name the queues", "queues", "queues"),
+    "configure": Verb("create a queue or change its configuration", "queues", "configure", "add_configure"),
+    "enqueue": Verb("write tasks", "tasks", "enqueue", "add_enqueue"),
+    "claim": Verb("take a task under a lease; 3 if there is none", "tasks", "claim", "add_claim"),
+    "complete": Verb("finish a claimed task", "tasks", "complete", "add_complete"),
+    "fail": Verb("report that a claimed task failed", "tasks", "fail", "add_fail"),
+    "release": Verb("give a claimed task back", "tasks", "release", "add_settle"),
+    "extend": Verb("hold a claimed task longer", "tasks", "extend", "add_extend"),
+    "status": Verb("say how a queue stands", "queues", "status", "add_queue"),
+    "show": Verb("show all there is to a task", "tasks", "show", "add_show"),
+    "list": Verb("list tasks", "queues", "list_tasks", "add_list"),
+    "wait": Verb("wait until tasks have ended or were claimed", "tasks", "wait", "add_wait"),
+    "gc": Verb("delete what ended long ago", "queues", "collect", "add_gc"),
+    "redrive": Verb("put dead or cancelled tasks back", "queues", "redrive", "add_redrive"),
+    "cancel": Verb("withdraw pending tasks", "queues", "cancel", "add_cancel"),
+    "pause": Verb("hand out nothing", "queues", "pause", "add_queue"),
+    "resume": Verb("hand out tasks again", "queues", "resume", "add_queue"),
+    "worker": Verb("handle tasks until told to stop", "worker", "run", "add_arguments"),
+}
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as leave:  # argparse, after --help or --version
+        return int(leave.code or 0)
+    return code
+
+
+def _forget_stdout() -> None:
+    """Nobody reads any more: what is left in the buffer must not fail again when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(argv: list[str]) -> int:
+    as_json = "--json" in argv
+    try:
+        args = parse(argv)
+        as_json = common(args).as_json
+        return _dispatch(args)
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        _say_error(error, as_json=as_json)
+        return code
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line, understood. Raises `UsageError`."""
+    args, left = build_parser(argv).parse_known_args(argv)
+    # argparse gives up on an optional positional as soon as an option stands before it.
+    if left and not any(text.startswith("-") and text != "-" for text in left):
+        if getattr(args, "data", "") is None and len(left) == 1:
+            args.data, left = left[0], []
+        elif getattr(args, "tasks", None) == []:
+            args.tasks, left = left, []
+    if left:
+        raise UsageError(f"unrecognized arguments: {' '.join(left)} (see zkmq {args.verb} --help)")
+    return args
+
+
+def build_parser(argv: Sequence[str]) -> Parser:
+    """The parser; only the verbs that `argv` may mean get their options, which saves imports."""
+    parser = Parser(
+        prog="zkmq",
+        description="A durable task queue on Apache ZooKeeper.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"zkmq {__version__}")
+    add_common(parser, before=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
+    for name, verb in VERBS.items():
+        sub = verbs.add_parser(
+            name,
+            help=verb.help,
+            description=verb.help[0].upper() + verb.help[1:] + ".",
+            epilog=EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name in argv:
+            _add_options(sub, name, verb)
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, name: str, verb: Verb) -> None:
+    if verb.add is not None:
+        getattr(_module(verb), verb.add)(parser)
+    if name != "server":  # it connects to nothing, and has a --json of its own
+        add_common(parser)
+
+
+def _module(verb: Verb) -> Any:
+    return importlib.import_module(f"airflow_provider_zkmq.cli.{verb.module}")
+
+
+def _dispatch(args: argparse.Namespace) -> int:
+    verb = VERBS[args.verb]
+    run = getattr(_module(verb), verb.run)
+    given = common(args)
+    if args.verb == "server":
+        args.json = given.as_json
+        return int(run(args))
+    _quiet_kazoo()
+    return int(run(args, given))
+
+
+def _quiet_kazoo() -> None:
+    """What kazoo has to say about connections, the engine's errors say in one line."""
+    logger = logging.getLogger("airflow_provider_zkmq.kazoo")
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+
+
+def _exit_code(error: Exception) -> int | None:
+    """The exit code of an expected error; None for a mistake of ours, which keeps its traceback, and a closed pipe."""
+    if isinstance(error, UsageError):
+        return USAGE
+    from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, WaitTimeout, ZkmqError
+
+    if isinstance(error, BrokenPipeError):
+        return None
+    codes: tuple[tuple[type[Exception], int], ...] = (
+        (WaitTimeout, TIMED_OUT),  # an OSError too, being a TimeoutError
+        (ConfigError, USAGE),
+        (TransportError, NO_CONNECTION),
+        (ZkmqError, REFUSED),
+        (OSError, REFUSED),
+    )
+    return next((code for kind, code in codes if isinstance(error, kind)), None)
+
+
+def _say_error(error: Exception, *, as_json: bool) -> None:
+    message = " ".join(str(error).split("\n"))
+    print(f"zkmq: {message}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": type(error).__name__, "message": message}), flush=True)

@@ -1,0 +1,114 @@
+"""The options that every verb takes, and the text forms of values."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine.client import Zkmq
+
+DEFAULT_HOSTS = "127.0.0.1:2181"
+DEFAULT_ROOT = "/zkmq"
+_BEFORE = "before_"
+
+
+class UsageError(Exception):
+    """The command line itself is not understood."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises `UsageError` where argparse would print its usage and exit."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Report what is wrong as an exception."""
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """How to reach ZooKeeper and how to answer."""
+
+    hosts: str
+    root: str
+    auth: str | None
+    as_json: bool
+    session_timeout: float | None
+    connect_timeout: float | None
+
+    def connect(self, *, gc: bool = False) -> Zkmq:
+        """Open a connection; by default one that takes no part in clean-up."""
+        from airflow_provider_zkmq.engine.client import Zkmq
+
+        return Zkmq.connect(
+            self.hosts,
+            self.root,
+            gc=gc,
+            auth=self.auth,
+            session_timeout=self.session_timeout,
+            connect_timeout=self.connect_timeout,
+        )
+
+
+def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None:
+    """Add the common options; those `before` the verb are kept under names of their own, to be merged."""
+    prefix = _BEFORE if before else ""
+    group = parser.add_argument_group("connection and output (before or after the verb)")
+    group.add_argument(
+        "--hosts",
+        dest=f"{prefix}hosts",
+        metavar="HOSTS",
+        help=f"host:port,host:port (env ZKMQ_HOSTS, else {DEFAULT_HOSTS})",
+    )
+    group.add_argument(
+        "--root", dest=f"{prefix}root", metavar="ROOT", help=f"znode of the queues (env ZKMQ_ROOT, else {DEFAULT_ROOT})"
+    )
+    group.add_argument(
+        "--auth",
+        dest=f"{prefix}auth",
+        metavar="USER:PASSWORD",
+        help="credentials; prefer env ZKMQ_AUTH, which other users of the machine cannot see",
+    )
+    group.add_argument("--json", dest=f"{prefix}json", action="store_true", help="answer in JSON")
+    for name in ("session", "connect"):
+        group.add_argument(
+            f"--{name}-timeout", dest=f"{prefix}{name}_timeout", type=float, metavar="S", help="seconds (10)"
+        )
+
+
+def common(args: argparse.Namespace) -> Common:
+    """The common options of a command line and the environment; the later on the line wins."""
+    return Common(
+        hosts=_pick(args, "hosts", os.environ.get("ZKMQ_HOSTS") or DEFAULT_HOSTS),
+        root=_pick(args, "root", os.environ.get("ZKMQ_ROOT") or DEFAULT_ROOT),
+        auth=_pick(args, "auth", os.environ.get("ZKMQ_AUTH") or None),
+        as_json=bool(getattr(args, "json", False) or args.before_json),
+        session_timeout=_pick(args, "session_timeout", None),
+        connect_timeout=_pick(args, "connect_timeout", None),
+    )
+
+
+def _pick(args: argparse.Namespace, name: str, default: Any) -> Any:
+    for value in (getattr(args, name, None), getattr(args, _BEFORE + name)):
+        if value is not None:
+            return value
+    return default
+
+
+def pairs(option: str, given: Iterable[str] | None) -> dict[str, str]:
+    """A mapping from ``name=value`` texts, each name once. Raises `UsageError`."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{option} {text!r} is not understood: write name=value")
+        if name in found:
+            raise UsageError(f"{option} {name!r} is given twice")
+        found[name] = value
+    return found

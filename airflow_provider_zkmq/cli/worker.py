@@ -1,0 +1,112 @@
+"""``zkmq worker``: handle tasks until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_zkmq.cli.commands import TERMINATE_SECONDS, Commands
+from airflow_provider_zkmq.cli.options import Common, UsageError
+from airflow_provider_zkmq.cli.output import say
+from airflow_provider_zkmq.cli.tasks import add_wanted, wanted
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine.core.inspect import Task
+    from airflow_provider_zkmq.engine.worker import Worker
+
+_MARGIN = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``worker``."""
+    parser.add_argument("queue")
+    add_wanted(parser)
+    work = parser.add_mutually_exclusive_group(required=True)
+    work.add_argument("--handler", metavar="MODULE:FUNCTION", help="called with each task; its return is the result")
+    work.add_argument(
+        "--exec",
+        dest="command",
+        metavar="CMD",
+        help="run by /bin/sh for each task: data on stdin, result on stdout, non-zero exit fails the task; "
+        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE",
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="tasks in hand at once (1)")
+    parser.add_argument("--until-empty", action="store_true", help="end when nothing that fits is left")
+    parser.add_argument("--no-gc", action="store_true", help="take no part in clean-up")
+    parser.add_argument(
+        "--grace", type=float, default=30.0, metavar="S", help="on SIGTERM: time to finish what is in hand (30)"
+    )
+
+
+def run(args: argparse.Namespace, given: Common) -> int:
+    """Handle tasks until a signal, or until there is none."""
+    if not 0 <= args.grace < threading.TIMEOUT_MAX:
+        raise UsageError(f"--grace {args.grace} is not allowed: seconds, 0 or more")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
+    handler, end, extra = _handler(args)
+    with given.connect(gc=not args.no_gc) as zk:
+        queue = zk.queue(args.queue)
+        worker = queue.worker(handler, threads=args.threads, grace=args.grace + extra, **wanted(args))
+        with _stopped_by_signals(worker, args.grace, end):
+            try:
+                worker.run(until_empty=args.until_empty)
+            finally:
+                end()
+    done = {"queue": args.queue, "finished": worker.finished, "failed": worker.failed}
+    say(done, f"{worker.finished} finished, {worker.failed} failed", as_json=given.as_json)
+    return 0
+
+
+def _handler(args: argparse.Namespace) -> tuple[Callable[[Task], Any], Callable[[], None], float]:
+    """The handler, how to end what it started, and the time that takes beyond the grace."""
+    if args.command is None:
+        return load(args.handler), lambda: None, 0.0
+    commands = Commands(args.command, args.queue)
+    return commands, commands.end, TERMINATE_SECONDS + _MARGIN
+
+
+def load(text: str) -> Callable[[Task], Any]:
+    """The function that ``module:function`` names, also of a module in the current folder. Raises `UsageError`."""
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        raise UsageError(f"--handler {text!r} is not understood: write module:function")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise UsageError(f"--handler {text!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise UsageError(f"--handler {text!r} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(worker: Worker, grace: float, end: Callable[[], None]) -> Iterator[None]:
+    """Inside the block SIGTERM and SIGINT stop the worker; commands that outlast the grace are ended."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        if worker.stop():
+            timer = threading.Timer(grace, end)
+            timer.daemon = True
+            timer.start()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

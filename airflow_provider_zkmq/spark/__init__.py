@@ -1,0 +1,32 @@
+"""Finished tasks to Parquet with Spark, and their history from there. Needs the extra ``[spark]``.
+
+Importing this package loads neither PySpark nor a ZooKeeper client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.spark.archive import ArchiveReport, archive_queue
+    from airflow_provider_zkmq.spark.history import percentiles, read_history
+    from airflow_provider_zkmq.spark.session import spark_session
+
+_HOME = {
+    "ArchiveReport": "archive",
+    "archive_queue": "archive",
+    "percentiles": "history",
+    "read_history": "history",
+    "spark_session": "session",
+}
+__all__ = ["ArchiveReport", "archive_queue", "percentiles", "read_history", "spark_session"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: PySpark is optional and slow to load."""
+    if name not in _HOME:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

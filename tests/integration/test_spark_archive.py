@@ -1,0 +1,228 @@
+"""The archive, with a real Spark and a real ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_zkmq.engine import ConfigError, CorruptRecord, Message, OrderedEnum, Zkmq
+from airflow_provider_zkmq.engine.core.configure import read_archive
+from airflow_provider_zkmq.engine.queue import Queue
+from airflow_provider_zkmq.spark.archive import STEPS, ArchiveIncomplete, archive_queue
+from airflow_provider_zkmq.spark.history import percentiles, read_history
+from airflow_provider_zkmq.spark.manifest import exclusive, read_manifest
+from airflow_provider_zkmq.spark.rows import drive
+from airflow_provider_zkmq.spark.session import spark_session
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
+
+
+class Crash(Exception):
+    """Ends a run as a crash would."""
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session for all tests, with two partitions."""
+    session = spark_session("zkmq-tests", master="local[2]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def connect(zookeeper: str) -> dict[str, object]:
+    """The connection to a root of its own."""
+    return {"hosts": zookeeper, "root": f"/archive-{uuid.uuid4().hex[:8]}"}
+
+
+@pytest.fixture
+def queue(connect: dict[str, object]) -> Iterator[Queue]:
+    """A queue with one filter."""
+    with Zkmq.connect(**connect, gc=False) as client:
+        made = client.queue("q")
+        made.configure(filters={"size": OrderedEnum("small", "large")}, task_gc_lifetime=0)
+        yield made
+
+
+def finish(queue: Queue, count: int) -> list[str]:
+    """Enqueue tasks and complete them."""
+    queue.enqueue_many(
+        [Message(f"data {n}", {"size": "large" if n % 2 else "small"}, metadata={"n": n}) for n in range(count)]
+    )
+    done = []
+    for _ in range(count):
+        claim = queue.claim(timeout=5)
+        assert claim is not None
+        claim.complete(b"result of " + claim.task.data)
+        done.append(claim.task.id)
+    return done
+
+
+def archived(spark: SparkSession, directory: Path) -> list[str]:
+    return sorted(row.id for row in read_history(spark, directory, "q").select("id").collect())
+
+
+def crash_after(wanted: str) -> object:
+    def after(step: str) -> None:
+        if step == wanted:
+            raise Crash(step)
+
+    return after
+
+
+def watermark(queue: Queue) -> int:
+    record, _ = drive(queue, read_archive)
+    return int(record.get("watermark", -1))
+
+
+def test_rows_hold_the_whole_task(spark, connect, queue, tmp_path) -> None:
+    (first,) = finish(queue, 1)
+    cancelled = queue.enqueue("never", {"size": "large"}, priority=3)
+    queue.cancel(cancelled)
+    report = archive_queue(connect, "q", tmp_path, spark)
+    assert (report.archived, report.total) == (2, 2)
+    rows = {row.id: row for row in read_history(spark, tmp_path).collect()}
+    assert set(rows) == {first, cancelled}
+    row, task = rows[first], queue.task(first)
+    assert (row.queue, row.state, row.attempt, row.filters) == ("q", "finished", 1, {"size": "small"})
+    assert (bytes(row.data), bytes(row.result)) == (b"data 0", b"result of data 0")
+    assert json.loads(row.metadata) == {"n": 0}
+    assert row.version == task.version
+    assert row.wait_ms == task.claimed_ms - task.enqueued_ms
+    assert row.run_ms == task.ended_ms - task.claimed_ms
+    assert row.day == datetime.fromtimestamp(task.ended_ms / 1000, UTC).date()
+    assert (rows[cancelled].state, rows[cancelled].claimed_at, rows[cancelled].priority) == ("cancelled", None, 3)
+
+
+def test_collection_deletes_only_what_is_archived(spark, connect, queue, tmp_path) -> None:
+    old = finish(queue, 5)
+    report = archive_queue(connect, "q", tmp_path, spark)
+    new = finish(queue, 3)
+    collected = queue.collect_garbage(lifetime=0)
+    assert (collected.collected, collected.kept_unarchived) == (5, 3)
+    assert sorted(task.id for task in queue.tasks(state="finished")) == sorted(new)
+    assert archived(spark, tmp_path) == sorted(old)
+    second = archive_queue(connect, "q", tmp_path, spark)
+    assert (second.archived, second.total) == (3, 8)
+    assert second.watermark > report.watermark
+    assert archived(spark, tmp_path) == sorted(old + new)
+    assert queue.collect_garbage(lifetime=0).collected == 3
+
+
+def test_a_run_without_news_adds_none(spark, connect, queue, tmp_path) -> None:
+    finish(queue, 2)
+    archive_queue(connect, "q", tmp_path, spark)
+    again = archive_queue(connect, "q", tmp_path, spark)
+    assert (again.archived, again.total, again.path) == (0, 2, None)
+    assert watermark(queue) == again.watermark
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_crash_after_any_step_loses_and_doubles_nothing(step, spark, connect, queue, tmp_path) -> None:
+    ids = finish(queue, 4)
+    with pytest.raises(Crash):
+        archive_queue(connect, "q", tmp_path, spark, after=crash_after(step))
+    assert watermark(queue) <= read_manifest(tmp_path / "q").watermark
+    gone = queue.collect_garbage(lifetime=0).collected
+    assert gone <= read_manifest(tmp_path / "q").rows  # whatever was deleted is in the archive
+    ids += finish(queue, 2)
+    archive_queue(connect, "q", tmp_path, spark)
+    assert archived(spark, tmp_path) == sorted(ids)
+    assert watermark(queue) == read_manifest(tmp_path / "q").watermark
+    runs = {run.path for run in read_manifest(tmp_path / "q").runs}
+    assert {f"runs/{path.name}" for path in (tmp_path / "q" / "runs").iterdir()} == runs
+    queue.collect_garbage(lifetime=0)
+    assert queue.counts()["finished"] == 0
+
+
+def test_the_znode_is_brought_up_to_the_manifest_first(spark, connect, queue, tmp_path) -> None:
+    finish(queue, 2)
+    with pytest.raises(Crash):
+        archive_queue(connect, "q", tmp_path, spark, after=crash_after("published"))
+    assert watermark(queue) == 0
+    with pytest.raises(Crash):
+        archive_queue(connect, "q", tmp_path, spark, after=crash_after("begun"))
+    assert watermark(queue) == read_manifest(tmp_path / "q").watermark > 0
+
+
+def test_only_the_first_run_of_two_is_overtaken(spark, connect, queue, tmp_path) -> None:
+    ids = finish(queue, 3)
+
+    def overtake(step: str) -> None:
+        if step == "listed":  # elsewhere, where the lock of this machine does not reach, another run begins
+            with pytest.raises(Crash):
+                archive_queue(connect, "q", tmp_path / "elsewhere", spark, after=crash_after("begun"))
+
+    with pytest.raises(ConfigError, match="another archive run"):
+        archive_queue(connect, "q", tmp_path, spark, after=overtake)
+    assert read_manifest(tmp_path / "q").rows == 0
+    archive_queue(connect, "q", tmp_path, spark)
+    assert archived(spark, tmp_path) == sorted(ids)
+
+
+def test_a_task_that_vanishes_stops_the_run(spark, connect, queue, tmp_path) -> None:
+    finish(queue, 2)
+
+    def collect(step: str) -> None:
+        if step == "listed":
+            assert collect_behind_its_back(queue) == 2
+
+    with pytest.raises(ArchiveIncomplete, match="of 2 tasks"):
+        archive_queue(connect, "q", tmp_path, spark, after=collect)
+    assert not read_manifest(tmp_path / "q").runs
+
+
+def collect_behind_its_back(queue: Queue) -> int:
+    """Delete the watermark behind the archive's back and collect; returns how many went."""
+    queue._session.client.delete(queue._context.paths.at("archive"))
+    queue._context.conf_watch = None
+    return queue.collect_garbage(lifetime=0).collected
+
+
+def test_another_directory_is_refused(spark, connect, queue, tmp_path) -> None:
+    finish(queue, 1)
+    archive_queue(connect, "q", tmp_path / "one", spark)
+    with pytest.raises(ConfigError, match="archived up to"):
+        archive_queue(connect, "q", tmp_path / "two", spark)
+
+
+def test_another_ensemble_is_refused(spark, connect, queue, tmp_path) -> None:
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "MANIFEST.json").write_text(json.dumps({"watermark": 1 << 60, "runs": []}))
+    with pytest.raises(ConfigError, match="another ensemble"):
+        archive_queue(connect, "q", tmp_path, spark)
+
+
+def test_two_runs_at_once_are_refused(spark, connect, queue, tmp_path) -> None:
+    with exclusive(tmp_path / "q"), pytest.raises(ConfigError, match="in use"):
+        archive_queue(connect, "q", tmp_path, spark)
+
+
+def test_a_missing_queue_and_a_broken_manifest_are_named(spark, connect, queue, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        archive_queue(connect, "absent", tmp_path, spark)
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "MANIFEST.json").write_text("{}")
+    with pytest.raises(CorruptRecord, match="MANIFEST.json"):
+        read_history(spark, tmp_path, "q")
+
+
+def test_percentiles_per_filter(spark, connect, queue, tmp_path) -> None:
+    finish(queue, 6)
+    archive_queue(connect, "q", tmp_path, spark)
+    history = read_history(spark, tmp_path, "q")
+    table = percentiles(history, "size").collect()
+    assert [(row["size"], row["tasks"]) for row in table] == [("large", 3), ("small", 3)]
+    assert all(0 <= row["wait_p50"] <= row["wait_p90"] <= row["wait_p99"] for row in table)
+    today = history.first()["day"]
+    assert read_history(spark, tmp_path, "q", since=today, until=today).count() == 6
+    assert read_history(spark, tmp_path, "q", until=today.replace(year=2000)).count() == 0

@@ -1,0 +1,270 @@
+"""The command line without a server: parsing, answers, exit codes, and what it does not import."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from airflow_provider_zkmq.cli import main as cli
+from airflow_provider_zkmq.cli import options, output, tasks, worker
+from airflow_provider_zkmq.cli.commands import CommandFailed, Commands
+from airflow_provider_zkmq.cli.options import UsageError
+from airflow_provider_zkmq.engine.core.inspect import Task, Znode
+from airflow_provider_zkmq.engine.core.states import State, Status
+from airflow_provider_zkmq.engine.errors import (
+    AccessDenied,
+    ClaimLost,
+    ConfigError,
+    IllegalTransition,
+    OutcomeUnknown,
+    TaskNotFound,
+    Unavailable,
+    WaitTimeout,
+)
+
+_IMPORTS = (
+    "import sys; from airflow_provider_zkmq.cli import main; code = main.main({argv!r}); "
+    "heavy = {{'kazoo', 'airflow', 'pyspark', 'pandas', 'pendulum'}} & {{name.split('.')[0] for name in sys.modules}}; "
+    "sys.exit(code or (f'imported {{heavy}}' if heavy else 0))"
+)
+
+
+def a_task(data: bytes = b"payload") -> Task:
+    return Task(
+        id="t-1",
+        state=State.CLAIMED,
+        status=Status.LOCKED,
+        attempt=2,
+        priority=0,
+        filters={},
+        metadata={},
+        data=data,
+        result=None,
+        error=None,
+        consumer=None,
+        enqueued_ms=1_000,
+        claimed_ms=None,
+        ended_ms=None,
+        due_ms=None,
+        history=(),
+        version=7,
+    )
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([verb, "--help"] for verb in cli.VERBS)])
+def test_help_imports_nothing_heavy(argv: list[str]) -> None:
+    """Help of the command and of every verb ends with 0 and imports neither kazoo nor Airflow nor pyspark."""
+    code = _IMPORTS.format(argv=argv)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "zkmq" in found.stdout
+
+
+def test_help_documents_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    """`zkmq --help` tells what each exit code from 0 to 6 means."""
+    assert cli.main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"\n  {code}  " in told for code in range(7))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TaskNotFound("x"), 1),
+        (ClaimLost("x"), 1),
+        (IllegalTransition("x"), 1),
+        (ConfigError("x"), 2),
+        (AccessDenied("x"), 2),
+        (UsageError("x"), 2),
+        (WaitTimeout("x"), 4),
+        (Unavailable("x"), 6),
+        (OutcomeUnknown("x"), 6),
+        (PermissionError("x"), 1),
+        (BrokenPipeError("x"), None),
+        (KeyError("x"), None),
+    ],
+)
+def test_exit_codes(error: Exception, code: int | None) -> None:
+    """Each family of errors has its exit code; mistakes of ours and closed pipes have none."""
+    assert cli._exit_code(error) == code
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["nonsense"],
+        ["enqueue"],
+        ["enqueue", "q"],
+        ["enqueue", "q", "data", "--lines"],
+        ["enqueue", "q", "data", "more"],
+        ["enqueue", "q", "data", "--unknown"],
+        ["enqueue", "q", "data", "--filter", "novalue"],
+        ["enqueue", "q", "data", "--filter", "a=1", "--filter", "a=2"],
+        ["enqueue", "q", "data", "--metadata", "{"],
+        ["enqueue", "q", "data", "--metadata", "[1]"],
+        ["enqueue", "q", "--data-file", "/nowhere/at/all"],
+        ["enqueue", "q", "--lines", "--task-id", "x"],
+        ["complete", "q", "t"],
+        ["complete", "q", "t", "--token", "abc"],
+        ["redrive", "q"],
+        ["redrive", "q", "t", "--all"],
+        ["list", "q", "--state", "lost"],
+        ["list", "q", "--limit", "-1"],
+        ["configure", "q", "--filter", "a=colour:red"],
+        ["configure", "q", "--filter", "a=enum:x,x"],
+        ["worker", "q"],
+        ["worker", "q", "--exec", "cat", "--handler", "a:b"],
+        ["worker", "q", "--handler", "json"],
+        ["worker", "q", "--handler", "no.such.module:run"],
+        ["worker", "q", "--handler", "json:nothing"],
+        ["worker", "q", "--handler", "json:__name__"],
+        ["worker", "q", "--exec", "cat", "--grace", "-1"],
+        ["--hosts", "", "queues"],
+        ["--hosts", "a b", "queues"],
+        ["--root", "relative", "queues"],
+        ["--root", "/a/../b", "queues"],
+        ["--auth", "nopassword", "queues"],
+        ["queues", "--connect-timeout", "0"],
+        ["queues", "--session-timeout", "nan"],
+    ],
+)
+def test_bad_usage_is_one_line_and_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What is wrong with a command line is told in one line, before anything is connected to; the code is 2."""
+    assert cli.main([*argv, "--json"]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("zkmq: ")
+    assert told.err.count("\n") == 1
+    answer = json.loads(told.out)
+    assert set(answer) == {"error", "message"}
+    assert told.err == f"zkmq: {answer['message']}\n"
+
+
+def test_a_password_is_not_repeated_in_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A bad --auth is refused without printing what was given."""
+    assert cli.main(["queues", "--auth", "justonesecret"]) == 2
+    assert "justonesecret" not in "".join(capsys.readouterr())
+
+
+def test_common_options_stand_before_or_after_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both places work, the later one wins, and both win over the environment, which wins over the defaults."""
+    for name in ("ZKMQ_HOSTS", "ZKMQ_ROOT", "ZKMQ_AUTH"):
+        monkeypatch.delenv(name, raising=False)
+
+    def read(*argv: str) -> options.Common:
+        return options.common(cli.parse(argv))
+
+    assert read("queues") == options.Common("127.0.0.1:2181", "/zkmq", None, False, None, None)
+    monkeypatch.setenv("ZKMQ_HOSTS", "env:1")
+    monkeypatch.setenv("ZKMQ_AUTH", "u:p")
+    assert (read("queues").hosts, read("queues").auth) == ("env:1", "u:p")
+    assert read("--hosts", "before:1", "queues").hosts == "before:1"
+    assert read("--hosts", "before:1", "queues", "--hosts", "after:1").hosts == "after:1"
+    assert read("--json", "queues").as_json
+    assert read("queues", "--json").as_json
+    assert read("--json", "server").as_json
+    assert read("server", "--json").as_json
+    assert read("queues", "--connect-timeout", "2.5").connect_timeout == 2.5
+
+
+def test_names_and_the_defaults_are_the_engines() -> None:
+    """The constants copied to keep the help fast are those of the engine."""
+    from airflow_provider_zkmq.cli.queues import STATES
+    from airflow_provider_zkmq.engine import config
+
+    assert (options.DEFAULT_HOSTS, options.DEFAULT_ROOT) == (config.DEFAULT_HOSTS, config.DEFAULT_ROOT)
+    assert tuple(State) == STATES
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["enqueue", "q", "word", "--filter", "a=b"],
+        ["enqueue", "q", "--filter", "a=b", "word"],
+        ["enqueue", "--filter", "a=b", "q", "word"],
+    ],
+)
+def test_data_may_stand_after_options(argv: list[str]) -> None:
+    """The order of DATA and options does not matter."""
+    args = cli.parse(argv)
+    assert (args.queue, args.data, args.filter) == ("q", "word", ["a=b"])
+
+
+def test_tasks_may_stand_after_options() -> None:
+    """So it is with task ids, and `-` for standard input is no option."""
+    assert cli.parse(["redrive", "q", "--json", "a", "b"]).tasks == ["a", "b"]
+    assert cli.parse(["wait", "q", "--timeout", "1", "a", "b"]).tasks == ["a", "b"]
+    assert cli.parse(["enqueue", "q", "--json", "-"]).data == "-"
+    assert cli.parse(["enqueue", "q", "--", "-x"]).data == "-x"
+
+
+def test_bytes_that_are_no_text_come_as_base64() -> None:
+    """JSON answers carry text where the bytes are text, and base64 under another name where they are not."""
+    assert output.payload("data", "grüße".encode()) == {"data": "grüße"}
+    assert output.payload("data", b"\xff\x00") == {"data_base64": "/wA="}
+    assert output.payload("result", None) == {"result": None}
+    assert output.task_record(a_task(b"\xff"))["data_base64"] == "/w=="
+    assert json.loads(json.dumps(output.task_record(a_task())))["data"] == "payload"
+
+
+def test_tables_are_aligned_and_keep_control_characters_off_the_terminal() -> None:
+    """Columns line up; an escape sequence or a line end in a value is printed as its escape."""
+    assert output.table([("a", 1), ("long", None)], ("X", "Y")) == "X     Y\na     1\nlong  -"
+    assert "\x1b" not in output.table([("\x1b[31m\n",)])
+    assert output.table([("\x1b[31m\n",)]).count("\n") == 0
+    assert output.table([]) == ""
+
+
+def test_enqueue_transactions_count_what_enqueue_wrote() -> None:
+    """A claim and a result come later and do not count; any other znode from another transaction does."""
+    tree = [Znode(f"/r/q/tasks/t{part}", 0, 5, 5) for part in ("", "/data", "/metadata", "/filters", "/filters/claim")]
+    tree += [Znode("/r/q/tasks/t/state", 9, 5, 11), Znode("/r/q/tasks/t/claim", 0, 8, 8)]
+    assert tasks.enqueue_transactions([*tree, Znode("/r/q/tasks/t/result", 0, 9, 9)]) == 1
+    torn = dataclasses.replace(tree[4], czxid=6)
+    assert tasks.enqueue_transactions([*tree[:4], torn, *tree[5:]]) == 2
+
+
+def test_exec_passes_the_task_and_returns_the_output() -> None:
+    """The data is standard input, the output the result, and the environment names the task."""
+    run = Commands('tr a-z A-Z; echo " $ZKMQ_QUEUE/$ZKMQ_TASK_ID/$ZKMQ_ATTEMPT"', "q")
+    assert run(a_task()) == b"PAYLOAD q/t-1/2\n"
+
+
+def test_exec_runs_in_a_session_of_its_own() -> None:
+    """The command leads a process group, so that all it starts can be ended together."""
+    pid, group = Commands("ps -o pid= -o pgid= -p $$ 2>/dev/null || cut -d' ' -f1,5 /proc/$$/stat", "q")(
+        a_task()
+    ).split()
+    assert pid == group
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("echo first >&2; echo last >&2; exit 3", "exit code 3: first\nlast"),
+        ("exit 4", "exit code 4"),
+        ("kill -9 $$", "ended by signal 9"),
+        ("seq 1 9 >&2; exit 1", "exit code 1: 5\n6\n7\n8\n9"),
+        ("printf '\\377' >&2; exit 1", "exit code 1: \ufffd"),
+    ],
+)
+def test_exec_failure_tells_code_and_last_words(command: str, told: str) -> None:
+    """A command that fails raises its exit code or signal and the last lines of its standard error."""
+    with pytest.raises(CommandFailed) as caught:
+        Commands(command, "q")(a_task())
+    assert str(caught.value) == told
+
+
+def test_exec_of_a_command_that_does_not_read_its_input() -> None:
+    """Input that nobody reads is no failure."""
+    assert Commands("echo ok", "q")(a_task(b"x" * 1_000_000)) == b"ok\n"
+
+
+def test_handlers_are_loaded_by_name() -> None:
+    """`module:function` names a function, also inside a class."""
+    assert worker.load("json:dumps") is json.dumps
+    assert worker.load("airflow_provider_zkmq.cli.options:Common.connect") is options.Common.connect
