@@ -69,6 +69,12 @@ def payload(name: str, data: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(data or b"").decode()}
 
 
+def brief(data: bytes | None) -> str | None:
+    """Bytes in a table's cell; those that are no text are marked."""
+    ((name, text),) = payload("", data).items()
+    return None if text is None else clipped(f"base64:{text}" if name else text)
+
+
 def task_record(task: Task) -> dict[str, Any]:
     """Everything known of a task, for JSON."""
     record = {

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_zkmq.cli.options import Common, UsageError, pairs
-from airflow_provider_zkmq.cli.output import clipped, facts, moment, payload, say, spread, table, task_record
+from airflow_provider_zkmq.cli.output import brief, facts, moment, say, spread, table, task_record
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.client import Zkmq
@@ -172,7 +172,7 @@ def list_tasks(args: argparse.Namespace, given: Common) -> int:
             task.priority,
             moment(task.enqueued_ms),
             spread(task.filters),
-            clipped(next(iter(payload("data", task.data).values())) or ""),
+            brief(task.data),
         )
         for task in tasks
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_zkmq.cli.options import Common, UsageError, pairs
-from airflow_provider_zkmq.cli.output import facts, payload, say, spread, table, task_facts, task_record
+from airflow_provider_zkmq.cli.output import brief, facts, payload, say, spread, table, task_facts, task_record
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.inspect import Znode
@@ -259,7 +259,7 @@ def wait(args: argparse.Namespace, given: Common) -> int:
     """Wait until every task was claimed or has ended."""
     with given.connect() as zk:
         tasks = zk.queue(args.queue).wait(args.tasks, args.event, timeout=args.timeout)
-    rows = [(task.id, task.state, *payload("result", task.result).values(), task.error) for task in tasks]
+    rows = [(task.id, task.state, brief(task.result), task.error) for task in tasks]
     value = {"queue": args.queue, "tasks": [task_record(task) for task in tasks]}
     say(value, table(rows, ("ID", "STATE", "RESULT", "ERROR")), as_json=given.as_json)
     return FAILED if any(task.state in {"dead", "cancelled"} for task in tasks) else 0

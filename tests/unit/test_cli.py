@@ -207,6 +207,7 @@ def test_bytes_that_are_no_text_come_as_base64() -> None:
     assert output.payload("data", "grüße".encode()) == {"data": "grüße"}
     assert output.payload("data", b"\xff\x00") == {"data_base64": "/wA="}
     assert output.payload("result", None) == {"result": None}
+    assert (output.brief(b"\xff"), output.brief(b"x"), output.brief(None)) == ("base64:/w==", "x", None)
     assert output.task_record(a_task(b"\xff"))["data_base64"] == "/w=="
     assert json.loads(json.dumps(output.task_record(a_task())))["data"] == "payload"
 

@@ -51,7 +51,7 @@ class Integer:
     def parse(self, name: str, value: object) -> str:
         """The stored text of an int, or of its decimal text; anything else is a `ConfigError`."""
         number = self.key(value) if isinstance(value, str) else value
-        if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 1 << 63:
+        if isinstance(number, int) and not isinstance(number, bool) and -(1 << 63) <= number < 1 << 63:
             return str(number)
         msg = f"filter {name!r}: {value!r} is not a whole number of 64 bits"
         raise ConfigError(msg)
@@ -132,7 +132,7 @@ def decode_types(path: str, data: bytes) -> dict[str, FilterType]:
     try:
         record = json.loads(data or b"{}")
         return check_types({name: _revive(entry) for name, entry in record.items()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         msg = f"{path} does not hold filter declarations: {error}"
         raise CorruptRecord(msg) from error
 

@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.states import ENDED, State, Status, derive_status
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound
 
-CHUNK: Final = 128
+CHUNK: Final = 32
 READ_BYTES: Final = ("state", "data", "metadata", "result")
 
 
@@ -104,7 +104,7 @@ def read_many(context: Context, ids: Sequence[str], *, strict: bool = False) -> 
 
 
 def _read_trees(context: Context, ids: Sequence[str]) -> Procedure[list[tuple[str, list[Node | None]]]]:
-    """Several trees in one request while they are small; the data of large ones would not fit into one reply."""
+    """Several trees in one request: few enough that a reply stays bearable when each holds a megabyte."""
     paths = tuple(context.paths.task(task_id, part) for task_id in ids for part in READ_BYTES)
     nodes: list[Node | None] = yield GetMany(paths)
     width = len(READ_BYTES)

@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from airflow_provider_zkmq.engine.core.records import dump, load
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 MAX_PRIORITY: Final = 9_999
 MAX_LANES: Final = 256
@@ -52,12 +52,20 @@ class Lane:
     def decode(cls, path: str, data: bytes) -> Lane:
         """Read a lane's data. Raises `CorruptRecord`."""
         record = load(path, data)
-        filters = record.get("filters")
-        return cls(int(record.get("priority", 0)), None if filters is None else dict(filters))
+        priority, filters = record.get("priority", 0), record.get("filters")
+        texts = [*filters, *filters.values()] if isinstance(filters, dict) else []
+        if not isinstance(priority, int) or not isinstance(filters, dict | None) or not all(map(_is_text, texts)):
+            msg = f"{path} does not hold a lane"
+            raise CorruptRecord(msg)
+        return cls(priority, filters)
 
     def mixed(self) -> Lane:
         """The mixed lane of the same priority."""
         return Lane(self.priority, None)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _quote(text: str) -> str:

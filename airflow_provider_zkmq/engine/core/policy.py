@@ -69,7 +69,7 @@ class RetryPolicy:
         """Read `conf/policy` (empty: the defaults). Raises `CorruptRecord`."""
         try:
             return cls(**json.loads(data or b"{}"))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             msg = f"{path} does not hold a retry policy: {error}"
             raise CorruptRecord(msg) from error
 

@@ -24,7 +24,7 @@ def load(path: str, data: bytes) -> dict[str, Any]:
     """A JSON object. Raises `CorruptRecord` naming `path`."""
     try:
         record = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         msg = f"{path} does not hold JSON: {error}"
         raise CorruptRecord(msg) from error
     if not isinstance(record, dict):
@@ -111,12 +111,33 @@ class TaskState:
 
 
 def _checked(state: TaskState) -> TaskState:
-    expected = {"place": str, "nonce": str, "priority": int, "attempt": int, "filters": dict}
-    for name, kind in expected.items():
-        if not isinstance(getattr(state, name), kind):
-            msg = f"{name} is {getattr(state, name)!r}"
+    """The record, if every field is of its type: what is malformed must be found here, not in the middle of a move."""
+    for name, kinds in _KINDS.items():
+        value = getattr(state, name)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            msg = f"{name} is {value!r}"
             raise TypeError(msg)
+    texts = (*state.settled, *state.filters, *state.filters.values())
+    if not all(isinstance(text, str) for text in texts):
+        msg = "settled and filters hold text"
+        raise TypeError(msg)
+    if state.policy is not None:
+        RetryPolicy(**state.policy)
     return state
+
+
+_NUMBER: Final = (int, type(None))
+_TEXT: Final = (str, type(None))
+_KINDS: Final[dict[str, Any]] = {
+    "place": str,
+    "nonce": str,
+    "priority": int,
+    "attempt": int,
+    "filters": dict,
+    "policy": (dict, type(None)),
+    **dict.fromkeys(("due", "claimed", "ended"), _NUMBER),
+    **dict.fromkeys(("index", "consumer", "lease", "error"), _TEXT),
+}
 
 
 def _slim(attempt: Attempt) -> dict[str, Any]:

@@ -1,0 +1,303 @@
+"""An in-memory ZooKeeper, a driver with fault injection, and the invariants of a queue's tree."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_zkmq.engine.core.context import Context, Runtime
+from airflow_provider_zkmq.engine.core.moves import note_of
+from airflow_provider_zkmq.engine.core.ops import (
+    Check,
+    Children,
+    Create,
+    Delete,
+    EnsureRoot,
+    Exists,
+    Failure,
+    Get,
+    GetMany,
+    Multi,
+    Node,
+    Outcome,
+    Pipeline,
+    Reconnect,
+    SetData,
+    Stat,
+    Wait,
+)
+from airflow_provider_zkmq.engine.core.paths import Paths
+from airflow_provider_zkmq.engine.core.records import TaskState
+from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+
+UNKNOWN = Outcome(committed=False, unknown=True)
+LOST = ("lost before", "lost after")
+CRASHES = ("crash before", "crash after")
+
+
+class Crash(BaseException):
+    """The process died: nothing of it runs any more."""
+
+
+@dataclass
+class Znode:
+    data: bytes
+    czxid: int
+    mzxid: int
+    ctime: int
+    mtime: int
+    owner: int = 0
+    version: int = 0
+    children: set[str] = field(default_factory=set)
+
+
+def parent(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+class Refused(Exception):
+    """An operation of a transaction was refused."""
+
+
+class FakeZooKeeper:
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+        self.zxid = 0
+        self.nodes = {"/": Znode(b"", 0, 0, 0, 0)}
+        self.sessions: set[int] = set()
+        self.next_session = 1
+        self.watches: dict[tuple[str, str], set[Any]] = {}
+
+    def connect(self) -> int:
+        self.next_session += 1
+        self.sessions.add(self.next_session)
+        return self.next_session
+
+    def expire(self, session: int) -> None:
+        """End a session: its ephemerals go."""
+        self.sessions.discard(session)
+        gone = tuple(Delete(path) for path, node in self.nodes.items() if node.owner == session)
+        if gone:
+            self.multi(0, gone)
+
+    def advance(self, seconds: float) -> None:
+        self.ms += int(seconds * 1000)
+
+    def stat(self, path: str) -> Stat | None:
+        node = self.nodes.get(path)
+        if node is None:
+            return None
+        return Stat(node.czxid, node.mzxid, node.ctime, node.mtime, node.version, node.owner, len(node.children))
+
+    def node(self, path: str) -> Node | None:
+        stat = self.stat(path)
+        return None if stat is None else Node(self.nodes[path].data, stat)
+
+    def names(self, path: str) -> list[str]:
+        return sorted(self.nodes[path].children) if path in self.nodes else []
+
+    def watch(self, kind: str, path: str, watch: Any) -> None:
+        if watch is not None:
+            self.watches.setdefault((kind, path), set()).add(watch)
+
+    def read(self, op: Any) -> Any:
+        match op:
+            case Get(path, watch):
+                if path in self.nodes:
+                    self.watch("data", path, watch)
+                return self.node(path)
+            case Exists(path, watch):
+                self.watch("data", path, watch)
+                return self.stat(path)
+            case Children(path, watch):
+                if path not in self.nodes:
+                    return None
+                self.watch("child", path, watch)
+                return list(self.nodes[path].children)
+            case GetMany(paths):
+                return [self.node(path) for path in paths]
+        raise AssertionError(op)
+
+    def multi(self, session: int, ops: tuple[Any, ...]) -> Outcome:
+        """One transaction: all or nothing."""
+        undo: list[tuple[str, Znode | None]] = []
+        events: list[tuple[str, str]] = []
+        self.zxid += 1
+        outcome = Outcome(committed=True)
+        for at, op in enumerate(ops):
+            failure = self._judge(op)
+            if failure is not None:
+                for path, before in reversed(undo):
+                    self._put(path, before)
+                return Outcome(committed=False, failed=at, failure=failure, detail=failure.name)
+            undo.append((op.path, self._apply(session, op, events)))
+            if isinstance(op, SetData) and outcome.time is None:
+                outcome = Outcome(committed=True, time=self.ms, zxid=self.zxid)
+        for event in events:
+            for watch in self.watches.pop(event, set()):
+                watch.fire()
+        return outcome
+
+    def _judge(self, op: Any) -> Failure | None:
+        node = self.nodes.get(op.path)
+        if isinstance(op, Create):
+            if parent(op.path) not in self.nodes:
+                return Failure.NO_NODE
+            return None if node is None else Failure.NODE_EXISTS
+        if node is None:
+            return Failure.NO_NODE
+        if op.version not in (-1, node.version):
+            return Failure.BAD_VERSION
+        return Failure.NOT_EMPTY if isinstance(op, Delete) and node.children else None
+
+    def _apply(self, session: int, op: Any, events: list[tuple[str, str]]) -> Znode | None:
+        before = self.nodes.get(op.path)
+        match op:
+            case Create(path, data, ephemeral):
+                owner = session if ephemeral else 0
+                self._put(path, Znode(data, self.zxid, self.zxid, self.ms, self.ms, owner))
+                events += [("data", path), ("child", parent(path))]
+            case SetData(path, data, _):
+                old = self.nodes[path]
+                new = Znode(data, old.czxid, self.zxid, old.ctime, self.ms, old.owner, old.version + 1, old.children)
+                self._put(path, new)
+                events.append(("data", path))
+            case Delete(path, _):
+                self._put(path, None)
+                events += [("data", path), ("child", path), ("child", parent(path))]
+            case Check():
+                pass
+        return before
+
+    def _put(self, path: str, node: Znode | None) -> None:
+        name = path.rpartition("/")[2]
+        if node is None:
+            self.nodes.pop(path, None)
+            self.nodes[parent(path)].children.discard(name)
+        else:
+            self.nodes[path] = node
+            self.nodes[parent(path)].children.add(name)
+
+
+@dataclass
+class Faults:
+    """What happens at the `at`-th Multi (from 0); None: nothing ever. `seen` counts the Multis."""
+
+    at: int | None = None
+    kind: str = ""
+    seen: int = 0
+
+    def draw(self) -> str:
+        self.seen += 1
+        return self.kind if self.seen - 1 == self.at else ""
+
+
+class RandomLoss(Faults):
+    """Lose replies at random."""
+
+    def __init__(self, rand: random.Random, share: float) -> None:
+        super().__init__()
+        self.rand, self.share = rand, share
+
+    def draw(self) -> str:
+        return self.rand.choice(LOST) if self.rand.random() < self.share else ""
+
+
+def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
+    match op:
+        case Wait(signal, seen, timeout):
+            if signal.count > seen:
+                return True
+            if timeout is None:
+                msg = "waits for ever: nobody else runs"
+                raise AssertionError(msg)
+            zk.advance(timeout + 0.001)
+            return signal.count > seen
+        case Pipeline(ops):
+            return [execute(zk, session, item, faults) for item in ops]
+        case Reconnect():
+            return None
+        case EnsureRoot(path):
+            parts = path.strip("/").split("/")
+            for depth in range(1, len(parts) + 1):
+                zk.multi(session, (Create("/" + "/".join(parts[:depth])),))
+            return None
+        case Multi(ops):
+            fault = faults.draw()
+            if fault == "crash before":
+                raise Crash
+            outcome = UNKNOWN if fault == "lost before" else zk.multi(session, ops)
+            if fault == "crash after":
+                raise Crash
+            return UNKNOWN if fault else outcome
+        case _:
+            return zk.read(op)
+
+
+def drive(zk: FakeZooKeeper, session: int, procedure: Any, faults: Faults | None = None) -> Any:
+    """Carry a procedure out; a `Crash` leaves it where it is."""
+    faults = faults or Faults()
+    try:
+        op = next(procedure)
+        for _ in range(5000):
+            try:
+                result = execute(zk, session, op, faults)
+            except Exception as error:  # noqa: BLE001
+                op = procedure.throw(error)
+            else:
+                op = procedure.send(result)
+    except StopIteration as stop:
+        return stop.value
+    msg = "the procedure does not end"
+    raise AssertionError(msg)
+
+
+def new_context(zk: FakeZooKeeper, session: int, queue: str = "q", name: str = "consumer") -> Context:
+    rand = random.Random(session)
+    run = Runtime(
+        monotonic=lambda: zk.ms / 1000,
+        wall_ms=lambda: zk.ms,
+        random=rand.random,
+        new_signal=ThreadSignal,
+        session=lambda: session,
+        report=lambda _path, _why: None,
+    )
+    return Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, ThreadSignal(), {"name": name})
+
+
+def check_tree(zk: FakeZooKeeper, context: Context) -> dict[str, TaskState]:
+    """Every task is in exactly the place its record says, and no entry stands for anything else."""
+    paths = context.paths
+    expected: set[str] = set()
+    states: dict[str, TaskState] = {}
+    for task in zk.names(paths.at("tasks")):
+        path = paths.task(task, "state")
+        assert path in zk.nodes, f"{task} has no record"
+        state = states[task] = TaskState.decode(path, zk.nodes[path].data)
+        claim = paths.task(task, "claim") in zk.nodes
+        assert (paths.task(task, "result") in zk.nodes) == (state.state is State.FINISHED), task
+        if state.state is State.CLAIMED:
+            expected.add(note_of(context, task, state))
+            assert claim or state.lease is None, f"{task}: a leased claim without its znode"
+        else:
+            assert not claim, f"{task} is {state.state} and has a claim"
+            expected.add(paths.entry(state.place) if state.index is None else paths.at(state.index))
+            kept = {State.INSERTED: None if state.index is None else "scheduled", State.DEAD: "dlq"}
+            place = kept.get(state.state, str(state.state))
+            assert (None if state.index is None else state.index.split("/")[0]) == place, task
+    assert expected == entries(zk, paths)
+    return states
+
+
+def entries(zk: FakeZooKeeper, paths: Paths) -> set[str]:
+    """All that lists a task somewhere."""
+    found = set()
+    depths = {"queue": 3, "scheduled": 2, "finished": 2, "cancelled": 2, "dlq": 1, "leases": 1, "consumers": 3}
+    for path in zk.nodes:
+        if path.startswith(paths.base + "/"):
+            top, *rest = path[len(paths.base) + 1 :].split("/")
+            if depths.get(top) == len(rest):
+                found.add(path)
+    return found

@@ -1,0 +1,74 @@
+"""Malformed records are refused as such, wherever they are read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_provider_zkmq.engine import Zkmq
+from airflow_provider_zkmq.engine.core.filters import decode_types
+from airflow_provider_zkmq.engine.core.lanes import Lane
+from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.records import TaskState
+from airflow_provider_zkmq.engine.errors import CorruptRecord
+from tests.support import fresh_root
+
+GOOD = {"v": 1, "state": "inserted", "place": "l/s/e", "nonce": "n"}
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"policy": 3}, {"policy": {"x": 1}}, {"policy": {"attempts": 0}}, {"due": "x"}, {"index": 3}, {"lease": 5},
+        {"attempt": True}, {"settled": [1]}, {"filters": {"a": 3}}, {"filters": []}, {"v": 2}, {"state": "odd"},
+        {"history": [{"x": 1}]}, {"history": 3}, {"settled": 3},
+    ],
+)  # fmt: skip
+def test_a_state_record_with_a_wrong_field_is_corrupt(field: dict) -> None:
+    """Whatever field is malformed, the record is CorruptRecord and names its path."""
+    TaskState.decode("/path", json.dumps(GOOD).encode())
+    with pytest.raises(CorruptRecord, match="/path"):
+        TaskState.decode("/path", json.dumps(GOOD | field).encode())
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"filters":3}', b'{"priority":"x"}', b'{"filters":["a"]}', b'{"filters":{"a":1}}', DEEP]
+)
+def test_a_malformed_lane_is_corrupt(data: bytes) -> None:
+    """A lane's data are checked before they are used."""
+    with pytest.raises(CorruptRecord, match="/lane"):
+        Lane.decode("/lane", data)
+
+
+def test_deeply_nested_json_is_corrupt() -> None:
+    """Nesting beyond what the parser takes is a malformed record, not a crash."""
+    for decode in (TaskState.decode, RetryPolicy.decode, decode_types):
+        with pytest.raises(CorruptRecord):
+            decode("/path", DEEP)
+
+
+def test_foreign_znodes_stop_nobody(zookeeper: str) -> None:
+    """Malformed lanes, entries and records beside good ones: they are stepped over and the good task is claimed."""
+    root = fresh_root()
+    with Zkmq.connect(zookeeper, root=root, gc=False) as zk:
+        q = zk.queue("q")
+        broken = q.enqueue(b"broken")
+        good = q.enqueue(b"good")
+        client, base = zk._session.client, f"{root}/q"
+        client.create(f"{base}/queue/p00000;#abc", b'{"filters":3}')
+        client.create(f"{base}/queue/strange", b"")
+        client.create(f"{base}/scheduled/strange", b"")
+        client.create(f"{base}/leases/strange", b"{}")
+        lane = next(name for name in client.get_children(f"{base}/queue") if name == "p09999")
+        client.create(f"{base}/queue/{lane}/00000001/not-an-entry", b"")
+        client.create(f"{base}/queue/{lane}/00000001/0000~no-such-task", b"")
+        client.set(f"{base}/tasks/{broken}/state", b"not json")
+        claim = q.claim()
+        assert claim is not None
+        assert claim.task.id == good
+        claim.complete()
+        assert q.claim() is None
+        assert q.collect_garbage(lifetime=0).collected == 1
+        assert [task.id for task in q.tasks()] == []

@@ -1,0 +1,149 @@
+"""Random histories of a queue against a model: the states agree and every task is in exactly one place."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from airflow_provider_zkmq.engine.core import admin, claim, configure, enqueue, gc, settle
+from airflow_provider_zkmq.engine.core.filters import OrderedEnum
+from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.records import Message
+from airflow_provider_zkmq.engine.core.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.errors import ClaimLost, IllegalTransition, TaskNotFound
+from tests.fake_zookeeper import FakeZooKeeper, RandomLoss, check_tree, drive, new_context
+
+ATTEMPTS = 3
+WHO = st.integers(0, 2)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.zk = FakeZooKeeper()
+        self.loss = RandomLoss(random.Random(7), 0.1)
+        self.sessions = [self.zk.connect() for _ in range(3)]
+        self.contexts = [new_context(self.zk, session) for session in self.sessions]
+        self.ended: dict[str, State] = {}
+        self.known: set[str] = set()
+        self.held: list[tuple[int, claim.Held]] = []
+        self.stale: list[tuple[str, int]] = []
+        types = {"c": OrderedEnum("low", "high")}
+        policy = RetryPolicy(attempts=ATTEMPTS, factor=0.5)
+        self.do(0, configure.configure(self.contexts[0], filters=types, policy=policy))
+
+    def do(self, who, procedure):
+        return drive(self.zk, self.sessions[who], procedure, self.loss)
+
+    @rule(
+        who=WHO,
+        cls=st.sampled_from([None, "low", "high"]),
+        priority=st.integers(-2, 2),
+        delay=st.sampled_from([None, 2, 90]),
+    )
+    def enqueue(self, who, cls, priority, delay):
+        message = Message(b"x", {"c": cls} if cls else None, priority, delay)
+        self.known.add(self.do(who, enqueue.enqueue(self.contexts[who], message)))
+
+    @rule(who=WHO, lease=st.sampled_from([None, None, 5, 300]))
+    def claim(self, who, lease):
+        got = self.do(who, claim.claim(self.contexts[who], claim.Wanted(EVERYTHING, lease)))
+        if got is not None:
+            assert got.task_id not in self.ended, "an ended task was handed out"
+            assert 1 <= got.state.attempt <= ATTEMPTS
+            for pair in [pair for pair in self.held if pair[1].task_id == got.task_id]:
+                self.held.remove(pair)
+                self.stale.append((got.task_id, pair[1].token))
+            assert all(token < got.token for task, token in self.stale if task == got.task_id), "tokens must rise"
+            self.held.append((who, got))
+
+    def settle(self, data, action):
+        pair = data.draw(st.sampled_from(self.held))
+        self.held.remove(pair)
+        who, got = pair
+        self.stale.append((got.task_id, got.token))
+        try:
+            return got.task_id, self.do(who, action(self.contexts[who], got))
+        except ClaimLost:
+            return None, None
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def complete(self, data):
+        task, _ = self.settle(data, settle.complete)
+        if task:
+            self.ended[task] = State.FINISHED
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), retry=st.booleans())
+    def fail(self, data, retry):
+        task, state = self.settle(data, lambda context, got: settle.fail(context, got, "e", retry=retry))
+        if task:
+            assert retry or state is State.DEAD
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data):
+        self.settle(data, settle.release)
+
+    @precondition(lambda self: self.stale)
+    @rule(data=st.data(), who=WHO)
+    def use_a_stale_token(self, data, who):
+        task, token = data.draw(st.sampled_from(self.stale))
+        with pytest.raises((ClaimLost, TaskNotFound)):
+            self.do(who, settle.current_claim(self.contexts[who], task, token))
+
+    @rule(who=WHO)
+    def expire(self, who):
+        self.zk.expire(self.sessions[who])
+        self.sessions[who] = self.zk.connect()
+        self.contexts[who] = new_context(self.zk, self.sessions[who])
+        gone = [pair for pair in self.held if pair[0] == who]
+        self.held = [pair for pair in self.held if pair[0] != who]
+        self.stale += [(got.task_id, got.token) for _, got in gone if got.state.lease is None]
+
+    @rule(seconds=st.sampled_from([0.3, 3, 61, 400]))
+    def advance(self, seconds):
+        self.zk.advance(seconds)
+
+    @precondition(lambda self: self.known)
+    @rule(who=WHO, data=st.data(), what=st.sampled_from([admin.cancel, admin.redrive]))
+    def operate(self, who, data, what):
+        task = data.draw(st.sampled_from(sorted(self.known)))
+        allowed = {State.INSERTED} if what is admin.cancel else {State.DEAD, State.CANCELLED}
+        before = check_tree(self.zk, self.contexts[who])[task].state
+        if before in allowed:
+            self.do(who, what(self.contexts[who], task))
+            self.ended.pop(task, None)
+            if what is admin.cancel:
+                self.ended[task] = State.CANCELLED
+        else:
+            with pytest.raises(IllegalTransition):
+                self.do(who, what(self.contexts[who], task))
+
+    @rule(who=WHO, lifetime=st.sampled_from([1, 300]))
+    def collect(self, who, lifetime):
+        self.do(who, gc.collect_garbage(self.contexts[who], lifetime))
+        gone = self.known - set(check_tree(self.zk, self.contexts[who]))
+        assert gone <= set(self.ended), "a task that had not ended was collected"
+        self.known -= gone
+
+    @invariant()
+    def tree_agrees(self):
+        states = check_tree(self.zk, self.contexts[0])
+        assert set(states) == self.known, "a task was lost, or came twice"
+        for task, state in states.items():
+            assert state.attempt <= ATTEMPTS
+            if task in self.ended:
+                assert state.state is self.ended[task]
+            else:
+                assert state.state not in {State.FINISHED, State.CANCELLED}
+
+
+TestQueue = QueueMachine.TestCase
+TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

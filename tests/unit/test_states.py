@@ -1,0 +1,54 @@
+"""The state machine: only the listed rows are allowed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.states import ENDED, TRANSITIONS, Event, State, Status, derive_status, step
+from airflow_provider_zkmq.engine.errors import IllegalTransition
+
+ROWS = {
+    "inserted": {"claim": "claimed", "promote": "inserted", "cancel": "cancelled"},
+    "claimed": {
+        "complete": "finished",
+        "fail": "inserted",
+        "fail-final": "dead",
+        "release": "inserted",
+        "rescue": "inserted",
+        "rescue-final": "dead",
+        "extend": "claimed",
+    },
+    "finished": {},
+    "dead": {"redrive": "inserted"},
+    "cancelled": {"redrive": "inserted"},
+}
+
+
+@pytest.mark.parametrize(("state", "event"), itertools.product(State, Event))
+def test_only_the_listed_rows_are_allowed(state, event):
+    after = ROWS[state].get(event)
+    assert ((state, event) in TRANSITIONS) == (after is not None)
+    if after is None:
+        with pytest.raises(IllegalTransition, match="task 't'"):
+            step("t", state, event)
+    else:
+        assert step("t", state, event) == after
+
+
+def test_ended_states_are_those_no_work_changes():
+    assert {"finished", "dead", "cancelled"} == ENDED
+
+
+def test_a_status_is_derived_from_the_stored_state():
+    assert derive_status(State.INSERTED, scheduled=False) is Status.QUEUED
+    assert derive_status(State.INSERTED, scheduled=True) is Status.QUEUED_WITH_BACKOFF
+    names = {
+        State.CLAIMED: "locked",
+        State.FINISHED: "done-awaiting-gc",
+        State.DEAD: "dead",
+        State.CANCELLED: "cancelled",
+    }
+    for state, status in names.items():
+        assert derive_status(state, scheduled=False) == status
