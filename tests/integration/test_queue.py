@@ -306,3 +306,13 @@ def test_consume_times_bounds_deliveries(q: Queue) -> None:
         claim.fail("no")
     assert q.claim() is None
     assert q.counts()["dead"] == 1
+
+
+def test_a_client_sees_its_own_writes(q: Queue) -> None:
+    """What a client enqueued it can claim in its very next call, though it remembers an empty queue."""
+    for _ in range(300):
+        assert q.claim() is None
+        q.enqueue(b"x")
+        claim = q.claim()
+        assert claim is not None
+        claim.complete()

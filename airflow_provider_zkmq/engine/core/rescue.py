@@ -26,6 +26,7 @@ from airflow_provider_zkmq.engine.errors import CorruptRecord
 #: Consumers promote due tasks of their own share first; after this long, anybody's.
 GRACE_MS: Final = 500
 CHUNK: Final = 128
+LEASE_LISTING_SECONDS: Final = 1.0
 
 
 def tend(context: Context) -> Procedure[int]:
@@ -39,7 +40,11 @@ def tend(context: Context) -> Procedure[int]:
 
 def _wake_at(context: Context, now: int, when: int) -> None:
     """Have a waiting claim look again at a time of the server's clock."""
-    at = context.run.monotonic() + max(0, when - now) / 1000
+    _wake_in(context, max(0, when - now) / 1000)
+
+
+def _wake_in(context: Context, seconds: float) -> None:
+    at = context.run.monotonic() + seconds
     context.next_due = at if context.next_due is None else min(at, context.next_due)
 
 
@@ -113,13 +118,13 @@ def _after_rescue(context: Context, task_id: str, state: TaskState) -> Procedure
 
 def _expire_leases(context: Context) -> Procedure[int]:
     """Rescue the claims whose lease has ended, judged by the server's clock."""
-    names = yield from listing(context, context.paths.at("leases"), max_age=1.0)
+    names = yield from listing(context, context.paths.at("leases"), max_age=LEASE_LISTING_SECONDS)
+    if not context.cached(context.paths.at("leases")).fresh:
+        _wake_in(context, LEASE_LISTING_SECONDS)  # the names are old by as much: look again
     if not names:
         context.lease_ends.clear()
         return 0
     now = yield from server_time(context)
-    if not context.cached(context.paths.at("leases")).fresh:
-        _wake_at(context, now, now + 1000)
     context.lease_ends = {name: end for name, end in context.lease_ends.items() if name in set(names)}
     doubtful = [name for name in names if context.lease_ends.get(name, 0) <= now]
     yield from _read_leases(context, doubtful)

@@ -142,6 +142,21 @@ class Session:
         )
 
 
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
+    """kazoo's threads, but our watches fire on the connection's own.
+
+    The server sends a watch's event before the reply to the write that caused it. Fired from another thread, as
+    kazoo does, a caller could see its own write acknowledged and what it remembers still unmarked.
+    """
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """Run a watch of ours at once: it sets flags and wakes waiters, it neither blocks nor raises."""
+        if isinstance(callback.func, _Callback):
+            callback.func(*callback.args)
+        else:
+            super().dispatch_callback(callback)
+
+
 class _Callback:
     """Called once by kazoo when the watch's event comes."""
 
@@ -160,7 +175,7 @@ def _client_options(config: ConnectionConfig) -> dict[str, Any]:
     options: dict[str, Any] = {
         "hosts": config.hosts,
         "timeout": config.session_timeout,
-        "handler": SequentialThreadingHandler(),
+        "handler": _Handler(),
         "connection_retry": KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
         "logger": _quiet_logger(),
     }
