@@ -296,6 +296,13 @@ def test_a_transaction_moves_between_queues_or_does_nothing(zk: Zkmq, q: Queue) 
     assert q.task(task.id).state == "finished"
 
 
+def test_a_transaction_refuses_a_delay_it_would_not_keep(zk: Zkmq) -> None:
+    """A delayed put is one clear error, not a task that runs at once."""
+    with zk.transaction() as tx, pytest.raises(ConfigError, match="delayed"):
+        tx.put("out", b"x", delay=60)
+    assert zk.queue("out").counts()["inserted"] == 0
+
+
 def test_consume_times_bounds_deliveries(q: Queue) -> None:
     """Under ConsumeTimes(2) a task is handed out at most twice."""
     q.configure(policy=ConsumeTimes(2))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from airflow_provider_zkmq.engine.core.filters import FilterTypes, OrderedEnum, String, declared_type
+from airflow_provider_zkmq.engine.core.filters import FilterTypes, String, declared_type
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
@@ -239,8 +239,3 @@ class _Tokens:
         if self.next("punct") != ",":
             raise self.refusal("a comma belongs after the count of any(n, …)")
         return int(text)
-
-
-def ranks(types: FilterTypes) -> dict[str, tuple[str, ...]]:
-    """The declared enums and their order, for messages and pages."""
-    return {name: kind.values for name, kind in types.items() if isinstance(kind, OrderedEnum)}

@@ -29,7 +29,14 @@ from airflow_provider_zkmq.engine.core.records import Message, TaskState
 from airflow_provider_zkmq.engine.core.settle import release
 from airflow_provider_zkmq.engine.core.states import Event
 from airflow_provider_zkmq.engine.core.transact import ensure_bucket, failed_at, refused, server_time, transact
-from airflow_provider_zkmq.engine.errors import ClaimLost, DuplicateTask, OutcomeUnknown, TaskTooLarge, ZkmqError
+from airflow_provider_zkmq.engine.errors import (
+    ClaimLost,
+    ConfigError,
+    DuplicateTask,
+    OutcomeUnknown,
+    TaskTooLarge,
+    ZkmqError,
+)
 
 
 @dataclass(slots=True)
@@ -43,7 +50,11 @@ class Unit:
 def check_put(context: Context, message: Message) -> Procedure[Tree]:
     """Validate a message to put; nothing is written."""
     conf = yield from read_conf(context, create=True)
-    return prepare(context, conf, message)
+    tree = prepare(context, conf, message)
+    if tree.delay > 0:
+        msg = "a transaction cannot put a delayed task; enqueue it with delay= outside of the transaction"
+        raise ConfigError(msg)
+    return tree
 
 
 def commit(unit: Unit) -> Procedure[list[str]]:

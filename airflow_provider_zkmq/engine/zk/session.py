@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
@@ -38,8 +38,6 @@ class Session:
     kazoo drops its watches when the connection drops; here every outstanding watch then fires, so that whoever
     relies on one reads again. Client callbacks run on kazoo's threads and only set flags.
     """
-
-    MAX_ENDED_WAIT: Final = 5.0
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.config = config
