@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from airflow_provider_zkmq.engine.core import admin, claim, configure, enqueue, gc, settle
+from airflow_provider_zkmq.engine.core import admin, claim, configure, context, enqueue, gc, settle
 from airflow_provider_zkmq.engine.core.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import Message
@@ -27,6 +29,9 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.zk = FakeZooKeeper()
         self.loss = RandomLoss(random.Random(7), 0.1)
+        # Ids and nonces must be the same in each replay of an example: they decide who claims what.
+        self.entropy = mock.patch.object(context, "os", SimpleNamespace(urandom=random.Random(11).randbytes))
+        self.entropy.start()
         self.sessions = [self.zk.connect() for _ in range(3)]
         self.contexts = [new_context(self.zk, session) for session in self.sessions]
         self.ended: dict[str, State] = {}
@@ -36,6 +41,9 @@ class QueueMachine(RuleBasedStateMachine):
         types = {"c": OrderedEnum("low", "high")}
         policy = RetryPolicy(attempts=ATTEMPTS, factor=0.5)
         self.do(0, configure.configure(self.contexts[0], filters=types, policy=policy))
+
+    def teardown(self):
+        self.entropy.stop()
 
     def do(self, who, procedure):
         return drive(self.zk, self.sessions[who], procedure, self.loss)
