@@ -97,7 +97,14 @@ def zkmq_census() -> None:
 
     enqueue = ZkmqEnqueueOperator(task_id="enqueue", zkmq_queue=QUEUE, messages=find())
     wait = ZkmqTaskSensor(
-        task_id="wait", zkmq_queue=QUEUE, task_ids=enqueue.output, event="completion", deferrable=True, timeout=1_800
+        task_id="wait",
+        zkmq_queue=QUEUE,
+        task_ids=enqueue.output,
+        event="completion",
+        deferrable=True,
+        timeout=1_800,
+        retries=2,  # Airflow may fail what resumes before its scheduler has heard of the deferral's end
+        retry_delay=pendulum.duration(seconds=5),
     )
     clean_up = TriggerDagRunOperator(
         task_id="clean_up",
@@ -108,6 +115,8 @@ def zkmq_census() -> None:
         deferrable=True,
         poke_interval=5,
         reset_dag_run=True,
+        retries=2,
+        retry_delay=pendulum.duration(seconds=5),
     )
     reported = report(enqueue.output)
     wait >> reported >> clean_up
