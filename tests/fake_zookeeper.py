@@ -6,8 +6,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_zkmq.engine.core.batch import WRITING
 from airflow_provider_zkmq.engine.core.context import Context, Runtime
-from airflow_provider_zkmq.engine.core.moves import note_of
+from airflow_provider_zkmq.engine.core.moves import notes_of
 from airflow_provider_zkmq.engine.core.ops import (
     Check,
     Children,
@@ -263,6 +264,7 @@ def new_context(zk: FakeZooKeeper, session: int, queue: str = "q", name: str = "
         new_signal=ThreadSignal,
         session=lambda: session,
         report=lambda _path, _why: None,
+        zxid=lambda: zk.zxid,
     )
     return Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, ThreadSignal(), {"name": name})
 
@@ -277,14 +279,21 @@ def check_tree(zk: FakeZooKeeper, context: Context) -> dict[str, TaskState]:
         assert path in zk.nodes, f"{task} has no record"
         state = states[task] = TaskState.decode(path, zk.nodes[path].data)
         claim = paths.task(task, "claim") in zk.nodes
-        assert (paths.task(task, "result") in zk.nodes) == (state.state is State.FINISHED), task
+        assert (paths.task(task, "result") in zk.nodes) == state.result, task
+        assert state.result or state.state is not State.FINISHED, task
+        assert (paths.task(task, "requeue") in zk.nodes) == state.requeue, task
+        assert zk.names(paths.task(task, "filters")) == sorted(state.filters), task
+        if state.batch and state.state in {State.INSERTED, State.CLAIMED}:
+            expected.add(paths.batch(state.batch, "open", task))
         if state.state is State.CLAIMED:
-            expected.add(note_of(context, task, state))
-            assert claim or state.lease is None, f"{task}: a leased claim without its znode"
+            expected |= set(notes_of(context, task, state))
+            assert claim or state.bound or state.lease is None, f"{task}: a leased claim without its znode"
         else:
             assert not claim, f"{task} is {state.state} and has a claim"
             expected.add(paths.entry(state.place) if state.index is None else paths.at(state.index))
             kept = {State.INSERTED: None if state.index is None else "scheduled", State.DEAD: "dlq"}
+            if state.requeue:
+                kept[State.FINISHED] = "requeued"
             place = kept.get(state.state, str(state.state))
             assert (None if state.index is None else state.index.split("/")[0]) == place, task
     assert expected == entries(zk, paths)
@@ -295,9 +304,11 @@ def entries(zk: FakeZooKeeper, paths: Paths) -> set[str]:
     """All that lists a task somewhere."""
     found = set()
     depths = {"queue": 3, "scheduled": 2, "finished": 2, "cancelled": 2, "dlq": 1, "leases": 1, "consumers": 3}
+    depths |= {"requeued": 2, "locks": 1}
     for path in zk.nodes:
         if path.startswith(paths.base + "/"):
             top, *rest = path[len(paths.base) + 1 :].split("/")
-            if depths.get(top) == len(rest):
+            member = top == "batches" and len(rest) == 3 and rest[1] == "open" and rest[2] != WRITING
+            if member or depths.get(top) == len(rest):
                 found.add(path)
     return found

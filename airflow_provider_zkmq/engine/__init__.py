@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.aqueue import AsyncClaim, AsyncQueue
     from airflow_provider_zkmq.engine.client import AsyncZkmq, Zkmq
     from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
+    from airflow_provider_zkmq.engine.core.batch import Batch
+    from airflow_provider_zkmq.engine.core.explain import Explanation
     from airflow_provider_zkmq.engine.core.filters import Integer, OrderedEnum, String
     from airflow_provider_zkmq.engine.core.inspect import Task
     from airflow_provider_zkmq.engine.core.policy import ConsumeOnce, ConsumeTimes, RetryPolicy
@@ -33,14 +35,19 @@ if TYPE_CHECKING:
         WaitTimeout,
         ZkmqError,
     )
+    from airflow_provider_zkmq.engine.handling import Running
+    from airflow_provider_zkmq.engine.monitoring import Poll, monitor
+    from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
     from airflow_provider_zkmq.engine.queue import Claim, Queue
-    from airflow_provider_zkmq.engine.unit_of_work import UnitOfWork
+    from airflow_provider_zkmq.engine.unit_of_work import AsyncUnitOfWork, UnitOfWork
     from airflow_provider_zkmq.engine.worker import Worker
 
 _HOME = {
     "aqueue": ("AsyncClaim", "AsyncQueue"),
     "client": ("AsyncZkmq", "Zkmq"),
     "config": ("ConnectionConfig", "Tls"),
+    "core.batch": ("Batch",),
+    "core.explain": ("Explanation",),
     "core.filters": ("Integer", "OrderedEnum", "String"),
     "core.inspect": ("Task",),
     "core.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
@@ -52,8 +59,11 @@ _HOME = {
         "OutcomeUnknown", "QueueError", "QueueFull", "QueuePaused", "SessionLost", "TaskNotFound", "TaskTooLarge",
         "TransportError", "Unavailable", "WaitTimeout", "ZkmqError",
     ),
+    "handling": ("Running",),
+    "monitoring": ("Poll", "monitor"),
+    "outcomes": ("Error", "Retry", "Snooze", "Success"),
     "queue": ("Claim", "Queue"),
-    "unit_of_work": ("UnitOfWork",),
+    "unit_of_work": ("AsyncUnitOfWork", "UnitOfWork"),
     "worker": ("Worker",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

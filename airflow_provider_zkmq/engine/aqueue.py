@@ -3,80 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_provider_zkmq.engine.core import admin, configure, enqueue, gc, inspect, settle
-from airflow_provider_zkmq.engine.core.claim import Held, claim
+from airflow_provider_zkmq.engine.core import admin, batch, configure, enqueue, explain, gc, inspect, settle
+from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.configure import seconds
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.inspect import Task
-from airflow_provider_zkmq.engine.core.ops import Procedure
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.selectors import Selector
-from airflow_provider_zkmq.engine.core.states import State
 from airflow_provider_zkmq.engine.core.wait import find_matching
 from airflow_provider_zkmq.engine.core.wait import wait as wait_for
-from airflow_provider_zkmq.engine.fronts import Front, awaitable
-from airflow_provider_zkmq.engine.queue import Method, held_task, new_message, settle_by_token, wanted
+from airflow_provider_zkmq.engine.fronts import Front, InHand, Method, awaitable, by_token, settling_async, wanted
 from airflow_provider_zkmq.engine.zk.drivers import arun
-from airflow_provider_zkmq.engine.zk.session import Session
 
 
-class AsyncClaim:
+class AsyncClaim(InHand):
     """A task in hand; see `Claim`."""
 
-    def __init__(self, session: Session, context: Context, held: Held) -> None:
-        self._session = session
-        self._context = context
-        self._held = held
-
-    @cached_property
-    def task(self) -> Task:
-        """The task as it was handed out."""
-        return held_task(self._held)
-
-    @property
-    def token(self) -> int:
-        """The fencing token: the number of the claim's transaction, unique and rising."""
-        return self._held.token
-
-    async def complete(self, result: bytes | str | None = None) -> None:
-        """Finish the task, keeping `result`. Raises `ClaimLost`, `TaskTooLarge`."""
-        await arun(self._session, settle.complete(self._context, self._held, result))
-
-    async def fail(self, error: str, *, retry: bool = True) -> State:
-        """Report a failure; see `Claim.fail`."""
-        return await arun(self._session, settle.fail(self._context, self._held, error, retry=retry))
-
-    async def release(self) -> None:
-        """Give the task back to its old place, counting no attempt. Raises `ClaimLost`."""
-        await arun(self._session, settle.release(self._context, self._held))
-
-    async def extend(self, lease: object) -> None:
-        """Hold the claim `lease` seconds from now. Raises `ClaimLost`."""
-        await arun(self._session, settle.extend(self._context, self._held, lease))
+    complete = settling_async(settle.complete)
+    fail = settling_async(settle.fail)
+    release = settling_async(settle.release)
+    snooze = settling_async(settle.snooze)
+    extend = settling_async(settle.extend)
+    progress = settling_async(settle.progress)
 
 
 class AsyncQueue(Front):
     """A queue on an event loop; its methods are `Queue`'s."""
 
-    def __init__(self, session: Session, context: Context, used: Callable[[AsyncQueue], None]) -> None:
-        super().__init__(session, context)
-        self._used = used
-
+    pause = awaitable(configure.pause)
+    resume = awaitable(configure.resume)
     configure = awaitable(configure.configure)
     task = awaitable(inspect.read_task)
     tasks = awaitable(inspect.list_tasks)
     counts = awaitable(inspect.counts)
     tree = awaitable(inspect.read_tree)
+    explain = awaitable(explain.explain)
     wait = awaitable(wait_for)
     find = awaitable(find_matching)
+    wait_batch = awaitable(batch.wait_batch)
+    batch = awaitable(batch.read_batch)
     collect_garbage = awaitable(gc.collect_garbage)
     redrive = awaitable(admin.redrive)
     cancel = awaitable(admin.cancel)
+    clear = awaitable(admin.clear)
+    complete = awaitable(by_token(settle.complete))
+    fail = awaitable(by_token(settle.fail))
+    release = awaitable(by_token(settle.release))
+    snooze = awaitable(by_token(settle.snooze))
+    extend = awaitable(by_token(settle.extend))
+    progress = awaitable(by_token(settle.progress))
 
     async def enqueue(
         self,
@@ -88,16 +65,21 @@ class AsyncQueue(Front):
         task_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         policy: RetryPolicy | None = None,
+        lock: object = None,
+        update: bool = False,
+        requeue: bool = False,
     ) -> str:
         """Write one task; see `Queue.enqueue`."""
-        message = new_message(data, filters, priority, delay, task_id, metadata, policy)
-        self._used(self)
+        message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue)
+        self._used(self._context)
         return await arun(self._session, enqueue.enqueue(self._context, message))
 
-    async def enqueue_many(self, messages: list[Message]) -> list[str]:
+    async def enqueue_many(
+        self, messages: Sequence[Message], *, batch: str | None = None, then: Message | None = None
+    ) -> list[str]:
         """Write many tasks; see `Queue.enqueue_many`."""
-        self._used(self)
-        return await arun(self._session, enqueue.enqueue_many(self._context, messages))
+        self._used(self._context)
+        return await arun(self._session, enqueue.enqueue_all(self._context, messages, batch, then))
 
     async def claim(
         self,
@@ -111,7 +93,7 @@ class AsyncQueue(Front):
         """Take the first task that fits; see `Queue.claim`. A cancelled call gives back what it may have taken."""
         span = seconds("timeout", timeout)
         asked = await arun(self._session, wanted(self._context, node, filter_method, selector, lease))
-        self._used(self)
+        self._used(self._context)
         stopping = False
         task = asyncio.ensure_future(arun(self._session, claim(self._context, asked, span, lambda: stopping)))
         try:
@@ -123,31 +105,3 @@ class AsyncQueue(Front):
                 await arun(self._session, settle.release(self._context, held))
             raise
         return None if held is None else AsyncClaim(self._session, self._context, held)
-
-    async def complete(self, task_id: str, token: int, result: bytes | str | None = None) -> None:
-        """Finish a task claimed elsewhere; see `Queue.complete`."""
-        await self._settle(task_id, token, lambda context, held: settle.complete(context, held, result))
-
-    async def fail(self, task_id: str, token: int, error: str, *, retry: bool = True) -> State:
-        """Fail a task claimed elsewhere; see `Queue.fail`."""
-        state = await self._settle(task_id, token, lambda context, held: settle.fail(context, held, error, retry=retry))
-        return State(state)
-
-    async def release(self, task_id: str, token: int) -> None:
-        """Give a task claimed elsewhere back; see `Queue.release`."""
-        await self._settle(task_id, token, settle.release)
-
-    async def extend(self, task_id: str, token: int, lease: object) -> None:
-        """Extend a lease held elsewhere; see `Queue.extend`."""
-        await self._settle(task_id, token, lambda context, held: settle.extend(context, held, lease))
-
-    async def _settle(self, task_id: str, token: int, action: Callable[[Context, Held], Procedure[Any]]) -> Any:
-        return await arun(self._session, settle_by_token(self._context, task_id, token, action))
-
-    async def pause(self) -> bool:
-        """Hand out nothing until `resume`; True if it was not paused before."""
-        return await arun(self._session, configure.set_paused(self._context, paused=True))
-
-    async def resume(self) -> bool:
-        """Hand out tasks again; True if it was paused."""
-        return await arun(self._session, configure.set_paused(self._context, paused=False))

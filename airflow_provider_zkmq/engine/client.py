@@ -9,13 +9,13 @@ from typing import Any, Self
 
 from airflow_provider_zkmq.engine.aqueue import AsyncQueue
 from airflow_provider_zkmq.engine.config import DEFAULT_HOSTS, DEFAULT_ROOT, ConnectionConfig
-from airflow_provider_zkmq.engine.core.claim import unregister
+from airflow_provider_zkmq.engine.core.consumers import unregister
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.ops import Children
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.fronts import new_context
 from airflow_provider_zkmq.engine.queue import Queue
-from airflow_provider_zkmq.engine.unit_of_work import UnitOfWork
+from airflow_provider_zkmq.engine.unit_of_work import AsyncUnitOfWork, UnitOfWork
 from airflow_provider_zkmq.engine.upkeep import Upkeep
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session, log
@@ -36,9 +36,9 @@ class _Client:
             context = self._contexts.setdefault(name, new_context(self._session, name))
         return context
 
-    def _used(self, queue: Queue | AsyncQueue) -> None:
+    def _used(self, context: Context) -> None:
         if self._upkeep is not None:
-            self._upkeep.add(queue._context)  # noqa: SLF001  the two are one piece
+            self._upkeep.add(context)
 
     @property
     def session_id(self) -> int:
@@ -91,7 +91,7 @@ class Zkmq(_Client):
 
     def queue(self, name: str) -> Queue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
-        return Queue(self._session, self._context(name), self._used)
+        return Queue(self._session, self._context(name), self._used, self.transaction)
 
     def queues(self) -> list[str]:
         """The names of the queues under the root."""
@@ -150,6 +150,10 @@ class AsyncZkmq(_Client):
     def queue(self, name: str) -> AsyncQueue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
         return AsyncQueue(self._session, self._context(name), self._used)
+
+    def transaction(self) -> AsyncUnitOfWork:
+        """A unit of work over the queues of this connection."""
+        return AsyncUnitOfWork(self._session, self._context)
 
     async def queues(self) -> list[str]:
         """The names of the queues under the root."""

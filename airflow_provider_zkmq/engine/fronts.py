@@ -7,27 +7,37 @@ import os
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
+from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf
 from airflow_provider_zkmq.engine.core.context import Context, Runtime
+from airflow_provider_zkmq.engine.core.inspect import Task
 from airflow_provider_zkmq.engine.core.ops import Procedure
 from airflow_provider_zkmq.engine.core.paths import Paths
+from airflow_provider_zkmq.engine.core.selectors import FilterMethod, Selector, choose
+from airflow_provider_zkmq.engine.core.settle import current_claim
+from airflow_provider_zkmq.engine.core.states import State, derive_status
+from airflow_provider_zkmq.engine.core.take import Held, Wanted
+from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session, log
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 
+Method = FilterMethod | Mapping[str, FilterMethod]
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Front:
-    """A queue seen through one session."""
+    """A queue seen through one session; `used` is told of it when it is claimed from or enqueued to."""
 
-    def __init__(self, session: Session, context: Context) -> None:
+    def __init__(self, session: Session, context: Context, used: Callable[[Context], None]) -> None:
         self._session = session
         self._context = context
+        self._used = used
 
     @property
     def name(self) -> str:
@@ -53,6 +63,7 @@ def new_context(session: Session, queue: str, consumer_name: str | None = None) 
             new_signal=ThreadSignal,
             session=lambda: session.id,
             report=lambda path, why: log.warning("%s: %s", path, why),
+            zxid=lambda: int(session.client.last_zxid),
         ),
         signal=ThreadSignal(),
     )
@@ -82,3 +93,113 @@ def awaitable(
         return await arun(self._session, procedure(self._context, *args, **kwargs))
 
     return method
+
+
+class InHand:
+    """A task in hand: what claims of both fronts are."""
+
+    def __init__(self, session: Session, context: Context, held: Held) -> None:
+        self._session = session
+        self._context = context
+        self._held = held
+
+    @cached_property
+    def task(self) -> Task:
+        """The task as it was handed out."""
+        return held_task(self._held)
+
+    @property
+    def token(self) -> int:
+        """The fencing token: the number of the claim's transaction, unique and rising."""
+        return self._held.token
+
+    @property
+    def settled(self) -> bool:
+        """Whether this object knows that the claim is over: settled here, or lost."""
+        return self._held.lost
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled while it was in hand; learnt by a watch, while its process claims or works."""
+        return self._held.cancelled
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._held.token} of task {self._held.task_id!r}>"
+
+
+def settling(
+    procedure: Callable[Concatenate[Context, Held, P], Procedure[T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """A procedure on a claim as a claim's method, blocking."""
+
+    @functools.wraps(procedure)
+    def method(self: InHand, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(self._session, procedure(self._context, self._held, *args, **kwargs))
+
+    return method
+
+
+def settling_async(
+    procedure: Callable[Concatenate[Context, Held, P], Procedure[T]],
+) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """A procedure on a claim as a claim's coroutine method."""
+
+    @functools.wraps(procedure)
+    async def method(self: InHand, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await arun(self._session, procedure(self._context, self._held, *args, **kwargs))
+
+    return method
+
+
+def by_token(
+    procedure: Callable[Concatenate[Context, Held, P], Procedure[T]],
+) -> Callable[Concatenate[Context, str, int, P], Procedure[T]]:
+    """A procedure on a claim, for whoever knows the task's id and the claim's token: another process, say."""
+
+    @functools.wraps(procedure)
+    def handed_over(context: Context, task_id: str, token: int, /, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:
+        held = yield from current_claim(context, task_id, token)
+        return (yield from procedure(context, held, *args, **kwargs))
+
+    return handed_over
+
+
+def held_task(held: Held) -> Task:
+    """The task of a claim, as it was handed out."""
+    state = held.state
+    return Task(
+        id=held.task_id,
+        state=State.CLAIMED,
+        status=derive_status(State.CLAIMED, scheduled=False),
+        attempt=state.attempt,
+        priority=state.priority,
+        filters=dict(state.filters),
+        metadata=held.metadata or {},
+        data=held.data,
+        result=None,
+        error=state.error,
+        consumer=state.consumer,
+        enqueued_ms=held.created,
+        claimed_ms=state.claimed,
+        ended_ms=None,
+        due_ms=None,
+        history=state.history,
+        version=held.token,
+        batch=state.batch,
+    )
+
+
+def wanted(
+    context: Context,
+    node: Mapping[str, object] | None,
+    filter_method: Method,
+    selector: Selector | str | None,
+    lease: object,
+) -> Procedure[Wanted]:
+    """What a consumer asks for, checked against the queue's declarations. Raises `ConfigError`."""
+    conf = yield from read_conf(context, create=True)
+    span = optional_seconds("lease", lease)
+    if span == 0:
+        msg = "a lease of 0 seconds would end at once"
+        raise ConfigError(msg)
+    return Wanted(choose(conf.types, node=node, filter_method=filter_method, selector=selector), span)

@@ -1,7 +1,8 @@
-"""ZkQueue's `UnitOfWork`, blocking."""
+"""ZkQueue's `UnitOfWork`, blocking and on an event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -12,28 +13,70 @@ from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.configure import seconds
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.inspect import Task
+from airflow_provider_zkmq.engine.core.ops import Procedure
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.selectors import Selector
+from airflow_provider_zkmq.engine.core.settle import let_go
+from airflow_provider_zkmq.engine.core.take import Held
 from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
-from airflow_provider_zkmq.engine.queue import Method, held_task, wanted
-from airflow_provider_zkmq.engine.zk.drivers import run
+from airflow_provider_zkmq.engine.fronts import Method, held_task, wanted
+from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 
 
-class UnitOfWork:
-    """Take tasks and put tasks, in one transaction across queues; leaving its context uncommitted rolls back.
-
-    Bound to the session it began in: once that ended, what it had taken is given back by the server and only
-    `rollback` is left to do. Its methods may be called from several threads.
-    """
+class _Transaction:
+    """What both fronts share: the unit, and the session it is bound to."""
 
     def __init__(self, session: Session, context_of: Callable[[str], Context]) -> None:
         self._session = session
         self._context_of = context_of
         self._unit = unit.Unit()
-        self._lock = threading.RLock()
         self._session_id = session.id
         self._open = True
+
+    @property
+    def open(self) -> bool:
+        """Whether it can still be committed."""
+        return self._open
+
+    def _check(self) -> None:
+        if not self._open:
+            msg = "this transaction has ended; begin another with transaction()"
+            raise ZkmqError(msg)
+        if self._session.id != self._session_id:
+            msg = "the session of this transaction has ended; what it had taken is given back"
+            raise SessionLost(msg)
+
+    def _take(
+        self, context: Context, node: Mapping[str, object] | None, filter_method: Method,
+        selector: Selector | str | None, timeout: object,
+    ) -> Procedure[Held | None]:  # fmt: skip
+        span = seconds("timeout", timeout)
+        asked = yield from wanted(context, node, filter_method, selector, None)
+        return (yield from claim(context, asked, span))
+
+    def _taken(self, context: Context, held: Held | None) -> Task | None:
+        if held is None:
+            return None
+        self._unit.taken.append((context, held))
+        return held_task(held)
+
+    def _committed(self) -> None:
+        self._open = False
+        for context, held in self._unit.taken:
+            let_go(context, held)
+
+
+class UnitOfWork(_Transaction):
+    """Take tasks and put tasks, in one transaction across queues; leaving its context uncommitted rolls back.
+
+    Bound to the session it began in: once that ended, what it had taken is given back by the server and only
+    `rollback` is left to do. Its methods may be called from several threads. Each taking counts as a delivery.
+    """
+
+    def __init__(self, session: Session, context_of: Callable[[str], Context]) -> None:
+        super().__init__(session, context_of)
+        self._lock = threading.RLock()
 
     def try_take(
         self,
@@ -48,12 +91,19 @@ class UnitOfWork:
         with self._lock:
             self._check()
             context = self._context_of(queue)
-            asked = run(self._session, wanted(context, node, filter_method, selector, None))
-            held = run(self._session, claim(context, asked, seconds("timeout", timeout)))
-            if held is None:
-                return None
-            self._unit.taken.append((context, held))
-            return held_task(held)
+            held = run(self._session, self._take(context, node, filter_method, selector, timeout))
+            return self._taken(context, held)
+
+    def adopt(self, queue: str, held: Held) -> None:
+        """Make a claim of the same session part of this transaction; a transactional worker does."""
+        with self._lock:
+            self._check()
+            self._taken(self._context_of(queue), held)
+
+    def disown(self, task_id: str) -> None:
+        """Let go of a claim that was adopted: who gave it settles it."""
+        with self._lock:
+            self._unit.taken = [(context, held) for context, held in self._unit.taken if held.task_id != task_id]
 
     def put(self, queue: str, data: bytes | str, filters: Mapping[str, object] | None = None, **options: Any) -> str:
         """Remember a task to write on commit; returns its id. Nothing is written, but what is wrong is refused now."""
@@ -64,33 +114,26 @@ class UnitOfWork:
             self._unit.put.append((context, tree))
             return tree.task_id
 
-    def commit(self) -> list[str]:
+    def commit(self, result: bytes | str | None = None) -> list[str]:
         """Finish what was taken and write what was put, at once; returns the ids put.
 
-        Raises `TaskTooLarge`, `ClaimLost`, `DuplicateTask` or `SessionLost`; then nothing happened.
+        `result` is kept with the task that was taken first. Raises `TaskTooLarge`, `ClaimLost`, `DuplicateTask` or
+        `SessionLost`; then nothing happened.
         """
         with self._lock:
             self._check()
-            ids = run(self._session, unit.commit(self._unit))
-            self._open = False
-            for context, held in self._unit.taken:
-                held.lost = True
-                context.held.pop(held.task_id, None)
+            ids = run(self._session, unit.commit(self._unit, result))
+            self._committed()
             return ids
 
     def rollback(self) -> None:
-        """Cancel every put and give back everything taken; afterwards no lock of this transaction is left."""
+        """Cancel every put and give back everything taken; afterwards no lock of this transaction is left.
+
+        Where the connection is lost for longer, the end of the session does it.
+        """
         with self._lock:
             self._open = False
             run(self._session, unit.rollback(self._unit))
-
-    def _check(self) -> None:
-        if not self._open:
-            msg = "this transaction has ended; begin another with transaction()"
-            raise ZkmqError(msg)
-        if self._session.id != self._session_id:
-            msg = "the session of this transaction has ended; what it had taken is given back"
-            raise SessionLost(msg)
 
     def __enter__(self) -> Self:
         return self
@@ -100,3 +143,61 @@ class UnitOfWork:
     ) -> None:
         if self._open:
             self.rollback()
+
+
+class AsyncUnitOfWork(_Transaction):
+    """`UnitOfWork` on an event loop: ``async with zk.transaction() as tx:``. Its calls are made one after the other."""
+
+    def __init__(self, session: Session, context_of: Callable[[str], Context]) -> None:
+        super().__init__(session, context_of)
+        self._lock = asyncio.Lock()
+
+    async def try_take(
+        self,
+        queue: str,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: object = 0,
+    ) -> Task | None:
+        """Lock the first task that fits; see `UnitOfWork.try_take`."""
+        async with self._lock:
+            self._check()
+            context = self._context_of(queue)
+            held = await arun(self._session, self._take(context, node, filter_method, selector, timeout))
+            return self._taken(context, held)
+
+    async def put(
+        self, queue: str, data: bytes | str, filters: Mapping[str, object] | None = None, **options: Any
+    ) -> str:
+        """Remember a task to write on commit; see `UnitOfWork.put`."""
+        async with self._lock:
+            self._check()
+            context = self._context_of(queue)
+            tree = await arun(self._session, unit.check_put(context, Message(data, filters, **options)))
+            self._unit.put.append((context, tree))
+            return tree.task_id
+
+    async def commit(self, result: bytes | str | None = None) -> list[str]:
+        """Finish what was taken and write what was put; see `UnitOfWork.commit`."""
+        async with self._lock:
+            self._check()
+            ids = await arun(self._session, unit.commit(self._unit, result))
+            self._committed()
+            return ids
+
+    async def rollback(self) -> None:
+        """Cancel every put and give back everything taken; see `UnitOfWork.rollback`."""
+        async with self._lock:
+            self._open = False
+            await arun(self._session, unit.rollback(self._unit))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._open:
+            await self.rollback()

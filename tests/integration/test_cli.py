@@ -226,9 +226,9 @@ def test_failures_dead_letters_and_redrive(cli: Cli) -> None:
 
 
 def test_cancel_tells_what_it_could_not_cancel(cli: Cli) -> None:
-    """Of several tasks the pending ones are cancelled; the others are named, and the code is 1."""
+    """Of several tasks those that have not ended are cancelled; the others are named, and the code is 1."""
     first, second = (cli.ask("enqueue", "q", "x", "--task-id", name)["id"] for name in ("first", "second"))
-    cli.ask("claim", "q")
+    cli.ask("complete", "q", first, "--token", str(cli.ask("claim", "q")["token"]))
     ended = cli.run("cancel", "q", first, second, "missing", "--json")
     answer = json.loads(ended.stdout)
     assert (ended.returncode, answer["cancelled"]) == (1, [second])

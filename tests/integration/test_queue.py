@@ -244,7 +244,8 @@ def test_cancel_pause_and_illegal_transitions(q: Queue) -> None:
     q.redrive(task_id)
     claim = q.claim()
     assert claim is not None
-    with pytest.raises(IllegalTransition, match="claimed"):
+    claim.complete()
+    with pytest.raises(IllegalTransition, match="finished"):
         q.cancel(task_id)
 
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import admin, claim, configure, enqueue, gc, rescue, settle, unit
+from airflow_provider_zkmq.engine.core import admin, claim, configure, enqueue, gc, rescue, settle, take, unit
+from airflow_provider_zkmq.engine.core.batch import WRITING
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.states import State
 from tests.fake_zookeeper import CRASHES, LOST, Crash, FakeZooKeeper, Faults, check_tree, drive, new_context
 
-ANY = claim.Wanted(EVERYTHING)
-LEASED = claim.Wanted(EVERYTHING, 30)
+ANY = take.Wanted(EVERYTHING)
+LEASED = take.Wanted(EVERYTHING, 30)
 
 
 @dataclass
@@ -35,7 +36,7 @@ class World:
     def put(self, **options: Any) -> str:
         return self.do(enqueue.enqueue(self.context, Message(b"x", **options)))
 
-    def take(self, wanted: claim.Wanted = ANY) -> claim.Held:
+    def take(self, wanted: take.Wanted = ANY) -> take.Held:
         held = self.do(claim.claim(self.context, wanted))
         assert held is not None
         return held
@@ -85,6 +86,50 @@ def taken(world: World) -> None:
     world.memory["unit"] = unit.Unit([(world.context, world.memory["held"])], [(world.context, tree)])
 
 
+def again(world: World, **options: Any) -> Any:
+    return enqueue.enqueue(world.context, Message(b"new", task_id="a", **options))
+
+
+def requeued(world: World) -> None:
+    held(world)
+    world.do(again(world, requeue=True))
+
+
+def window(world: World) -> None:
+    requeued(world)
+    world.do(settle.complete(world.context, world.memory["held"], dedupe=5))
+    world.zk.advance(6)
+
+
+def locked(world: World) -> None:
+    world.put(task_id="a", lock=5)
+    world.memory["held"] = world.take()
+
+
+def unlocked(world: World) -> None:
+    locked(world)
+    world.zk.advance(6)
+
+
+def members(world: World) -> Any:
+    messages = [Message(b"x"), Message(b"x", priority=1)]
+    return enqueue.enqueue_batch(world.context, messages, "b", Message(b"then", task_id="then"))
+
+
+def last_member(world: World) -> None:
+    world.do(enqueue.enqueue_batch(world.context, [Message(b"x", task_id="a")], "b", Message(b"then", task_id="then")))
+    world.memory["held"] = world.take()
+
+
+def fifo(world: World) -> None:
+    world.do(configure.configure(world.context, order="fifo"))
+
+
+def fifo_held(world: World) -> None:
+    fifo(world)
+    held(world)
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -127,6 +172,53 @@ CASES = [
     Case("cancel", lambda w: w.put(task_id="a"), lambda w: admin.cancel(w.context, "a"), {"a": State.CANCELLED}),
     Case("redrive", cancelled, lambda w: admin.redrive(w.context, "a"), {"a": State.INSERTED}),
     Case("gc", ended, lambda w: gc.collect_garbage(w.context, 1), {}),
+    Case("enqueue again", ended, again, {"a": State.INSERTED}),
+    Case("enqueue a cancelled one again", cancelled, lambda w: again(w, delay=5), {"a": State.INSERTED}),
+    Case("update", lambda w: w.put(task_id="a"), lambda w: again(w, update=True, priority=3), {"a": State.INSERTED}),
+    Case("update in place", due, lambda w: again(w, update=True), {"a": State.INSERTED}),
+    Case("requeue", held, lambda w: again(w, requeue=True), {"a": State.CLAIMED}),
+    Case("requeue anew", requeued, lambda w: again(w, requeue=True, update=True), {"a": State.CLAIMED}),
+    Case("complete requeued", requeued, lambda w: settle.complete(w.context, HELD(w), b"r"), {"a": State.INSERTED}),
+    Case(
+        "complete, window",
+        requeued,
+        lambda w: settle.complete(w.context, HELD(w), b"r", dedupe=5),
+        {"a": State.FINISHED},
+    ),
+    Case("window ends", window, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
+    Case(
+        "fail requeued",
+        requeued,
+        lambda w: settle.fail(w.context, HELD(w), "e", retry=False),
+        {"a": State.INSERTED},
+    ),
+    Case("extend a lock", locked, lambda w: settle.extend(w.context, HELD(w), 60), {"a": State.CLAIMED}),
+    Case("lock ends", unlocked, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
+    Case("snooze", held, lambda w: settle.snooze(w.context, HELD(w), 5), {"a": State.INSERTED}),
+    Case("progress", held, lambda w: settle.progress(w.context, HELD(w), 0.5, "half"), {"a": State.CLAIMED}),
+    Case("cancel claimed", requeued, lambda w: admin.cancel(w.context, "a"), {"a": State.CANCELLED}),
+    Case("cancel abandoned", abandoned, lambda w: admin.cancel(w.context, "a"), {"a": State.CANCELLED}),
+    Case("clear", requeued, lambda w: admin.clear(w.context), {}),
+    Case(
+        "batch",
+        lambda _: None,
+        members,
+        {"b.000000": State.INSERTED, "b.000001": State.INSERTED},
+    ),
+    Case(
+        "last of a batch",
+        last_member,
+        lambda w: settle.complete(w.context, HELD(w)),
+        {"a": State.FINISHED, "then": State.INSERTED},
+    ),
+    Case(
+        "last of a batch cancelled",
+        last_member,
+        lambda w: admin.cancel(w.context, "a"),
+        {"a": State.CANCELLED, "then": State.INSERTED},
+    ),
+    Case("enqueue in order", fifo, lambda w: again(w), {"a": State.INSERTED}),
+    Case("release in order", fifo_held, lambda w: settle.release(w.context, HELD(w)), {"a": State.INSERTED}),
     Case("commit", taken, lambda w: unit.commit(w.memory["unit"]), {"a": State.FINISHED, "b": State.INSERTED}),
 ]
 BY_NAME = {case.name: case for case in CASES}
@@ -162,16 +254,19 @@ def test_a_crash_loses_no_task(name, at, kind):
     with pytest.raises(Crash):
         world.do(case.run(world), Faults(at, kind))
     world.zk.expire(world.session)
-    before = {task for task, state in check_tree(world.zk, world.context).items() if state.state is not State.CANCELLED}
-    done = [
-        task
-        for task, state in check_tree(world.zk, world.context).items()
-        if state.state in {State.FINISHED, State.DEAD}
-    ]
+    states = check_tree(world.zk, world.context)
+    before = {task for task, state in states.items() if state.state is not State.CANCELLED}
+    escrowed = [task for task, state in states.items() if state.requeue]
+    written_to_its_end = world.zk.node(world.context.paths.batch("b")) and not world.zk.node(
+        world.context.paths.batch("b", "open", WRITING)
+    )
+    if written_to_its_end:
+        before.add("then")
+    done = [task for task, state in states.items() if state.state in {State.FINISHED, State.DEAD}]
     world.session = world.zk.connect()
     world.context = new_context(world.zk, world.session)
     while (got := world.do(claim.claim(world.context, ANY, 200))) is not None:
         world.do(settle.complete(world.context, got))
         done.append(got.task_id)
-    assert sorted(done) == sorted(before)
+    assert sorted(done) == sorted([*before, *escrowed])
     check_tree(world.zk, world.context)

@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from airflow_provider_zkmq.engine.core import admin, claim, configure, context, enqueue, gc, settle
+from airflow_provider_zkmq.engine.core import admin, claim, configure, context, enqueue, gc, settle, take
 from airflow_provider_zkmq.engine.core.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.states import State
-from airflow_provider_zkmq.engine.errors import ClaimLost, IllegalTransition, TaskNotFound
+from airflow_provider_zkmq.engine.errors import ClaimLost, DuplicateTask, IllegalTransition, TaskNotFound
 from tests.fake_zookeeper import FakeZooKeeper, RandomLoss, check_tree, drive, new_context
 
 ATTEMPTS = 3
@@ -36,7 +36,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.contexts = [new_context(self.zk, session) for session in self.sessions]
         self.ended: dict[str, State] = {}
         self.known: set[str] = set()
-        self.held: list[tuple[int, claim.Held]] = []
+        self.held: list[tuple[int, take.Held]] = []
         self.stale: list[tuple[str, int]] = []
         types = {"c": OrderedEnum("low", "high")}
         policy = RetryPolicy(attempts=ATTEMPTS, factor=0.5)
@@ -58,9 +58,43 @@ class QueueMachine(RuleBasedStateMachine):
         message = Message(b"x", {"c": cls} if cls else None, priority, delay)
         self.known.add(self.do(who, enqueue.enqueue(self.contexts[who], message)))
 
+    def accepts(self, before, *, update, requeue):
+        """Carmine's rules for an id that is in use."""
+        if before is None or before.state is State.CANCELLED:
+            return True
+        if before.state is State.FINISHED:
+            return not before.requeue and (before.dedupe or 0) <= self.zk.ms
+        if before.state is State.CLAIMED:
+            return requeue and (update or not before.requeue)
+        return update and before.state is State.INSERTED
+
+    @rule(
+        who=WHO,
+        name=st.sampled_from("abc"),
+        cls=st.sampled_from([None, "low", "high"]),
+        update=st.booleans(),
+        requeue=st.booleans(),
+        delay=st.sampled_from([None, None, 2]),
+        lock=st.sampled_from([None, 5]),
+    )
+    def enqueue_named(self, who, name, cls, update, requeue, delay, lock):
+        message = Message(
+            name, {"c": cls} if cls else None, delay=delay, task_id=name, lock=lock, update=update, requeue=requeue
+        )
+        before = check_tree(self.zk, self.contexts[who]).get(name)
+        accepted = self.accepts(before, update=update, requeue=requeue)
+        try:
+            self.do(who, enqueue.enqueue(self.contexts[who], message))
+        except DuplicateTask:
+            assert not accepted
+            return
+        assert accepted
+        self.known.add(name)
+        self.ended.pop(name, None)
+
     @rule(who=WHO, lease=st.sampled_from([None, None, 5, 300]))
     def claim(self, who, lease):
-        got = self.do(who, claim.claim(self.contexts[who], claim.Wanted(EVERYTHING, lease)))
+        got = self.do(who, claim.claim(self.contexts[who], take.Wanted(EVERYTHING, lease)))
         if got is not None:
             assert got.task_id not in self.ended, "an ended task was handed out"
             assert 1 <= got.state.attempt <= ATTEMPTS
@@ -81,23 +115,25 @@ class QueueMachine(RuleBasedStateMachine):
             return None, None
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def complete(self, data):
-        task, _ = self.settle(data, settle.complete)
-        if task:
+    @rule(data=st.data(), dedupe=st.sampled_from([None, None, 4]))
+    def complete(self, data, dedupe):
+        before = check_tree(self.zk, self.contexts[0])
+        task, _ = self.settle(data, lambda context, got: settle.complete(context, got, dedupe=dedupe))
+        if task and not before[task].requeue:
             self.ended[task] = State.FINISHED
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), retry=st.booleans())
     def fail(self, data, retry):
+        before = check_tree(self.zk, self.contexts[0])
         task, state = self.settle(data, lambda context, got: settle.fail(context, got, "e", retry=retry))
         if task:
-            assert retry or state is State.DEAD
+            assert retry or state is (State.INSERTED if before[task].requeue else State.DEAD)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def release(self, data):
-        self.settle(data, settle.release)
+    @rule(data=st.data(), delay=st.sampled_from([None, 3]))
+    def release(self, data, delay):
+        self.settle(data, lambda context, got: settle.release(context, got, delay))
 
     @precondition(lambda self: self.stale)
     @rule(data=st.data(), who=WHO)
@@ -123,7 +159,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(who=WHO, data=st.data(), what=st.sampled_from([admin.cancel, admin.redrive]))
     def operate(self, who, data, what):
         task = data.draw(st.sampled_from(sorted(self.known)))
-        allowed = {State.INSERTED} if what is admin.cancel else {State.DEAD, State.CANCELLED}
+        pending = {State.INSERTED, State.CLAIMED}
+        allowed = pending if what is admin.cancel else {State.DEAD, State.CANCELLED}
         before = check_tree(self.zk, self.contexts[who])[task].state
         if before in allowed:
             self.do(who, what(self.contexts[who], task))
@@ -136,9 +173,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, lifetime=st.sampled_from([1, 300]))
     def collect(self, who, lifetime):
+        before = check_tree(self.zk, self.contexts[who])
         self.do(who, gc.collect_garbage(self.contexts[who], lifetime))
         gone = self.known - set(check_tree(self.zk, self.contexts[who]))
         assert gone <= set(self.ended), "a task that had not ended was collected"
+        assert all((before[task].dedupe or 0) <= self.zk.ms for task in gone), "collected in its dedupe window"
         self.known -= gone
 
     @invariant()
@@ -150,7 +189,8 @@ class QueueMachine(RuleBasedStateMachine):
             if task in self.ended:
                 assert state.state is self.ended[task]
             else:
-                assert state.state not in {State.FINISHED, State.CANCELLED}
+                assert state.state is not State.CANCELLED
+                assert state.state is not State.FINISHED or state.requeue
 
 
 TestQueue = QueueMachine.TestCase

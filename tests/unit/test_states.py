@@ -10,7 +10,7 @@ from airflow_provider_zkmq.engine.core.states import ENDED, TRANSITIONS, Event, 
 from airflow_provider_zkmq.engine.errors import IllegalTransition
 
 ROWS = {
-    "inserted": {"claim": "claimed", "promote": "inserted", "cancel": "cancelled"},
+    "inserted": {"claim": "claimed", "promote": "inserted", "cancel": "cancelled", "update": "inserted"},
     "claimed": {
         "complete": "finished",
         "fail": "inserted",
@@ -19,10 +19,13 @@ ROWS = {
         "rescue": "inserted",
         "rescue-final": "dead",
         "extend": "claimed",
+        "cancel": "cancelled",
+        "requeue": "claimed",
+        "rerun": "inserted",
     },
-    "finished": {},
+    "finished": {"rerun": "inserted", "enqueue-again": "inserted"},
     "dead": {"redrive": "inserted"},
-    "cancelled": {"redrive": "inserted"},
+    "cancelled": {"redrive": "inserted", "enqueue-again": "inserted"},
 }
 
 
@@ -52,3 +55,7 @@ def test_a_status_is_derived_from_the_stored_state():
     }
     for state, status in names.items():
         assert derive_status(state, scheduled=False) == status
+    assert derive_status(State.CLAIMED, scheduled=False, requeue=True) == "locked-with-requeue"
+    assert derive_status(State.FINISHED, scheduled=False, window=True) == "done-with-backoff"
+    assert derive_status(State.FINISHED, scheduled=False, requeue=True) == "done-with-requeue"
+    assert derive_status(State.FINISHED, scheduled=False, requeue=True, window=True) == "done-with-requeue"

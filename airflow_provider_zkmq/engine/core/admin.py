@@ -1,19 +1,36 @@
-"""What an operator does to single tasks: cancel and redrive."""
+"""What an operator does to tasks: cancel, redrive, clear."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
+from airflow_provider_zkmq.engine.core.batch import close_batch, membership
+from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.enqueue import open_segment
+from airflow_provider_zkmq.engine.core.inspect import as_state, task_ids
 from airflow_provider_zkmq.engine.core.lanes import Lane
-from airflow_provider_zkmq.engine.core.moves import move, moved
-from airflow_provider_zkmq.engine.core.ops import Failure, Get, Node, Procedure
-from airflow_provider_zkmq.engine.core.paths import check_name
+from airflow_provider_zkmq.engine.core.moves import Moving, departure, move, move_to_lane, moved, tree_deletes
+from airflow_provider_zkmq.engine.core.ops import (
+    Delete,
+    Exists,
+    Failure,
+    Get,
+    GetMany,
+    Multi,
+    Node,
+    Outcome,
+    Procedure,
+    SetData,
+    WriteOp,
+)
+from airflow_provider_zkmq.engine.core.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.records import TaskState
-from airflow_provider_zkmq.engine.core.states import Event
-from airflow_provider_zkmq.engine.core.transact import refused, server_time
-from airflow_provider_zkmq.engine.errors import TaskNotFound
+from airflow_provider_zkmq.engine.core.states import Event, State, step
+from airflow_provider_zkmq.engine.core.transact import never, refused, server_time, transact
+from airflow_provider_zkmq.engine.errors import CorruptRecord, TaskNotFound
+
+CHUNK: Final = 128
 
 
 def read_state(context: Context, task_id: str) -> Procedure[tuple[TaskState, Node]]:
@@ -27,30 +44,112 @@ def read_state(context: Context, task_id: str) -> Procedure[tuple[TaskState, Nod
 
 
 def cancel(context: Context, task_id: str) -> Procedure[None]:
-    """Withdraw a pending task. Raises `TaskNotFound`, or `IllegalTransition` when it is not pending any more."""
-    yield from _change(context, task_id, Event.CANCEL)
+    """Withdraw a task that is pending or claimed; its consumer is told, and can settle it no more.
 
-
-def redrive(context: Context, task_id: str) -> Procedure[None]:
-    """Put a dead or cancelled task back into its lane, its attempts reset, its history kept.
-
-    Raises `TaskNotFound`, or `IllegalTransition` for a task in any other state.
+    Raises `TaskNotFound`, or `IllegalTransition` when it has ended.
     """
-    yield from _change(context, task_id, Event.REDRIVE)
-
-
-def _change(context: Context, task_id: str, event: Event) -> Procedure[None]:
-    """Read, decide by the table, write under the version read; again if somebody was faster."""
     while True:
         state, node = yield from read_state(context, task_id)
         now = yield from server_time(context)
-        after = moved(context, task_id, state, event, now=now)
-        if event is Event.REDRIVE:
-            lane, segment, _ = yield from open_segment(context, Lane(state.priority, dict(state.filters)))
-            place = f"{lane.name}/{segment}/{state.place.rpartition('/')[2]}"
-            after = replace(after, place=place, attempt=0, error=None, claimed=None, ended=None)
-        outcome, multi = yield from move(context, task_id, node.stat.version, state, after)
-        if outcome.committed:
+        before = state
+        if state.state is State.CLAIMED:
+            before = state.with_attempt("cancelled", now, None)
+        after = replace(moved(context, task_id, before, Event.CANCEL, now=now), requeue=False)
+        extra = yield from _notice(context, task_id, state)
+        gone = yield from _claim_gone(context, task_id, state)
+        it = Moving(task_id, node.stat.version, before, extra, gone)
+        if (yield from _carried_out(context, f"cancel of task {task_id!r}", it, after)):
             return
-        if outcome.failure not in {Failure.BAD_VERSION, Failure.NO_NODE}:
-            raise refused(f"{event} of task {task_id!r}", outcome, multi)
+
+
+def _claim_gone(context: Context, task_id: str, state: TaskState) -> Procedure[bool]:
+    """Whether the claim's ephemeral has vanished with its session, and nobody has rescued the task yet."""
+    return state.state is State.CLAIMED and (yield Exists(context.paths.task(task_id, "claim"))) is None
+
+
+def _notice(context: Context, task_id: str, state: TaskState) -> Procedure[list[WriteOp]]:
+    """Drop the run in escrow, and tell the consumer, which watches this znode; a dead one needs no telling."""
+    ops: list[WriteOp] = [Delete(context.paths.task(task_id, "requeue"))] if state.requeue else []
+    if state.state is State.CLAIMED:
+        path = context.paths.consumer(state.consumer or "", "current")
+        if (yield Exists(path)) is not None:
+            ops.append(SetData(path, b""))
+    return ops
+
+
+def redrive(context: Context, task_id: str) -> Procedure[None]:
+    """Put a dead or cancelled task at the end of its lane, its attempts reset, its history kept.
+
+    Raises `TaskNotFound`, or `IllegalTransition` for a task in any other state.
+    """
+    while True:
+        state, node = yield from read_state(context, task_id)
+        step(task_id, state.state, Event.REDRIVE)
+
+        def after(place: str, state: TaskState = state) -> TaskState:
+            fresh = moved(context, task_id, state, Event.REDRIVE)
+            return replace(fresh, place=place, attempt=0, error=None, claimed=None, ended=None, rank=None, batch=None)
+
+        it = Moving(task_id, node.stat.version, state)
+        lane = Lane(state.priority, dict(state.filters))
+        yield from read_conf(context)
+        outcome, multi = yield from move_to_lane(context, it, lane, entry_name(context.stamp(), task_id), after)
+        if _changed(f"redrive of task {task_id!r}", outcome, multi):
+            return
+
+
+def _carried_out(context: Context, what: str, it: Moving, after: TaskState) -> Procedure[bool]:
+    outcome, multi = yield from move(context, it, after)
+    return _changed(what, outcome, multi)
+
+
+def _changed(what: str, outcome: Outcome, multi: Multi) -> bool:
+    """True when written; False when somebody was faster and the record is to be read again."""
+    if not outcome.committed and outcome.failure not in {Failure.BAD_VERSION, Failure.NO_NODE}:
+        raise refused(what, outcome, multi)
+    return bool(outcome.committed)
+
+
+def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
+    """Delete every task of the queue, or every one in a state, whatever is being done with it; returns how many.
+
+    Nothing is archived. A consumer that has one in hand loses its claim. Configuration and consumers stay.
+    """
+    yield from read_conf(context)
+    wanted = as_state(state)
+    count = 0
+    ids = yield from task_ids(context, wanted)
+    for start in range(0, len(ids), CHUNK):
+        chunk = ids[start : start + CHUNK]
+        paths = tuple(context.paths.task(task_id, "state") for task_id in chunk)
+        nodes: list[Node | None] = yield GetMany(paths)
+        for task_id, node in zip(chunk, nodes, strict=True):
+            count += yield from _delete_task(context, task_id, node, wanted)
+    context.stock.clear()
+    return count
+
+
+def _delete_task(context: Context, task_id: str, node: Node | None, wanted: State | None) -> Procedure[bool]:
+    """Delete one tree with all that lists it; again if it changed meanwhile."""
+    path = context.paths.task(task_id, "state")
+    while node is not None:
+        try:
+            state = TaskState.decode(path, node.data)
+        except CorruptRecord as error:
+            context.run.report(path, f"{error}; it is kept")
+            return False
+        if wanted is not None and state.state is not wanted:
+            return False
+        gone = yield from _claim_gone(context, task_id, state)
+        ops = departure(context, task_id, state, claim_gone=gone)
+        ops += tree_deletes(context, task_id, state, node.stat.version)
+        ops += membership(context, task_id, state)
+        outcome = yield from transact(Multi(tuple(ops)), never)
+        if outcome.committed:
+            yield from close_batch(context, state.batch)
+            return True
+        before, node = node, (yield Get(path))
+        if node is not None and node.stat.version == before.stat.version:
+            context.run.report(path, "holds or lacks znodes that are not ours; it is kept")
+            return False
+    return False

@@ -17,7 +17,8 @@ from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 DEFAULT_GC_LIFETIME: Final = 86_400.0
 DEFAULT_GC_INTERVAL: Final = 300.0
-_NAMES: Final = ("layout", "filters", "policy", "task_gc_lifetime", "task_gc_interval")
+_NAMES: Final = ("layout", "filters", "policy", "task_gc_lifetime", "task_gc_interval", "lock", "order")
+ORDERS: Final = ("default", "fifo")
 
 
 def seconds(what: str, value: object) -> float:
@@ -35,6 +36,15 @@ def optional_seconds(what: str, value: object) -> float | None:
     return None if value is None else seconds(what, value)
 
 
+def lock_seconds(value: object) -> float | None:
+    """A lock time: more than 0 seconds, or None. Raises `ConfigError`."""
+    span = optional_seconds("lock", value)
+    if span == 0:
+        msg = "a lock of 0 seconds would end at once; leave it out for none"
+        raise ConfigError(msg)
+    return span
+
+
 def spell_seconds(value: float) -> bytes:
     """ASCII seconds, whole where they are."""
     return (f"{value:.0f}" if value == int(value) else repr(value)).encode()
@@ -47,11 +57,16 @@ def configure(
     task_gc_lifetime: object = None,
     task_gc_interval: object = None,
     policy: RetryPolicy | None = None,
+    lock: object = None,
+    order: str | None = None,
 ) -> Procedure[None]:
     """Create the queue if it does not exist and set the given values; what is not given stays as it is.
 
     ``filters`` replaces the declaration of filter types. ``task_gc_lifetime``: how long a finished task is kept,
     ``task_gc_interval``: how often clean-up runs; seconds or a duration. ``policy``: when failed tasks run again.
+    ``lock``: how long a claim holds without being extended, also while its session lives (0: without bound, the
+    default). ``order``: ``"fifo"``: claims happen in the order in which enqueues were committed; ``"default"``: nearly
+    so, consumers keeping out of each other's way.
     Raises `ConfigError` for values that are refused; then nothing is written.
     """
     values: dict[str, bytes] = {}
@@ -63,10 +78,21 @@ def configure(
         values["task_gc_interval"] = spell_seconds(seconds("task_gc_interval", task_gc_interval))
     if policy is not None:
         values["policy"] = policy.encode()
+    if lock is not None:
+        values["lock"] = spell_seconds(seconds("lock", lock))
+    if order is not None:
+        values["order"] = _order(order).encode()
     created = yield from create_skeleton(context, _defaults() | values)
     if not created and values:
         yield from _set(context, values)
     context.conf_watch = None
+
+
+def _order(value: str) -> str:
+    if value not in ORDERS:
+        msg = f"order {value!r} is unknown: use one of {', '.join(ORDERS)}"
+        raise ConfigError(msg)
+    return value
 
 
 def _defaults() -> dict[str, bytes]:
@@ -76,6 +102,8 @@ def _defaults() -> dict[str, bytes]:
         "policy": RetryPolicy().encode(),
         "task_gc_lifetime": spell_seconds(DEFAULT_GC_LIFETIME),
         "task_gc_interval": spell_seconds(DEFAULT_GC_INTERVAL),
+        "lock": b"0",
+        "order": b"default",
     }
 
 
@@ -145,6 +173,8 @@ def _parse(context: Context, nodes: dict[str, Node | None], *, paused: bool, arc
         gc_lifetime=_number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME),
         gc_interval=_number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL),
         paused=paused,
+        lock=_number(context, nodes, "lock", 0.0) or None,
+        order=_known_order(context, _data(nodes["order"])),
         archive=None if archive is None else _watermark(context.paths.at("archive"), archive.data),
     )
 
@@ -163,6 +193,16 @@ def _number(context: Context, nodes: dict[str, Node | None], name: str, default:
         return default
 
 
+def _known_order(context: Context, data: bytes) -> str:
+    order = data.decode(errors="replace").strip() or "default"
+    if order not in ORDERS:
+        context.run.report(
+            context.paths.conf("order"), f"{order!r} is no order of ours, using 'fifo', which serves any"
+        )
+        return "fifo"
+    return order
+
+
 def _watermark(path: str, data: bytes) -> int:
     """Up to which zxid finished tasks are archived; an unreadable mark allows nothing to be collected."""
     try:
@@ -171,8 +211,17 @@ def _watermark(path: str, data: bytes) -> int:
         return 0
 
 
-def set_paused(context: Context, paused: bool) -> Procedure[bool]:
-    """Pause or resume handing out tasks; True if that changed anything."""
+def pause(context: Context) -> Procedure[bool]:
+    """Hand out nothing until `resume`; True if it was not paused before."""
+    return (yield from _set_paused(context, paused=True))
+
+
+def resume(context: Context) -> Procedure[bool]:
+    """Hand out tasks again; True if it was paused."""
+    return (yield from _set_paused(context, paused=False))
+
+
+def _set_paused(context: Context, *, paused: bool) -> Procedure[bool]:
     yield from read_conf(context, create=True)
     ops = Ops()
     path = context.paths.at("paused")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.filters import FilterType
-from airflow_provider_zkmq.engine.core.ops import Children, Get, Node, Pipeline, Procedure, Signal, Wait, Watch
+from airflow_provider_zkmq.engine.core.lanes import Lane
+from airflow_provider_zkmq.engine.core.ops import Children, Get, Node, Pipeline, Procedure, Signal, Wait, Watch, WriteOp
 from airflow_provider_zkmq.engine.core.paths import Paths
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 
@@ -27,6 +28,23 @@ class Conf:
     paused: bool
     archive: int | None = None
     """Where an archive is configured: the zxid up to which finished tasks are archived."""
+    lock: float | None = None
+    order: str = "default"
+
+
+@dataclass(slots=True, eq=False)
+class OpenSegment:
+    """A lane's segment that takes entries: ``ops`` go into the transaction that writes the next one.
+
+    ``then`` takes their place once they are committed; ``ordered``: by the rules of a queue of strict order.
+    """
+
+    lane: Lane
+    segment: str
+    count: int
+    ops: list[WriteOp]
+    then: list[WriteOp]
+    ordered: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +70,8 @@ class Consumer:
 
     id: str
     session: int
+    accepts: list[str] = field(default_factory=list)
+    """The selectors it has announced."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +84,8 @@ class Runtime:
     new_signal: Callable[[], Signal]
     session: Callable[[], int]
     report: Callable[[str, str], None]
+    zxid: Callable[[], int]
+    """The latest transaction that the session has seen."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +101,8 @@ class Context:
     conf: Conf | None = None
     conf_watch: Watch | None = None
     cache: dict[str, Cached] = field(default_factory=dict)
-    open_segments: dict[str, list[Any]] = field(default_factory=dict)
+    open_segments: dict[str, OpenSegment] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
     buckets: set[str] = field(default_factory=set)
     stock: dict[str, list[str]] = field(default_factory=dict)
     verdicts: dict[str, dict[str, str] | None] = field(default_factory=dict)
@@ -89,10 +112,12 @@ class Context:
     clock: tuple[int, float] | None = None
     live: list[str] = field(default_factory=list)
     live_watch: Watch | None = None
+    cancel_watch: Watch | None = None
     trying: set[str] = field(default_factory=set)
     lease_ends: dict[str, int] = field(default_factory=dict)
     next_due: float | None = None
     counter: int = 0
+    mark: str = ""
 
     def new_watch(self) -> Watch:
         """A watch whose event wakes whoever waits for this queue."""
@@ -103,9 +128,10 @@ class Context:
         return os.urandom(8).hex()
 
     def stamp(self) -> str:
-        """A time-ordered, within this client rising, mark for an entry (16 hex digits)."""
+        """A time-ordered mark for an entry, rising within this client and like no other client's (22 hex digits)."""
         self.counter = max(self.counter + 1, self.run.wall_ms() << 16)
-        return f"{self.counter:016x}"
+        self.mark = self.mark or os.urandom(3).hex()
+        return f"{self.counter:016x}{self.mark}"
 
     def new_task_id(self) -> str:
         """A time-ordered id: a UUID of version 7 (RFC 9562)."""

@@ -2,128 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
-from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf
-from airflow_provider_zkmq.engine.core.context import Conf, Context
-from airflow_provider_zkmq.engine.core.filters import parse_filters
-from airflow_provider_zkmq.engine.core.lanes import (
-    MAX_LANES,
-    SEGMENT_ENTRIES,
-    Lane,
-    check_priority,
-    next_segment,
-    parse_lane,
-)
-from airflow_provider_zkmq.engine.core.ops import (
-    Children,
-    Create,
-    Exists,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Outcome,
-    Pipeline,
-    Procedure,
-    WriteOp,
-    request_size,
-)
-from airflow_provider_zkmq.engine.core.paths import check_name, entry_name
-from airflow_provider_zkmq.engine.core.records import Message, TaskState, encode_data, encode_metadata
-from airflow_provider_zkmq.engine.core.schedule import index_path
-from airflow_provider_zkmq.engine.core.states import State, derive_status
-from airflow_provider_zkmq.engine.core.transact import ensure_bucket, failed_at, reconnect, refused, server_time
-from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, OutcomeUnknown, TaskTooLarge, ZkmqError
+from airflow_provider_zkmq.engine.core import again
+from airflow_provider_zkmq.engine.core.batch import open_batch, seal_batch
+from airflow_provider_zkmq.engine.core.configure import read_conf
+from airflow_provider_zkmq.engine.core.context import Context, OpenSegment
+from airflow_provider_zkmq.engine.core.ops import Failure, Multi, Outcome, Pipeline, Procedure, WriteOp, request_size
+from airflow_provider_zkmq.engine.core.paths import check_name
+from airflow_provider_zkmq.engine.core.place import may_reopen, open_segment, remember_opened, slot_ops
+from airflow_provider_zkmq.engine.core.records import Message
+from airflow_provider_zkmq.engine.core.transact import failed_at, reconnect, refused
+from airflow_provider_zkmq.engine.core.tree import Tree, due_of, prepare, scheduled_index
+from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, ZkmqError
 
-#: ZooKeeper's default ``jute.maxbuffer`` is 1 048 575 bytes for a whole request; a larger one is answered by a
-#: dropped connection, which would look like an outage. Some room is left for the server's own framing.
-MAX_REQUEST: Final = 1_040_000
 TREES_PER_MULTI: Final = 20
 BATCH_BYTES: Final = 256_000
 WINDOW: Final = 8
-
-
-@dataclass(slots=True)
-class Tree:
-    """A validated message, ready to be written."""
-
-    task_id: str
-    generated: bool
-    data: bytes
-    metadata: bytes
-    filters: dict[str, str]
-    lane: Lane
-    delay: float
-    policy: dict[str, Any] | None
-    nonce: str
-    stamp: str
-
-    def ops(self, context: Context, place: str, index: str | None, due: int | None) -> list[WriteOp]:
-        """The transaction that writes the tree and its entry."""
-        at, paths = self.task_id, context.paths
-        state = TaskState(
-            State.INSERTED,
-            place,
-            self.nonce,
-            priority=self.lane.priority,
-            filters=self.filters,
-            due=due,
-            index=index,
-            policy=self.policy,
-        )
-        return [
-            Create(paths.task(at)),
-            Create(paths.task(at, "data"), self.data),
-            Create(paths.task(at, "metadata"), self.metadata),
-            Create(paths.task(at, "filters")),
-            *(Create(paths.task(at, "filters", name), value.encode()) for name, value in self.filters.items()),
-            Create(paths.task(at, "state"), state.encode()),
-            Create(paths.at(index) if index else paths.entry(place)),
-        ]
-
-
-def prepare(context: Context, conf: Conf, message: Message) -> Tree:
-    """Validate a message against the queue. Raises `ConfigError` or `TaskTooLarge`; nothing is written."""
-    if not isinstance(message, Message):
-        msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
-        raise ConfigError(msg)
-    filters = parse_filters(conf.types, message.filters)
-    generated = message.task_id is None
-    tree = Tree(
-        task_id=context.new_task_id() if generated else check_name("task id", message.task_id),
-        generated=generated,
-        data=encode_data("data", message.data),
-        metadata=encode_metadata(message.metadata),
-        filters=filters,
-        lane=Lane(check_priority(message.priority), filters),
-        delay=optional_seconds("delay", message.delay) or 0.0,
-        policy=None if message.policy is None else _plain(message.policy),
-        nonce=context.nonce(),
-        stamp=context.stamp(),
-    )
-    _check_size(context, tree)
-    return tree
-
-
-def _plain(policy: Any) -> dict[str, Any]:
-    return {"attempts": policy.attempts, "factor": policy.factor} | {
-        "min_backoff": policy.min_backoff,
-        "max_backoff": policy.max_backoff,
-    }
-
-
-def _check_size(context: Context, tree: Tree) -> None:
-    """Refuse what ZooKeeper would answer by dropping the connection."""
-    size = request_size(tree.ops(context, "x" * 300, None, None)) + 600
-    if size > MAX_REQUEST:
-        msg = (
-            f"task {tree.task_id!r} needs {size:,} bytes, ZooKeeper takes {MAX_REQUEST:,} in one request "
-            f"(data: {len(tree.data):,} bytes); store large data elsewhere and enqueue its address"
-        )
-        raise TaskTooLarge(msg)
 
 
 def enqueue(context: Context, message: Message) -> Procedure[str]:
@@ -138,9 +36,64 @@ def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[lis
     Every message is validated before the first is written. Each task is all or nothing; the call as a whole is
     not: `DuplicateTask` tells which ids were refused and which tasks were written.
     """
+    trees = yield from prepare_many(context, messages)
+    return (yield from write_trees(context, trees))
+
+
+def enqueue_all(
+    context: Context, messages: Sequence[Message], batch: str | None, then: Message | None
+) -> Procedure[list[str]]:
+    """Write many tasks, as a batch where it has a name."""
+    if batch is not None:
+        return (yield from enqueue_batch(context, messages, batch, then))
+    if then is not None:
+        msg = "then= needs batch=: it follows when the last task of a batch has ended"
+        raise ConfigError(msg)
+    return (yield from enqueue_many(context, messages))
+
+
+def enqueue_batch(
+    context: Context, messages: Sequence[Message], batch: str, then: Message | None = None
+) -> Procedure[list[str]]:
+    """Write many tasks as one batch, which is done when each of them has ended; `then` is enqueued at that moment.
+
+    Members without an id of the caller's are named ``<batch>.<number>``, so that a call that was interrupted can be
+    repeated: what it wrote already is not written twice. Raises `DuplicateTask` for a batch that is complete already.
+    """
+    if not messages:
+        msg = f"batch {batch!r} has no tasks"
+        raise ConfigError(msg)
+    name = check_name("batch", batch)
+    named = [_member(name, number, message) for number, message in enumerate(messages)]
+    trees = yield from prepare_many(context, named, name)
+    following = None if then is None else (yield from prepare_many(context, [then]))[0]
+    fresh = yield from open_batch(context, name, following)
+    for tree, message in zip(trees, messages, strict=True):
+        tree.generated = fresh and isinstance(message, Message) and message.task_id is None
+    ids = yield from write_trees(context, trees)
+    yield from seal_batch(context, name, len(ids))
+    return ids
+
+
+def _member(batch: str, number: int, message: Message) -> Message:
+    if not isinstance(message, Message) or message.task_id is not None:
+        return message
+    return replace(message, task_id=f"{batch}.{number:06d}")
+
+
+def prepare_many(context: Context, messages: Sequence[Message], batch: str | None = None) -> Procedure[list[Tree]]:
+    """Validate every message. Raises `ConfigError`, `TaskTooLarge`; nothing is written."""
     conf = yield from read_conf(context, create=True)
-    trees = [prepare(context, conf, message) for message in messages]
+    trees = [prepare(context, conf, message, batch) for message in messages]
     _refuse_twins(trees)
+    if batch is not None and any(tree.update or tree.requeue for tree in trees):
+        msg = f"batch {batch!r}: a task that is to be updated or requeued cannot join a batch"
+        raise ConfigError(msg)
+    return trees
+
+
+def write_trees(context: Context, trees: Sequence[Tree]) -> Procedure[list[str]]:
+    """Write validated trees; see `enqueue_many`."""
     done: list[str] = []
     refused_ids: list[tuple[str, str | None]] = []
     batches = _batches(context, trees)
@@ -152,9 +105,9 @@ def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[lis
 
 
 def _refuse_twins(trees: Sequence[Tree]) -> None:
-    ids = [tree.task_id for tree in trees]
-    if len(set(ids)) != len(ids):
-        twin = next(task_id for at, task_id in enumerate(ids) if task_id in ids[:at])
+    times = Counter(tree.task_id for tree in trees)
+    twin, most = times.most_common(1)[0] if times else ("", 0)
+    if most > 1:
         msg = f"task id {twin!r} stands twice in the same call; nothing was written"
         raise ConfigError(msg)
 
@@ -184,150 +137,82 @@ def _write(
     context: Context, batches: list[list[Tree]], done: list[str], refused_ids: list[tuple[str, str | None]]
 ) -> Procedure[None]:
     """One window of transactions in flight together; each that did not commit at once is carried on singly."""
-    multis = []
+    written = []
     opened: set[str] = set()  # requests of one session are carried out in order: the first one opens for all
     for batch in batches:
-        ops = yield from _batch_ops(context, batch, opened)
-        multis.append(Multi(tuple(ops)))
-    outcomes: list[Outcome] = yield Pipeline(tuple(multis))
-    for batch, multi, outcome in zip(batches, multis, outcomes, strict=True):
-        status = yield from _settle_batch(context, batch, multi, outcome)
+        written.append((yield from _batch_ops(context, batch, opened)))
+    outcomes: list[Outcome] = yield Pipeline(tuple(it.multi for it in written))
+    for batch, it, outcome in zip(batches, written, outcomes, strict=True):
+        status = yield from _settle_batch(context, batch, it, outcome)
         if status is None:
             done.extend(tree.task_id for tree in batch)
         else:
             refused_ids.append((batch[0].task_id, status))
 
 
-def _batch_ops(context: Context, batch: list[Tree], opened: set[str]) -> Procedure[list[WriteOp]]:
+@dataclass(slots=True)
+class _Written:
+    """A transaction of several trees, and the segments it writes to."""
+
+    multi: Multi
+    slots: list[OpenSegment]
+    buckets: bool
+
+
+def _batch_ops(context: Context, batch: list[Tree], opened: set[str]) -> Procedure[_Written]:
     ops: list[WriteOp] = []
+    slots: list[OpenSegment] = []
     for tree in batch:
-        ops.extend((yield from _tree_ops(context, tree, opened)))
-    return ops
+        if tree.delay > 0:
+            due = yield from due_of(context, tree.delay)
+            index = yield from scheduled_index(context, tree.task_id, due)
+            ops += tree.ops(context, f"{tree.lane.name}//{tree.entry}", index, due)
+        else:
+            slot = yield from open_segment(context, tree.lane)
+            slots.append(slot)
+            checked = [op for op in slot_ops(slot, opened) if op not in ops]
+            ops += [*checked, *tree.ops(context, f"{slot.lane.name}/{slot.segment}/{tree.entry}", None, None)]
+    return _Written(Multi(tuple(ops)), slots, any(tree.delay > 0 for tree in batch))
 
 
-def _tree_ops(context: Context, tree: Tree, opened: set[str]) -> Procedure[list[WriteOp]]:
-    """The tree's operations, preceded by those that open its lane or segment where they are not there yet."""
-    if tree.delay > 0:
-        now = yield from server_time(context)
-        due = now + int(tree.delay * 1000)
-        index = index_path("scheduled", due, tree.task_id)
-        bucket = context.paths.at(index.rpartition("/")[0])
-        if bucket not in context.buckets:
-            yield from ensure_bucket(bucket)
-            context.buckets.add(bucket)
-        place = f"{tree.lane.name}//{entry_name(tree.stamp, tree.task_id)}"
-        return tree.ops(context, place, index, due)
-    lane, segment, creates = yield from open_segment(context, tree.lane)
-    fresh = [op for op in creates if op.path not in opened]
-    opened.update(op.path for op in creates)
-    place = f"{lane.name}/{segment}/{entry_name(tree.stamp, tree.task_id)}"
-    return [*fresh, *tree.ops(context, place, None, None)]
-
-
-def open_segment(context: Context, wanted: Lane) -> Procedure[tuple[Lane, str, list[WriteOp]]]:
-    """Where the next entry of a lane goes, and what must be created for it in the same transaction."""
-    memory = context.open_segments.get(wanted.name)
-    if memory is not None and memory[2] < SEGMENT_ENTRIES:
-        memory[2] += 1
-        lane, segment, _, creates = memory
-        return lane, segment, creates
-    lane = yield from _bounded(context, wanted)
-    segment, count, creates = yield from _last_segment(context, lane)
-    context.open_segments[wanted.name] = [lane, segment, count + 1, creates]
-    return lane, segment, creates
-
-
-def _bounded(context: Context, wanted: Lane) -> Procedure[Lane]:
-    """The lane itself while there are few, else its priority's mixed lane."""
-    if not wanted.filters:
-        return wanted
-    names = yield Children(context.paths.at("queue"))
-    known = set(names or ())
-    if wanted.name in known or sum(parse_lane(name) is not None for name in known) < MAX_LANES:
-        return wanted
-    return wanted.mixed()
-
-
-def _last_segment(context: Context, lane: Lane) -> Procedure[tuple[str, int, list[WriteOp]]]:
-    """The newest segment with room, else a new one."""
-    path = context.paths.at("queue", lane.name)
-    names = yield Children(path)
-    if names:
-        newest = max(names)
-        stat = yield Exists(f"{path}/{newest}")
-        if stat is not None and stat.children < SEGMENT_ENTRIES:
-            return newest, stat.children, []
-    segment = next_segment(names or [])
-    creates: list[WriteOp] = [Create(f"{path}/{segment}")]
-    if names is None:
-        creates.insert(0, Create(path, lane.encode()))
-    return segment, 0, creates
-
-
-def _settle_batch(context: Context, batch: list[Tree], multi: Multi, outcome: Outcome) -> Procedure[str | None]:
+def _settle_batch(context: Context, batch: list[Tree], it: _Written, outcome: Outcome) -> Procedure[str | None]:
     """Carry a batch to its end: None when it is written, or the status of the task that holds its first id."""
     uncertain = False
     first = batch[0]
     while True:
-        _remember_opened(context, multi, outcome)
+        remember_opened(context, it.multi, outcome)
         if outcome.committed:
             return None
-        path = failed_at(outcome, multi)
+        path = failed_at(outcome, it.multi)
         if outcome.unknown:
             uncertain = True
             yield from reconnect()
         elif outcome.failure is Failure.NODE_EXISTS and path == context.paths.task(first.task_id):
-            return (yield from _holder(context, first, uncertain=uncertain))
-        elif _may_reopen(context, path, outcome):
-            multi = Multi(tuple((yield from _batch_ops(context, batch, set()))))
+            met = yield from again.meet(context, first, uncertain=uncertain)
+            if met is not again.Met.GONE:
+                return met if isinstance(met, str) else None
+        elif may_reopen(context, it.slots, it.multi, outcome) or _bucket_gone(context, it, path, outcome):
+            it = yield from _batch_ops(context, batch, set())
         else:
-            raise _refusal(context, outcome, multi)
-        outcome = yield multi
+            raise _refusal(context, outcome, it.multi)
+        outcome = yield it.multi
 
 
-def _remember_opened(context: Context, multi: Multi, outcome: Outcome) -> None:
-    """Segments that now exist need no create; those of a refused transaction are looked up again."""
-    touched = {op.path for op in multi.ops}
-    for name, memory in list(context.open_segments.items()):
-        if not any(op.path in touched for op in memory[3]):
-            continue
-        if outcome.committed:
-            memory[3] = []
-        else:
-            context.open_segments.pop(name, None)
-
-
-def _may_reopen(context: Context, path: str, outcome: Outcome) -> bool:
-    """Whether the refusal is a segment that came or went meanwhile, so that another try makes sense."""
-    inside = path.startswith((context.paths.at("queue") + "/", context.paths.at("scheduled") + "/"))
-    if inside and outcome.failure in {Failure.NO_NODE, Failure.NODE_EXISTS}:
-        context.open_segments.clear()
+def _bucket_gone(context: Context, it: _Written, path: str, outcome: Outcome) -> bool:
+    """Whether a bucket of scheduled tasks was cleared away meanwhile."""
+    inside = it.buckets and path.startswith(context.paths.at("scheduled") + "/")
+    if inside and outcome.failure is Failure.NO_NODE:
         context.buckets.clear()
         return True
     return False
 
 
 def _refusal(context: Context, outcome: Outcome, multi: Multi) -> ZkmqError:
+    path = failed_at(outcome, multi)
+    if outcome.failure is Failure.NO_NODE and path.startswith(context.paths.at("batches") + "/"):
+        return ConfigError(f"the batch of {path} was deleted while its tasks were written")
     if outcome.failure is Failure.NO_NODE:
         context.conf_watch = None
         msg = f"queue {context.queue!r} was deleted under {context.root!r}; configure() creates it anew"
         return ConfigError(msg)
     return refused("enqueue", outcome, multi)
-
-
-def _holder(context: Context, tree: Tree, *, uncertain: bool) -> Procedure[str | None]:
-    """Who holds the id: None for our own lost try, else the status of the other task.
-
-    The entry's name, which a task keeps for its whole life, holds our stamp.
-    """
-    path = context.paths.task(tree.task_id, "state")
-    node: Node | None = yield Get(path)
-    if node is None and uncertain:
-        msg = f"task {tree.task_id!r} was written or not, and what stood there has been collected meanwhile"
-        raise OutcomeUnknown(msg)
-    if node is None:
-        return "collected meanwhile"
-    state = TaskState.decode(path, node.data)
-    if uncertain and state.place.endswith("/" + entry_name(tree.stamp, tree.task_id)):
-        return None
-    return str(derive_status(state.state, scheduled=state.due is not None))

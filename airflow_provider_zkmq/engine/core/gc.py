@@ -11,9 +11,11 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.batch import close_batches
 from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.lanes import parse_lane
+from airflow_provider_zkmq.engine.core.moves import tree_deletes
 from airflow_provider_zkmq.engine.core.ops import (
     Check,
     Children,
@@ -35,12 +37,12 @@ from airflow_provider_zkmq.engine.core.paths import entry_task
 from airflow_provider_zkmq.engine.core.records import TaskState, dump
 from airflow_provider_zkmq.engine.core.rescue import promote_due, rescue_dead
 from airflow_provider_zkmq.engine.core.schedule import BUCKET_MS, bucket_start, entry_time
-from airflow_provider_zkmq.engine.core.states import State
 from airflow_provider_zkmq.engine.core.transact import never, tick, transact
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 TREES_PER_MULTI: Final = 20
 WINDOW: Final = 8
+BATCH_CHUNK: Final = 500
 LANE_IDLE_MS: Final = 3_600_000
 INDEXES: Final = ("finished", "cancelled")
 
@@ -83,7 +85,9 @@ def _collect(context: Context, lifetime: float, archived: int | None) -> Procedu
     cutoff = now - int(lifetime * 1000)
     for index in INDEXES:
         yield from _collect_index(context, index, cutoff, archived, report)
-    yield from _prune_lanes(context, now)
+    yield from _collect_batches(context, cutoff)
+    if context.conf is not None and context.conf.order != "fifo":  # its lanes' versions must not begin again
+        yield from _prune_lanes(context, now)
     yield from _note_run(context, report)
     return report
 
@@ -172,18 +176,10 @@ def _tree(context: Context, entry: str, path: str, node: Node) -> list[WriteOp]:
     except CorruptRecord as error:
         context.run.report(path, str(error))
         return []
-    if state.index is None or context.paths.at(state.index) != entry:
+    window = state.dedupe is not None and state.dedupe > (context.server_ms() or 0)
+    if window or state.index is None or context.paths.at(state.index) != entry:
         return []
-    base = path.rpartition("/")[0]
-    parts = ["data", "metadata", *(f"filters/{name}" for name in state.filters), "filters"]
-    if state.state is State.FINISHED:
-        parts.append("result")
-    return [
-        Delete(path, node.stat.version),
-        *(Delete(f"{base}/{part}") for part in parts),
-        Delete(base),
-        Delete(entry),
-    ]
+    return [*tree_deletes(context, entry_task(entry.rpartition("/")[2]) or "", state, node.stat.version), Delete(entry)]
 
 
 def _delete(context: Context, trees: list[list[WriteOp]], report: Collected) -> Procedure[None]:
@@ -224,3 +220,26 @@ def _prune_lanes(context: Context, now: int) -> Procedure[None]:
         if all(stat and stat.children == 0 and stat.ctime < now - LANE_IDLE_MS for stat in stats):
             deletes = tuple(Delete(f"{lane}/{segment}") for segment in segments)
             yield Multi((*(Check(op.path) for op in deletes), *deletes, Delete(lane)))
+
+
+def _collect_batches(context: Context, cutoff: int) -> Procedure[None]:
+    """Delete what was kept of batches that were done long ago, and end those that a crash left without an end."""
+    yield from close_batches(context)
+    for bucket in (yield Children(context.paths.at("batches-done"))) or ():
+        start = bucket_start(bucket)
+        if start is None or start > cutoff:
+            continue
+        path = context.paths.at("batches-done", bucket)
+        for entry in (yield Children(path)) or ():
+            when = entry_time(entry)
+            if when is not None and when <= cutoff:
+                yield from _delete_batch(f"{path}/{entry}", context.paths.batch(entry_task(entry) or ""))
+        if start + 2 * BUCKET_MS < cutoff:
+            yield Multi((Delete(path),))  # refused while something is kept
+
+
+def _delete_batch(entry: str, base: str) -> Procedure[None]:
+    failed = (yield Children(f"{base}/failed")) or []
+    for start in range(0, len(failed), BATCH_CHUNK):
+        yield Multi(tuple(Delete(f"{base}/failed/{name}") for name in failed[start : start + BATCH_CHUNK]))
+    yield from transact(Multi((Delete(f"{base}/failed"), Delete(base), Delete(entry))), never)

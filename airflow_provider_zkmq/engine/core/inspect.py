@@ -14,15 +14,20 @@ from airflow_provider_zkmq.engine.core.paths import SEPARATOR, check_name, entry
 from airflow_provider_zkmq.engine.core.records import Attempt, TaskState, load
 from airflow_provider_zkmq.engine.core.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.states import ENDED, State, Status, derive_status
+from airflow_provider_zkmq.engine.core.transact import server_time
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound
 
 CHUNK: Final = 32
-READ_BYTES: Final = ("state", "data", "metadata", "result")
+PARTS: Final = ("state", "data", "metadata", "result", "claim")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task as it was read. Times are the server's, in milliseconds since 1970; ``version`` is the record's zxid."""
+    """A task as it was read. Times are the server's, in milliseconds since 1970; ``version`` is the record's zxid.
+
+    ``progress`` (0 to 1) and ``note`` are what its handler reported last; ``dedupe_ms``: until when an enqueue of
+    the same id is refused although it is finished; ``batch``: the batch it was enqueued with.
+    """
 
     id: str
     state: State
@@ -41,6 +46,10 @@ class Task:
     due_ms: int | None
     history: tuple[Attempt, ...]
     version: int
+    progress: float | None = None
+    note: str | None = None
+    dedupe_ms: int | None = None
+    batch: str | None = None
 
     @property
     def enqueued_at(self) -> datetime:
@@ -48,31 +57,50 @@ class Task:
         return datetime.fromtimestamp(self.enqueued_ms / 1000, UTC)
 
 
-def build_task(
-    task_id: str, state: TaskState, stat: Stat, data: bytes = b"", metadata: dict[str, Any] | None = None,
-    result: bytes | None = None,
-) -> Task:  # fmt: skip
-    """A task of its parts; `stat` is the state record's."""
-    ended = stat.mtime if state.state in ENDED else None
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """The znodes of a task that tell about it."""
+
+    state: Node
+    data: Node | None
+    metadata: Node | None
+    result: Node | None
+    claim: Node | None
+
+
+def _build(context: Context, task_id: str, tree: _Tree, state: TaskState, status: Status) -> Task:
+    stat = tree.state.stat
+    came = stat if tree.data is None else tree.data.stat  # the data's znode is made anew for each run of the same id
+    claim = {} if tree.claim is None else load(context.paths.task(task_id, "claim"), tree.claim.data)
     return Task(
         id=task_id,
         state=state.state,
-        status=derive_status(state.state, scheduled=state.due is not None),
+        status=status,
         attempt=state.attempt,
         priority=state.priority,
         filters=dict(state.filters),
-        metadata=metadata or {},
-        data=data,
-        result=result,
+        metadata={} if tree.metadata is None else load(context.paths.task(task_id, "metadata"), tree.metadata.data),
+        data=b"" if tree.data is None else tree.data.data,
+        result=None if tree.result is None else tree.result.data,
         error=state.error,
         consumer=state.consumer,
-        enqueued_ms=stat.ctime,
+        enqueued_ms=came.ctime,
         claimed_ms=state.claimed,
-        ended_ms=ended,
+        ended_ms=stat.mtime if state.state in ENDED else None,
         due_ms=state.due,
         history=state.history,
         version=stat.mzxid,
+        progress=claim.get("progress"),
+        note=claim.get("note"),
+        dedupe_ms=state.dedupe,
+        batch=state.batch,
     )
+
+
+def status_of(context: Context, state: TaskState) -> Procedure[Status]:
+    """Carmine's word for a record; a dedupe window is judged by the server's clock."""
+    window = state.dedupe is not None and state.dedupe > (yield from server_time(context))
+    return derive_status(state.state, scheduled=state.due is not None, requeue=state.requeue, window=window)
 
 
 def read_task(context: Context, task_id: str) -> Procedure[Task]:
@@ -92,7 +120,7 @@ def read_many(context: Context, ids: Sequence[str], *, strict: bool = False) -> 
         chunk = ids[start : start + CHUNK]
         for task_id, nodes in (yield from _read_trees(context, chunk)):
             try:
-                task = _assemble(context, task_id, nodes)
+                task = yield from _assemble(context, task_id, nodes)
             except CorruptRecord as error:
                 if strict:
                     raise
@@ -105,26 +133,19 @@ def read_many(context: Context, ids: Sequence[str], *, strict: bool = False) -> 
 
 def _read_trees(context: Context, ids: Sequence[str]) -> Procedure[list[tuple[str, list[Node | None]]]]:
     """Several trees in one request: few enough that a reply stays bearable when each holds a megabyte."""
-    paths = tuple(context.paths.task(task_id, part) for task_id in ids for part in READ_BYTES)
+    paths = tuple(context.paths.task(task_id, part) for task_id in ids for part in PARTS)
     nodes: list[Node | None] = yield GetMany(paths)
-    width = len(READ_BYTES)
+    width = len(PARTS)
     return [(task_id, nodes[at * width : (at + 1) * width]) for at, task_id in enumerate(ids)]
 
 
-def _assemble(context: Context, task_id: str, nodes: list[Node | None]) -> Task | None:
-    node, data, metadata, result = nodes
+def _assemble(context: Context, task_id: str, nodes: list[Node | None]) -> Procedure[Task | None]:
+    node = nodes[0]
     if node is None:
         return None
     state = TaskState.decode(context.paths.task(task_id, "state"), node.data)
-    extra = {} if metadata is None else load(context.paths.task(task_id, "metadata"), metadata.data)
-    return build_task(
-        task_id,
-        state,
-        node.stat,
-        b"" if data is None else data.data,
-        extra,
-        None if result is None else result.data,
-    )
+    status = yield from status_of(context, state)
+    return _build(context, task_id, _Tree(node, *nodes[1:]), state, status)
 
 
 def list_tasks(
@@ -138,7 +159,7 @@ def list_tasks(
 
     Raises `ConfigError` for an unknown state or selector, or where the queue does not exist.
     """
-    wanted = _state(state)
+    wanted = as_state(state)
     conf = yield from read_conf(context)
     chosen = None if selector is None else as_selector(selector).bind(conf.types)
     ids = yield from task_ids(context, wanted)
@@ -154,7 +175,8 @@ def list_tasks(
     return tasks
 
 
-def _state(state: State | str | None) -> State | None:
+def as_state(state: State | str | None) -> State | None:
+    """A state by its name, None staying None. Raises `ConfigError`."""
     try:
         return None if state is None else State(state)
     except ValueError:
@@ -169,8 +191,11 @@ def task_ids(context: Context, state: State | None) -> Procedure[list[str]]:
             return sorted((yield Children(context.paths.at("tasks"))) or ())
         case State.DEAD:
             return sorted((yield Children(context.paths.at("dlq"))) or ())
-        case State.FINISHED | State.CANCELLED:
-            return _tasks_of((yield from _two_levels(context, str(state))))
+        case State.FINISHED:
+            requeued = yield from _two_levels(context, "requeued")
+            return _tasks_of([*(yield from _two_levels(context, "finished")), *requeued])
+        case State.CANCELLED:
+            return _tasks_of((yield from _two_levels(context, "cancelled")))
         case State.CLAIMED:
             return (yield from _claimed_ids(context))
         case State.INSERTED:
@@ -214,7 +239,7 @@ def counts(context: Context) -> Procedure[dict[str, int]]:
     yield from read_conf(context)
     pending = yield from _count_lanes(context)
     scheduled = yield from _count_two(context, "scheduled")
-    finished = yield from _count_two(context, "finished")
+    finished = (yield from _count_two(context, "finished")) + (yield from _count_two(context, "requeued"))
     cancelled = yield from _count_two(context, "cancelled")
     consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
     stats = yield Pipeline(tuple(Exists(context.paths.consumer(name, "current")) for name in consumers))

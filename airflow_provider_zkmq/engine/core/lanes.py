@@ -86,6 +86,11 @@ def parse_lane(name: str) -> Lane | None:
     return Lane(priority, {unquote(key): unquote(value) for key, value in filters.items()})
 
 
+def priority_of(name: str) -> str:
+    """The part of a lane's name that stands for its priority."""
+    return name[:6]
+
+
 def is_shortened(name: str) -> bool:
     """Whether the name is a digest, its filters to be read from the data."""
     return name[:1] == "p" and name[6:8] == ";#"

@@ -6,11 +6,16 @@ deletes that take the task from where it is, the creates that list it where it g
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+from airflow_provider_zkmq.engine.core.batch import close_batch, leaves_batch, membership
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.lanes import Lane
-from airflow_provider_zkmq.engine.core.ops import Failure, Get, Multi, Node, Ops, Outcome, Procedure
+from airflow_provider_zkmq.engine.core.ops import Create, Delete, Failure, Get, Multi, Node, Ops, Outcome, Procedure
+from airflow_provider_zkmq.engine.core.ops import WriteOp as Write
+from airflow_provider_zkmq.engine.core.place import may_reopen, open_segment, remember_opened
 from airflow_provider_zkmq.engine.core.records import TaskState
 from airflow_provider_zkmq.engine.core.schedule import index_path
 from airflow_provider_zkmq.engine.core.states import Event, State, step
@@ -32,62 +37,129 @@ def moved(
     if before.state is State.CLAIMED and after is not State.CLAIMED:
         ended = now if after in {State.FINISHED, State.DEAD} else None
         kept = before if after is State.FINISHED else replace(before, consumer=None, claimed=None)
-        state = replace(state, consumer=kept.consumer, claimed=kept.claimed, lease=None, ended=ended)
+        state = replace(state, consumer=kept.consumer, claimed=kept.claimed, lease=None, bound=False, ended=ended)
     return state
 
 
 def _index_of(after: State, task_id: str, now: int, due: int | None) -> str | None:
-    if after is State.INSERTED:
-        return None if due is None else index_path("scheduled", due, task_id)
+    if due is not None:
+        return index_path("requeued" if after is State.FINISHED else "scheduled", due, task_id)
     if after is State.DEAD:
         return f"dlq/{task_id}"
     return index_path(str(after), now, task_id) if after in {State.FINISHED, State.CANCELLED} else None
 
 
-def note_of(context: Context, task_id: str, state: TaskState) -> str:
-    """Where a claim is noted: with its consumer, or among the leases."""
+def notes_of(context: Context, task_id: str, state: TaskState) -> list[str]:
+    """Where a claim is noted: with its consumer if it ends with a session, among the leases if it has a deadline."""
+    notes = []
+    if state.bound or state.lease is None:
+        notes.append(context.paths.current(state.consumer or "", task_id))
     if state.lease is not None:
-        return context.paths.at("leases", state.lease)
-    return context.paths.current(state.consumer or "", task_id)
+        notes.append(lease_path(context, state))
+    return notes
 
 
-def _depart(context: Context, ops: Ops, task_id: str, before: TaskState, *, claim_gone: bool) -> None:
+def lease_path(context: Context, state: TaskState) -> str:
+    """Where the deadline of a claim stands; it must have one."""
+    return context.paths.at("locks" if state.bound else "leases", state.lease or "")
+
+
+def departure(context: Context, task_id: str, before: TaskState, *, claim_gone: bool = False) -> list[Write]:
+    """The deletes that take a task from where it is listed."""
     if before.state is State.CLAIMED:
-        if not claim_gone:
-            ops.delete(context.paths.task(task_id, "claim"))
-        ops.delete(note_of(context, task_id, before))
-    elif before.index is not None:
-        ops.delete(context.paths.at(before.index))
-    else:
-        ops.delete(context.paths.entry(before.place))
+        gone = [] if claim_gone else [context.paths.task(task_id, "claim")]
+        return [Delete(path) for path in (*gone, *notes_of(context, task_id, before))]
+    return [Delete(place_of(context, before))]
 
 
-def _arrival(context: Context, after: TaskState) -> str:
-    return context.paths.entry(after.place) if after.index is None else context.paths.at(after.index)
+def tree_deletes(context: Context, task_id: str, state: TaskState, version: int) -> list[Write]:
+    """The deletes of a task's own tree; its claim, if any, is deleted by its departure."""
+    task = context.paths.task
+    parts = ["data", "metadata", *(f"filters/{name}" for name in state.filters), "filters"]
+    parts += [name for name, there in (("result", state.result), ("requeue", state.requeue)) if there]
+    deletes: list[Write] = [Delete(task(task_id, "state"), version)]
+    return [*deletes, *(Delete(task(task_id, part)) for part in parts), Delete(task(task_id))]
 
 
-def move(
-    context: Context,
-    task_id: str,
-    version: int,
-    before: TaskState,
-    after: TaskState,
-    *,
-    extra: Ops | None = None,
-    claim_gone: bool = False,
-) -> Procedure[tuple[Outcome, Multi]]:
-    """Carry out one move; the caller judges a refusal. `claim_gone`: the claim's ephemeral vanished with its session."""
-    ops = Ops().set(context.paths.task(task_id, "state"), after.encode(), version)
-    _depart(context, ops, task_id, before, claim_gone=claim_gone)
-    arrival = _arrival(context, after)
-    ops.extend(extra.items if extra else ()).create(arrival)
-    multi = ops.multi()
+def place_of(context: Context, state: TaskState) -> str:
+    """The entry that lists a task which is not claimed."""
+    return context.paths.entry(state.place) if state.index is None else context.paths.at(state.index)
+
+
+def arrival(context: Context, after: TaskState) -> Create:
+    """The entry of a task that is listed; in a queue of strict order it holds the place it had from the first."""
+    return Create(place_of(context, after), b"" if after.rank is None else str(after.rank).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """What is to be moved: a task, its record and that record's version, and what else is written with it."""
+
+    task_id: str
+    version: int
+    before: TaskState
+    extra: list[Write] = field(default_factory=list)
+    claim_gone: bool = False
+    """The claim's ephemeral vanished with its session."""
+
+
+def move(context: Context, it: Moving, after: TaskState) -> Procedure[tuple[Outcome, Multi]]:
+    """Carry out one move to the place that `after` names; the caller judges a refusal."""
+    place = arrival(context, after)
     while True:
-        outcome = yield from transact(multi, lambda: _ours(context, task_id, after.nonce))
-        if outcome.committed or failed_at(outcome, multi) != arrival or outcome.failure is not Failure.NO_NODE:
-            context.learn_time(outcome.time)
+        multi = _multi(context, it, after, [])
+        outcome = yield from transact(multi, partial(written, context, it.task_id, after.nonce))
+        path = failed_at(outcome, multi)
+        if _lost_batch(context, it, path):
+            it, after = _without_batch(it), replace(after, batch=None)
+        elif path == place.path and outcome.failure is Failure.NO_NODE:
+            yield from _ensure_parents(context, after)
+        else:
+            yield from _learn(context, it, after, outcome)
             return outcome, multi
-        yield from _ensure_parents(context, after)
+
+
+def _lost_batch(context: Context, it: Moving, path: str) -> bool:
+    """Whether a move was refused because the batch is not there any more, which must hold up no task."""
+    if it.before.batch is None or not path.startswith(context.paths.batch(it.before.batch) + "/"):
+        return False
+    context.run.report(path, f"the batch of task {it.task_id!r} is not there any more; the task goes on without it")
+    return True
+
+
+def _without_batch(it: Moving) -> Moving:
+    return replace(it, before=replace(it.before, batch=None))
+
+
+def _learn(context: Context, it: Moving, after: TaskState, outcome: Outcome) -> Procedure[None]:
+    context.learn_time(outcome.time)
+    if outcome.committed and leaves_batch(it.before, after):
+        yield from close_batch(context, it.before.batch)
+
+
+def move_to_lane(
+    context: Context, it: Moving, lane: Lane, entry: str, after_at: Callable[[str], TaskState]
+) -> Procedure[tuple[Outcome, Multi]]:
+    """Carry out one move to the end of a lane; `after_at` gives the record for a place."""
+    while True:
+        slot = yield from open_segment(context, lane)
+        after = after_at(f"{slot.lane.name}/{slot.segment}/{entry}")
+        multi = _multi(context, it, after, slot.ops)
+        outcome = yield from transact(multi, partial(written, context, it.task_id, after.nonce))
+        remember_opened(context, multi, outcome)
+        if _lost_batch(context, it, failed_at(outcome, multi)):
+            it = _without_batch(it)
+        elif outcome.committed or not may_reopen(context, [slot], multi, outcome):
+            yield from _learn(context, it, after, outcome)
+            return outcome, multi
+
+
+def _multi(context: Context, it: Moving, after: TaskState, slot: list[Write]) -> Multi:
+    ops = Ops().set(context.paths.task(it.task_id, "state"), after.encode(), it.version)
+    ops.extend(departure(context, it.task_id, it.before, claim_gone=it.claim_gone)).extend(it.extra).extend(slot)
+    if leaves_batch(it.before, after):
+        ops.extend(membership(context, it.task_id, it.before, failed=after.state in {State.DEAD, State.CANCELLED}))
+    return ops.extend([arrival(context, after)]).multi()
 
 
 def _ensure_parents(context: Context, after: TaskState) -> Procedure[None]:
@@ -105,7 +177,8 @@ def _lane_data(name: str, state: TaskState) -> bytes:
     return (lane if lane.name == name else lane.mixed()).encode()
 
 
-def _ours(context: Context, task_id: str, nonce: str) -> Procedure[Outcome | None]:
+def written(context: Context, task_id: str, nonce: str) -> Procedure[Outcome | None]:
+    """Whether an earlier try of a refused transaction is what stands in the task's record."""
     path = context.paths.task(task_id, "state")
     node: Node | None = yield Get(path)
     if node is None:

@@ -2,15 +2,20 @@
 
 The tree under ``/<root>/<queue>``::
 
-    conf/{task_gc_lifetime,task_gc_interval,filters,policy,layout}
+    conf/{task_gc_lifetime,task_gc_interval,filters,policy,lock,order,layout}
     queue/<lane>/<segment>/<entry>      pending tasks; at most a few hundred entries a segment
     scheduled/<bucket>/<entry>          tasks not to be handled before a time
-    tasks/<task>/{data,metadata,state,filters/<name>,claim,result}
-    consumers/<consumer>/current/<task> what each consumer is working on
+    tasks/<task>/{data,metadata,state,filters/<name>,claim,result,requeue}
+    consumers/<consumer>/current/<task> what each consumer is working on; written when one of these is cancelled
     live/<consumer>                     ephemeral: the consumer's session lives
-    leases/<lease>                      claims that outlive their process, or end before it does
+    leases/<lease>                      claims that outlive their process
+    locks/<lease>                       deadlines of claims that end with their session, or before it
+    requeued/<bucket>/<entry>           finished tasks with a run in escrow, by the end of their dedupe window
     finished/<bucket>/<entry>           for garbage collection; cancelled/ likewise
     dlq/<task>                          dead letters
+    batches/<batch>/{open,failed}/<task> members that have not ended, and those that ended dead or cancelled;
+                                        ``then``: the task to enqueue at the end
+    batches-done/<bucket>/<entry>       for garbage collection
     clock, gc                           written to read the server's time; last clean-up
     lock                                ephemeral: maintenance is running
     paused                              present while the queue is paused
@@ -98,6 +103,10 @@ class Paths:
         """The ephemeral that says the consumer's session lives."""
         return self.at("live", consumer)
 
+    def batch(self, name: str, *parts: str) -> str:
+        """A batch, or a znode in it."""
+        return self.at("batches", name, *parts)
+
     def entry(self, place: str) -> str:
         """The pending entry at `place` (``<lane>/<segment>/<entry>``)."""
         return self.at("queue", place)
@@ -111,10 +120,14 @@ class Paths:
             "consumers",
             "live",
             "leases",
+            "locks",
             "scheduled",
+            "requeued",
             "finished",
             "cancelled",
             "dlq",
+            "batches",
+            "batches-done",
             "clock",
             "gc",
         )

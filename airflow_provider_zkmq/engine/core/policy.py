@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
@@ -28,15 +29,19 @@ class RetryPolicy:
     """How often and how soon a task is tried.
 
     ``attempts``: deliveries at the most, counted before the task is handed out; None: without bound.
-    ``factor``, ``min_backoff``, ``max_backoff``: seconds, see `exp_backoff`; a factor of 0 retries at once.
+    ``factor``, ``min_backoff``, ``max_backoff``: seconds, see `exp_backoff`; a factor of 0 retries after
+    ``min_backoff``. ``final``: exceptions after which a task is not tried again, as classes or by name (``ValueError``
+    or ``package.module.Error``); their subclasses are final, too.
     """
 
     attempts: int | None = 5
     factor: float = 1.0
     min_backoff: float = 0.0
     max_backoff: float = 300.0
+    final: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "final", _names(self.final))
         whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
         if self.attempts is not None and not (whole and 1 <= self.attempts <= MAX_ATTEMPTS):
             msg = f"RetryPolicy(attempts={self.attempts!r}): a whole number from 1 to {MAX_ATTEMPTS}, or None"
@@ -54,15 +59,27 @@ class RetryPolicy:
         """Whether attempt number `attempt` was the last."""
         return self.attempts is not None and attempt >= self.attempts
 
+    def is_final(self, error: object) -> bool:
+        """Whether `error` is an exception after which there is no other try."""
+        if not self.final or not isinstance(error, BaseException):
+            return False
+        kinds = type(error).__mro__
+        return any(name in {kind.__name__, _full_name(kind)} for kind in kinds for name in self.final)
+
     def backoff(self, attempt: int, rand: float) -> float:
         """Seconds to wait after attempt number `attempt` failed."""
         if self.factor == 0:
             return self.min_backoff
         return exp_backoff(attempt - 1, rand, factor=self.factor, least=self.min_backoff, most=self.max_backoff)
 
+    def record(self) -> dict[str, Any]:
+        """The policy as JSON holds it."""
+        plain = asdict(self)
+        return {name: value for name, value in plain.items() if name != "final" or value}
+
     def encode(self) -> bytes:
         """What `conf/policy` holds."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return json.dumps(self.record(), separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> RetryPolicy:
@@ -72,6 +89,23 @@ class RetryPolicy:
         except (ValueError, TypeError, RecursionError) as error:
             msg = f"{path} does not hold a retry policy: {error}"
             raise CorruptRecord(msg) from error
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _names(given: object) -> tuple[str, ...]:
+    """Exceptions by name, of classes and names."""
+    items = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    names = []
+    for item in items:
+        kind = isinstance(item, type) and issubclass(item, BaseException)
+        if not (kind or (isinstance(item, str) and item)):
+            msg = f"RetryPolicy(final={given!r}): exception classes, or their names"
+            raise ConfigError(msg)
+        names.append(_full_name(item) if isinstance(item, type) else item)
+    return tuple(names)
 
 
 def ConsumeTimes(times: int) -> RetryPolicy:  # noqa: N802  the name is ZkQueue's and public

@@ -53,6 +53,11 @@ class TaskState:
     that it comes back there. ``due`` is set while it is scheduled (server's milliseconds). ``index`` names the
     entry that lists it elsewhere than among the pending: scheduled, finished, cancelled or dead. ``nonce`` is that of
     the last write, ``settled`` those of the last moves that were no claim: by them a lost reply is resolved.
+
+    ``lease`` names the claim's entry under ``leases``; ``bound``: the claim ends with its session all the same.
+    ``lock``: seconds that a claim of this task holds without being extended. ``requeue``: a run is held in escrow.
+    ``dedupe``: until when (server's milliseconds) the id of a finished task is refused. ``result``: a result is kept.
+    ``rank``: the transaction that first listed it, in a queue of strict order. ``batch``: the batch it counts for.
     """
 
     state: State
@@ -71,13 +76,20 @@ class TaskState:
     error: str | None = None
     policy: Mapping[str, Any] | None = None
     history: tuple[Attempt, ...] = ()
+    bound: bool = False
+    lock: float | None = None
+    requeue: bool = False
+    dedupe: int | None = None
+    result: bool = False
+    rank: int | None = None
+    batch: str | None = None
 
     def encode(self) -> bytes:
         """The stored bytes; what has its default is left out."""
         record: dict[str, Any] = {"v": 1}
         for spec in fields(self):
             value = getattr(self, spec.name)
-            if value not in (None, (), {}) and not (spec.name in {"priority", "attempt"} and value == 0):
+            if value != spec.default and value not in (None, (), {}):
                 record[spec.name] = value
         if self.history:
             record["history"] = [_slim(attempt) for attempt in self.history]
@@ -114,7 +126,7 @@ def _checked(state: TaskState) -> TaskState:
     """The record, if every field is of its type: what is malformed must be found here, not in the middle of a move."""
     for name, kinds in _KINDS.items():
         value = getattr(state, name)
-        if not isinstance(value, kinds) or isinstance(value, bool):
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
             msg = f"{name} is {value!r}"
             raise TypeError(msg)
     texts = (*state.settled, *state.filters, *state.filters.values())
@@ -135,8 +147,10 @@ _KINDS: Final[dict[str, Any]] = {
     "attempt": int,
     "filters": dict,
     "policy": (dict, type(None)),
-    **dict.fromkeys(("due", "claimed", "ended"), _NUMBER),
-    **dict.fromkeys(("index", "consumer", "lease", "error"), _TEXT),
+    "lock": (int, float, type(None)),
+    **dict.fromkeys(("bound", "requeue", "result"), bool),
+    **dict.fromkeys(("due", "claimed", "ended", "dedupe", "rank"), _NUMBER),
+    **dict.fromkeys(("index", "consumer", "lease", "error", "batch"), _TEXT),
 }
 
 
@@ -156,6 +170,10 @@ class Message:
     ``data``: bytes, or text stored as UTF-8. ``filters``: values of declared filters. ``priority``: higher comes
     first, -9999 to 9999. ``delay``: seconds (or a duration) before it may be handled. ``task_id``: the caller's
     own id, else one is generated. ``metadata``: a JSON object of the caller's. ``policy``: overrides the queue's.
+    ``lock``: seconds (or a duration) that a claim of it holds without being extended; overrides the queue's.
+
+    With a task id that is in use: ``update`` replaces a task that is still queued (it keeps its place, and its time
+    unless ``delay`` is given), ``requeue`` has this message run once more when the run under way has ended.
     """
 
     data: bytes | str
@@ -165,6 +183,9 @@ class Message:
     task_id: str | None = None
     metadata: Mapping[str, Any] | None = None
     policy: RetryPolicy | None = None
+    lock: Any = None
+    update: bool = False
+    requeue: bool = False
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:

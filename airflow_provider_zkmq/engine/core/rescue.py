@@ -10,11 +10,13 @@ import zlib
 from dataclasses import replace
 from typing import Final
 
+from airflow_provider_zkmq.engine.core import again
+from airflow_provider_zkmq.engine.core.batch import close_batches
 from airflow_provider_zkmq.engine.core.configure import read_conf
+from airflow_provider_zkmq.engine.core.consumers import heed
 from airflow_provider_zkmq.engine.core.context import Context, listing
-from airflow_provider_zkmq.engine.core.enqueue import open_segment
 from airflow_provider_zkmq.engine.core.lanes import Lane
-from airflow_provider_zkmq.engine.core.moves import move, moved
+from airflow_provider_zkmq.engine.core.moves import Moving, move, move_to_lane, moved, notes_of
 from airflow_provider_zkmq.engine.core.ops import Children, Delete, GetMany, Multi, Node, Ops, Procedure
 from airflow_provider_zkmq.engine.core.paths import SEPARATOR, entry_task
 from airflow_provider_zkmq.engine.core.records import TaskState, load
@@ -31,6 +33,7 @@ LEASE_LISTING_SECONDS: Final = 1.0
 
 def tend(context: Context) -> Procedure[int]:
     """Rescue and promote what is due now; returns how many tasks became claimable. Sets `context.next_due`."""
+    yield from heed(context)
     rescued = yield from rescue_dead(context)
     context.next_due = None
     rescued += yield from _expire_leases(context)
@@ -75,83 +78,93 @@ def _bury(context: Context, consumer: str) -> Procedure[int]:
     count = 0
     current = yield Children(context.paths.consumer(consumer, "current"))
     for task_id in current or ():
-        count += yield from _rescue(context, task_id, consumer, None)
+        count += yield from _rescue(context, task_id, context.paths.current(consumer, task_id))
     ops = Ops()
     if current is not None:
         ops.delete(context.paths.consumer(consumer, "current"))
     yield ops.delete(context.paths.consumer(consumer)).multi()  # refused where another buried it first
+    yield from close_batches(context)
     return count
 
 
-def _rescue(context: Context, task_id: str, consumer: str, lease: str | None) -> Procedure[bool]:
+def _rescue(context: Context, task_id: str, note: str) -> Procedure[bool]:
     """Give one claimed task back: to its old place, or to the dead letters once its attempts are used up."""
     path, claim_path = context.paths.task(task_id, "state"), context.paths.task(task_id, "claim")
     nodes: list[Node | None] = yield GetMany((path, claim_path))
     node, claim = nodes
-    note = context.paths.at("leases", lease) if lease else context.paths.current(consumer, task_id)
     try:
         state = None if node is None else TaskState.decode(path, node.data)
     except CorruptRecord as error:
         context.run.report(path, str(error))
         state = None
-    mine = state is not None and (state.state, state.lease) == (State.CLAIMED, lease)
-    if node is None or state is None or not mine or (lease is None and state.consumer != consumer):
+    held = state is not None and state.state is State.CLAIMED and note in notes_of(context, task_id, state)
+    if node is None or state is None or not held:
         yield Multi((Delete(note),))  # settled or rescued meanwhile: only the note is left
         return False
-    after = yield from _after_rescue(context, task_id, state)
-    outcome, _ = yield from move(context, task_id, node.stat.version, state, after, claim_gone=claim is None)
-    return bool(outcome.committed)
+    expired = note != context.paths.current(state.consumer or "", task_id)
+    return (
+        yield from _give_back(context, task_id, node.stat.version, state, expired=expired, claim_gone=claim is None)
+    )
 
 
-def _after_rescue(context: Context, task_id: str, state: TaskState) -> Procedure[TaskState]:
+def _give_back(
+    context: Context, task_id: str, version: int, state: TaskState, *, expired: bool, claim_gone: bool
+) -> Procedure[bool]:
     conf = yield from read_conf(context)
     now = yield from server_time(context)
-    why = f"its lease ended ({state.consumer})" if state.lease else f"its consumer died ({state.consumer})"
+    why = f"its lease ended ({state.consumer})" if expired else f"its consumer died ({state.consumer})"
     final = state.retry(conf.policy).exhausted(state.attempt)
-    state = state.with_attempt("rescued", now, why)
-    after = moved(context, task_id, state, Event.RESCUE_FINAL if final else Event.RESCUE, now=now)
-    return replace(after, error=why)
+    before = state.with_attempt("rescued", now, why)
+    it = Moving(task_id, version, before, claim_gone=claim_gone)
+    if final and state.requeue:
+        return (yield from again.rerun(context, it)) is not None
+    after = moved(context, task_id, before, Event.RESCUE_FINAL if final else Event.RESCUE, now=now)
+    outcome, _ = yield from move(context, it, replace(after, error=why))
+    return bool(outcome.committed)
 
 
 # --- leases
 
 
 def _expire_leases(context: Context) -> Procedure[int]:
-    """Rescue the claims whose lease has ended, judged by the server's clock."""
-    names = yield from listing(context, context.paths.at("leases"), max_age=LEASE_LISTING_SECONDS)
-    if not context.cached(context.paths.at("leases")).fresh:
-        _wake_in(context, LEASE_LISTING_SECONDS)  # the names are old by as much: look again
+    """Rescue the claims whose lease or lock has ended, judged by the server's clock."""
+    names: list[str] = []
+    for index in ("leases", "locks"):
+        path = context.paths.at(index)
+        found = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
+        if not context.cached(path).fresh:
+            _wake_in(context, LEASE_LISTING_SECONDS)  # the names are old by as much: look again
+        names += [f"{path}/{name}" for name in found or ()]
     if not names:
         context.lease_ends.clear()
         return 0
     now = yield from server_time(context)
-    context.lease_ends = {name: end for name, end in context.lease_ends.items() if name in set(names)}
-    doubtful = [name for name in names if context.lease_ends.get(name, 0) <= now]
-    yield from _read_leases(context, doubtful)
+    there = set(names)
+    context.lease_ends = {path: end for path, end in context.lease_ends.items() if path in there}
+    yield from _read_leases(context, [path for path in names if context.lease_ends.get(path, 0) <= now])
     count = 0
-    for name in names:
-        end = context.lease_ends.get(name)
+    for path in names:
+        end = context.lease_ends.get(path)
         if end is not None and end <= now:
-            count += yield from _rescue(context, name.rpartition(SEPARATOR)[0], "", name)
+            count += yield from _rescue(context, path.rpartition("/")[2].rpartition(SEPARATOR)[0], path)
         elif end is not None:
             _wake_at(context, now, end)
     return count
 
 
-def _read_leases(context: Context, names: list[str]) -> Procedure[None]:
-    for start in range(0, len(names), CHUNK):
-        chunk = names[start : start + CHUNK]
-        paths = tuple(context.paths.at("leases", name) for name in chunk)
-        nodes: list[Node | None] = yield GetMany(paths)
-        for name, path, node in zip(chunk, paths, nodes, strict=True):
-            context.lease_ends.pop(name, None)
+def _read_leases(context: Context, paths: list[str]) -> Procedure[None]:
+    for start in range(0, len(paths), CHUNK):
+        chunk = paths[start : start + CHUNK]
+        nodes: list[Node | None] = yield GetMany(tuple(chunk))
+        for path, node in zip(chunk, nodes, strict=True):
+            context.lease_ends.pop(path, None)
             if node is not None:
-                _note_lease(context, name, path, node)
+                _note_lease(context, path, node)
 
 
-def _note_lease(context: Context, name: str, path: str, node: Node) -> None:
+def _note_lease(context: Context, path: str, node: Node) -> None:
     try:
-        context.lease_ends[name] = node.stat.mtime + int(float(load(path, node.data)["seconds"]) * 1000)
+        context.lease_ends[path] = node.stat.mtime + int(float(load(path, node.data)["seconds"]) * 1000)
     except (CorruptRecord, KeyError, TypeError, ValueError) as error:
         if path not in context.quarantine:
             context.quarantine.add(path)
@@ -162,8 +175,15 @@ def _note_lease(context: Context, name: str, path: str, node: Node) -> None:
 
 
 def promote_due(context: Context) -> Procedure[int]:
-    """Move what has come due into its lane."""
-    buckets = yield from listing(context, context.paths.at("scheduled"))
+    """Move what has come due into its lane, and insert the runs in escrow whose time has come."""
+    count = 0
+    for index in ("scheduled", "requeued"):
+        count += yield from _promote_index(context, index)
+    return count
+
+
+def _promote_index(context: Context, index: str) -> Procedure[int]:
+    buckets = yield from listing(context, context.paths.at(index))
     if not buckets:
         return 0
     now = yield from server_time(context)
@@ -171,17 +191,16 @@ def promote_due(context: Context) -> Procedure[int]:
     for name in buckets:
         start = bucket_start(name)
         if start is None:
-            context.run.report(context.paths.at("scheduled", name), "no bucket of ours; stepped over")
+            context.run.report(context.paths.at(index, name), "no bucket of ours; stepped over")
         elif start > now:
             _wake_at(context, now, start)
             break
         else:
-            count += yield from _promote_bucket(context, name, now)
+            count += yield from _promote_bucket(context, context.paths.at(index, name), name, now)
     return count
 
 
-def _promote_bucket(context: Context, bucket: str, now: int) -> Procedure[int]:
-    path = context.paths.at("scheduled", bucket)
+def _promote_bucket(context: Context, path: str, bucket: str, now: int) -> Procedure[int]:
     entries = yield from listing(context, path)
     if not entries:
         if (bucket_start(bucket) or 0) + 2 * BUCKET_MS < now:
@@ -230,15 +249,18 @@ def _promote_one(context: Context, entry: str, task_id: str, path: str, node: No
         context.quarantine.add(entry)
         context.run.report(path, str(error))
         return False
-    if state.state is not State.INSERTED or state.index is None or context.paths.at(state.index) != entry:
+    if state.index is None or context.paths.at(state.index) != entry:
         return False
-    return (yield from to_lane(context, task_id, node.stat.version, state, Event.PROMOTE))
-
-
-def to_lane(context: Context, task_id: str, version: int, state: TaskState, event: Event) -> Procedure[bool]:
-    """Move a task to the end of its lane's newest segment, keeping the name of its entry."""
-    lane, segment, _ = yield from open_segment(context, Lane(state.priority, dict(state.filters)))
-    place = f"{lane.name}/{segment}/{state.place.rpartition('/')[2]}"
-    after = replace(moved(context, task_id, state, event), place=place)
-    outcome, _ = yield from move(context, task_id, version, state, after)
+    it = Moving(task_id, node.stat.version, state)
+    if state.state is State.FINISHED:  # its dedupe window has ended, and a run is held in escrow
+        before = state.with_attempt("finished", state.ended or 0, None)
+        return (yield from again.rerun(context, replace(it, before=before))) is not None
+    lane = Lane(state.priority, dict(state.filters))
+    outcome, _ = yield from move_to_lane(
+        context,
+        it,
+        lane,
+        state.place.rpartition("/")[2],
+        lambda place: replace(moved(context, task_id, state, Event.PROMOTE), place=place),
+    )
     return bool(outcome.committed)

@@ -44,6 +44,19 @@ class Condition:
         task, given = kind.key(text), kind.key(self.value)
         return task is not None and given is not None and OPERATORS[self.op](task, given)
 
+    def refusal(self, filters: Mapping[str, str], types: FilterTypes) -> str | None:
+        """Why a task with these filters is not accepted; None if it is."""
+        if self.matches(filters, types):
+            return None
+        text, kind = filters.get(self.name), types.get(self.name)
+        if kind is None:
+            return f"{self}: the queue declares no filter {self.name!r}"
+        if text is None:
+            return f"{self}: the task has no {self.name!r}"
+        if kind.key(text) is None or kind.key(self.value) is None:
+            return f"{self}: the queue does not know {text if kind.key(text) is None else self.value!r}"
+        return f"{self}: the task's is {text!r}"
+
     def bind(self, types: FilterTypes) -> Condition:
         """The condition with its value checked against the declared type. Raises `ConfigError`."""
         return Condition(self.name, self.op, declared_type(types, self.name).parse(self.name, self.value))
@@ -66,6 +79,10 @@ class AllOf:
     def matches(self, filters: Mapping[str, str], types: FilterTypes) -> bool:
         """Whether a task with these filters is accepted."""
         return all(part.matches(filters, types) for part in self.parts)
+
+    def refusal(self, filters: Mapping[str, str], types: FilterTypes) -> str | None:
+        """Why a task with these filters is not accepted; None if it is."""
+        return next(filter(None, (part.refusal(filters, types) for part in self.parts)), None)
 
     def bind(self, types: FilterTypes) -> AllOf:
         """The selector with its values checked against the declared types. Raises `ConfigError`."""
@@ -94,6 +111,14 @@ class AnyOf:
     def matches(self, filters: Mapping[str, str], types: FilterTypes) -> bool:
         """Whether a task with these filters is accepted."""
         return sum(part.matches(filters, types) for part in self.parts) >= self.count
+
+    def refusal(self, filters: Mapping[str, str], types: FilterTypes) -> str | None:
+        """Why a task with these filters is not accepted; None if it is."""
+        refused = [why for why in (part.refusal(filters, types) for part in self.parts) if why is not None]
+        matched = len(self.parts) - len(refused)
+        if matched >= self.count:
+            return None
+        return f"only {matched} of {len(self.parts)} match where {self.count} must: {'; '.join(refused)}"
 
     def bind(self, types: FilterTypes) -> AnyOf:
         """The selector with its values checked against the declared types. Raises `ConfigError`."""

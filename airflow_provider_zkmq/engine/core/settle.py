@@ -8,65 +8,142 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from airflow_provider_zkmq.engine.core.claim import Held
-from airflow_provider_zkmq.engine.core.configure import read_conf, seconds
+from airflow_provider_zkmq.engine.core import again
+from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf, seconds
 from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.enqueue import MAX_REQUEST
-from airflow_provider_zkmq.engine.core.moves import move, moved, note_of
-from airflow_provider_zkmq.engine.core.ops import Check, Failure, GetMany, Node, Ops, Outcome, Procedure, SetData
+from airflow_provider_zkmq.engine.core.moves import Moving, lease_path, move, moved
+from airflow_provider_zkmq.engine.core.ops import (
+    Check,
+    Create,
+    Failure,
+    GetMany,
+    Node,
+    Ops,
+    Procedure,
+    SetData,
+    WriteOp,
+)
 from airflow_provider_zkmq.engine.core.paths import check_name
-from airflow_provider_zkmq.engine.core.records import TaskState, clip, dump, encode_data
+from airflow_provider_zkmq.engine.core.records import TaskState, clip, dump, encode_data, load
 from airflow_provider_zkmq.engine.core.states import Event, State
+from airflow_provider_zkmq.engine.core.take import Held
 from airflow_provider_zkmq.engine.core.transact import never, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.tree import MAX_REQUEST
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskNotFound, TaskTooLarge
 
-After = Callable[[Held], TaskState]
+#: One try at ending a claim: the record it left, or None where it was refused.
+Try = Callable[[Held], Procedure[TaskState | None]]
 
 
-def complete(context: Context, held: Held, result: bytes | str | None = None) -> Procedure[None]:
-    """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskTooLarge`."""
+def complete(
+    context: Context, held: Held, result: bytes | str | None = None, *, dedupe: object = None
+) -> Procedure[None]:
+    """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskTooLarge`.
+
+    `dedupe`: seconds (or a duration) for which an enqueue of the same id is still refused. A run held in escrow is
+    inserted: at once, or when that time has passed.
+    """
     data = b"" if result is None else encode_data("result", result)
     if len(data) > MAX_REQUEST - 20_000:
         msg = f"the result of task {held.task_id!r} has {len(data):,} bytes; ZooKeeper takes {MAX_REQUEST - 20_000:,}"
         raise TaskTooLarge(msg)
+    window = optional_seconds("dedupe", dedupe)
     now = yield from server_time(context)
+    until = now + int(window * 1000) if window else None
 
-    def after(held: Held) -> TaskState:
-        state = moved(context, held.task_id, held.state, Event.COMPLETE, now=now)
-        return replace(state, error=None)
+    def attempt(held: Held) -> Procedure[TaskState | None]:
+        it = _moving(held, [result_op(context, held, data)])
+        if held.state.requeue and until is None:
+            before = held.state.with_attempt("finished", now, None)
+            return (yield from again.rerun(context, replace(it, before=before), result=True))
+        after = finished(context, held, now, until)
+        return (yield from _move(context, it, after))
 
-    extra = Ops().create(context.paths.task(held.task_id, "result"), data)
-    yield from _settle(context, held, after, extra)
+    yield from _settle(context, held, attempt)
 
 
-def fail(context: Context, held: Held, error: str, *, retry: bool = True) -> Procedure[State]:
-    """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`."""
+def finished(context: Context, held: Held, now: int, until: int | None = None) -> TaskState:
+    """The record of a completed task; a run in escrow is due at `until`, the end of its dedupe window, or at once."""
+    due = (until or now) if held.state.requeue else None
+    state = moved(context, held.task_id, held.state, Event.COMPLETE, now=now, due=due)
+    return replace(state, error=None, dedupe=until, result=True)
+
+
+def result_op(context: Context, held: Held, data: bytes) -> WriteOp:
+    """Keep a result; an earlier run of the same task may have left one."""
+    path = context.paths.task(held.task_id, "result")
+    return SetData(path, data) if held.state.result else Create(path, data)
+
+
+def fail(
+    context: Context,
+    held: Held,
+    error: str | BaseException,
+    *,
+    retry: bool = True,
+    backoff: object = None,
+) -> Procedure[State]:
+    """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
+
+    `error`: a text, or the exception, which the policy may name as final. `retry=False`: it is final in any case.
+    `backoff`: seconds (or a duration) until the next try, instead of the policy's.
+    """
     conf = yield from read_conf(context)
     now = yield from server_time(context)
-    rand = context.run.random()
+    given, rand = optional_seconds("backoff", backoff), context.run.random()
+    text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
 
-    def after(held: Held) -> TaskState:
-        state = held.state.with_attempt("failed", now, str(error))
-        policy = state.retry(conf.policy)
-        final = not retry or policy.exhausted(state.attempt)
-        wait = 0 if final else int(policy.backoff(state.attempt, rand) * 1000)
-        due = now + wait if wait > 0 else None
-        state = moved(context, held.task_id, state, Event.FAIL_FINAL if final else Event.FAIL, now=now, due=due)
-        return replace(state, error=clip(str(error)))
+    def attempt(held: Held) -> Procedure[TaskState | None]:
+        before = held.state.with_attempt("failed", now, text)
+        policy = before.retry(conf.policy)
+        final = not retry or policy.exhausted(before.attempt) or policy.is_final(error)
+        if final and before.requeue:
+            return (yield from again.rerun(context, _moving(held, before=before)))
+        wait = policy.backoff(before.attempt, rand) if given is None else given
+        due = now + int(wait * 1000) if wait >= 0.001 and not final else None
+        event = Event.FAIL_FINAL if final else Event.FAIL
+        after = replace(moved(context, held.task_id, before, event, now=now, due=due), error=clip(text))
+        return (yield from _move(context, _moving(held, before=before), after))
 
-    return (yield from _settle(context, held, after)).state
+    return (yield from _settle(context, held, attempt)).state
 
 
-def release(context: Context, held: Held) -> Procedure[None]:
-    """Give the task back to its old place; the delivery counts as no attempt. Raises `ClaimLost`."""
+def release(context: Context, held: Held, delay: object = None) -> Procedure[None]:
+    """Give the task back to its old place; the delivery counts as no attempt. Raises `ClaimLost`.
 
-    def after(held: Held) -> TaskState:
-        state = moved(context, held.task_id, held.state, Event.RELEASE)
-        return replace(state, attempt=max(0, state.attempt - 1))
+    `delay`: seconds (or a duration) before it may be claimed again: the handler snoozes it.
+    """
+    span = optional_seconds("delay", delay) or 0.0
+    now = (yield from server_time(context)) if span else 0
+    due = now + int(span * 1000) if span else None
 
-    state = yield from _settle(context, held, after)
+    def attempt(held: Held) -> Procedure[TaskState | None]:
+        state = moved(context, held.task_id, held.state, Event.RELEASE, due=due)
+        after = replace(state, attempt=max(0, state.attempt - 1))
+        return (yield from _move(context, _moving(held), after))
+
+    state = yield from _settle(context, held, attempt)
     context.stock.pop(context.paths.entry(state.place).rpartition("/")[0], None)
+
+
+def snooze(context: Context, held: Held, span: object) -> Procedure[None]:
+    """Give the task back, not to be handled for `span` seconds (or a duration); counts as no attempt."""
+    yield from release(context, held, seconds("snooze", span))
+
+
+def progress(context: Context, held: Held, value: float, note: str = "") -> Procedure[None]:
+    """Report how far the handling has come: `value` from 0 to 1, and a note. Raises `ClaimLost`.
+
+    It stands in the claim's znode, and goes with it.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        msg = f"progress {value!r} is not allowed: a number from 0 to 1"
+        raise ConfigError(msg)
+    path = context.paths.task(held.task_id, "claim")
+    record = dump(held.claim | {"progress": value, "note": clip(str(note))})
+    yield from _check_and_set(context, held, SetData(path, record))
 
 
 def extend(context: Context, held: Held, lease: object) -> Procedure[None]:
@@ -80,13 +157,23 @@ def extend(context: Context, held: Held, lease: object) -> Procedure[None]:
     if held.state.lease is None:
         yield from current_claim(context, held.task_id, held.token)
         return
-    path = note_of(context, held.task_id, held.state)
     record = dump({"seconds": span, "consumer": held.state.consumer})
-    ops = Ops([Check(context.paths.task(held.task_id, "state"), held.version), SetData(path, record)])
-    outcome = yield from transact(ops.multi(), never)
-    if not outcome.committed:
+    yield from _check_and_set(context, held, SetData(lease_path(context, held.state), record))
+
+
+def _check_and_set(context: Context, held: Held, op: SetData) -> Procedure[None]:
+    """Write to a znode of the claim while it is the current one."""
+    if held.lost:
         raise _lost(held.task_id, held.token)
-    context.learn_time(outcome.time)
+    while True:
+        ops = Ops([Check(context.paths.task(held.task_id, "state"), held.version), op])
+        outcome = yield from transact(ops.multi(), never)
+        if outcome.committed:
+            context.learn_time(outcome.time)
+            return
+        if outcome.failure is Failure.OTHER:
+            raise refused("writing to the claim", outcome, ops.multi())
+        yield from still_ours(context, held)
 
 
 def current_claim(context: Context, task_id: str, token: int) -> Procedure[Held]:
@@ -107,40 +194,53 @@ def current_claim(context: Context, task_id: str, token: int) -> Procedure[Held]
     state = TaskState.decode(path, node.data)
     if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
         raise _lost(task_id, token, state)
-    return Held(task_id, token, node.stat.version, state, node.stat.ctime)
+    record = load(context.paths.task(task_id, "claim"), claim.data)
+    return Held(task_id, token, node.stat.version, state, node.stat.ctime, claim=_plain_claim(record))
 
 
-def _settle(context: Context, held: Held, after: After, extra: Ops | None = None) -> Procedure[TaskState]:
+def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in {"progress", "note"}}
+
+
+def _moving(held: Held, extra: list[WriteOp] | None = None, before: TaskState | None = None) -> Moving:
+    return Moving(held.task_id, held.version, before or held.state, extra or [])
+
+
+def _move(context: Context, it: Moving, after: TaskState) -> Procedure[TaskState | None]:
+    outcome, multi = yield from move(context, it, after)
+    if outcome.failure is Failure.OTHER:
+        raise refused("settling the claim", outcome, multi)
+    return after if outcome.committed else None
+
+
+def _settle(context: Context, held: Held, attempt: Try) -> Procedure[TaskState]:
     if held.lost:
         raise _lost(held.task_id, held.token)
     while True:
-        state = after(held)
-        outcome, multi = yield from move(context, held.task_id, held.version, held.state, state, extra=extra)
-        if outcome.committed:
-            _let_go(context, held)
+        state = yield from attempt(held)
+        if state is not None:
+            let_go(context, held)
             return state
-        if outcome.failure is Failure.OTHER:
-            raise refused("settling the claim", outcome, multi)
-        yield from _still_ours(context, held, outcome)
+        yield from still_ours(context, held)
 
 
-def _let_go(context: Context, held: Held) -> None:
+def let_go(context: Context, held: Held) -> None:
+    """The claim is over, settled or lost."""
     held.lost = True
     if context.held.get(held.task_id) is held:
         del context.held[held.task_id]
 
 
-def _still_ours(context: Context, held: Held, outcome: Outcome) -> Procedure[None]:
+def still_ours(context: Context, held: Held) -> Procedure[None]:
     """After a refusal: the claim is another's (`ClaimLost`), or only its record changed and we may try again."""
     try:
         now = yield from current_claim(context, held.task_id, held.token)
     except (ClaimLost, TaskNotFound) as error:
-        _let_go(context, held)
+        let_go(context, held)
         raise _lost(held.task_id, held.token) from error
     if now.version == held.version:
-        _let_go(context, held)
-        msg = f"{outcome.failure and outcome.failure.value}"
-        raise ClaimLost(f"{_lost(held.task_id, held.token)} ({msg})")
+        let_go(context, held)
+        raise _lost(held.task_id, held.token)  # noted nowhere any more: a rescue is under way
     held.version, held.state = now.version, now.state
 
 

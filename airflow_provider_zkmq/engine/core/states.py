@@ -3,10 +3,12 @@
 Each state says who moves a task out of it and what a crash leaves:
 
 * ``inserted``: pending, in its lane or scheduled. A consumer's claim moves it out; a crash leaves it pending.
-* ``claimed``: with a consumer. Its owner settles it; when the owner dies, a rescue gives it back.
-* ``finished``: done, the result kept. Garbage collection deletes it.
+* ``claimed``: with a consumer. Its owner settles it; when the owner dies, a rescue gives it back. Where a run is
+  held in escrow (Carmine's requeue), the end of this one, whichever way, inserts that (``rerun``).
+* ``finished``: done, the result kept. Garbage collection deletes it; an enqueue of the same id runs it anew. With a
+  run in escrow it is listed as scheduled: the end of its dedupe window inserts that.
 * ``dead``: ended in failure, listed in the dead letter queue. An operator's redrive moves it out.
-* ``cancelled``: withdrawn. A redrive moves it out, or garbage collection deletes it.
+* ``cancelled``: withdrawn. A redrive or an enqueue of the same id moves it out, or garbage collection deletes it.
 """
 
 from __future__ import annotations
@@ -54,12 +56,17 @@ class Event(StrEnum):
     PROMOTE = "promote"
     CANCEL = "cancel"
     REDRIVE = "redrive"
+    UPDATE = "update"
+    REQUEUE = "requeue"
+    RERUN = "rerun"
+    ENQUEUE_AGAIN = "enqueue-again"
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.INSERTED, Event.CLAIM): State.CLAIMED,
     (State.INSERTED, Event.PROMOTE): State.INSERTED,
     (State.INSERTED, Event.CANCEL): State.CANCELLED,
+    (State.INSERTED, Event.UPDATE): State.INSERTED,
     (State.CLAIMED, Event.COMPLETE): State.FINISHED,
     (State.CLAIMED, Event.FAIL): State.INSERTED,
     (State.CLAIMED, Event.FAIL_FINAL): State.DEAD,
@@ -67,8 +74,14 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.CLAIMED, Event.RESCUE): State.INSERTED,
     (State.CLAIMED, Event.RESCUE_FINAL): State.DEAD,
     (State.CLAIMED, Event.EXTEND): State.CLAIMED,
+    (State.CLAIMED, Event.CANCEL): State.CANCELLED,
+    (State.CLAIMED, Event.REQUEUE): State.CLAIMED,
+    (State.CLAIMED, Event.RERUN): State.INSERTED,
+    (State.FINISHED, Event.RERUN): State.INSERTED,
+    (State.FINISHED, Event.ENQUEUE_AGAIN): State.INSERTED,
     (State.DEAD, Event.REDRIVE): State.INSERTED,
     (State.CANCELLED, Event.REDRIVE): State.INSERTED,
+    (State.CANCELLED, Event.ENQUEUE_AGAIN): State.INSERTED,
 }
 
 #: States that no consumer's work changes any more.
@@ -85,15 +98,24 @@ def step(task_id: str, state: State, event: Event) -> State:
 
 
 _PLAIN = {
-    State.CLAIMED: Status.LOCKED,
-    State.FINISHED: Status.DONE_AWAITING_GC,
     State.DEAD: Status.DEAD,
     State.CANCELLED: Status.CANCELLED,
 }
 
 
-def derive_status(state: State, *, scheduled: bool) -> Status:
-    """Carmine's word for a stored state; `scheduled`: it is not to be handled yet."""
-    if state is State.INSERTED:
-        return Status.QUEUED_WITH_BACKOFF if scheduled else Status.QUEUED
-    return _PLAIN[state]
+def derive_status(state: State, *, scheduled: bool, requeue: bool = False, window: bool = False) -> Status:
+    """Carmine's word for a stored state.
+
+    `scheduled`: it is not to be handled yet; `requeue`: a run is held in escrow; `window`: its dedupe window is open.
+    """
+    match state:
+        case State.INSERTED:
+            return Status.QUEUED_WITH_BACKOFF if scheduled else Status.QUEUED
+        case State.CLAIMED:
+            return Status.LOCKED_WITH_REQUEUE if requeue else Status.LOCKED
+        case State.FINISHED:
+            if requeue:
+                return Status.DONE_WITH_REQUEUE
+            return Status.DONE_WITH_BACKOFF if window else Status.DONE_AWAITING_GC
+        case _:
+            return _PLAIN[state]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
-from airflow_provider_zkmq.engine.core.claim import Held
+from airflow_provider_zkmq.engine.core.batch import close_batch, membership
 from airflow_provider_zkmq.engine.core.configure import read_conf
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.enqueue import MAX_REQUEST, Tree, open_segment, prepare
-from airflow_provider_zkmq.engine.core.moves import moved, note_of
+from airflow_provider_zkmq.engine.core.context import Context, OpenSegment
+from airflow_provider_zkmq.engine.core.moves import departure, notes_of
 from airflow_provider_zkmq.engine.core.ops import (
     Create,
-    Delete,
     Failure,
     Get,
     Multi,
@@ -25,10 +24,12 @@ from airflow_provider_zkmq.engine.core.ops import (
     request_size,
 )
 from airflow_provider_zkmq.engine.core.paths import entry_name
-from airflow_provider_zkmq.engine.core.records import Message, TaskState
-from airflow_provider_zkmq.engine.core.settle import release
-from airflow_provider_zkmq.engine.core.states import Event
+from airflow_provider_zkmq.engine.core.place import may_reopen, open_segment, remember_opened, slot_ops
+from airflow_provider_zkmq.engine.core.records import Message, TaskState, encode_data
+from airflow_provider_zkmq.engine.core.settle import fail, finished, result_op, still_ours
+from airflow_provider_zkmq.engine.core.take import Held
 from airflow_provider_zkmq.engine.core.transact import ensure_bucket, failed_at, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.tree import MAX_REQUEST, Tree, prepare
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,
@@ -51,70 +52,91 @@ def check_put(context: Context, message: Message) -> Procedure[Tree]:
     """Validate a message to put; nothing is written."""
     conf = yield from read_conf(context, create=True)
     tree = prepare(context, conf, message)
+    if tree.update or tree.requeue:
+        msg = "a transaction can put new tasks only; update or requeue one outside of the transaction"
+        raise ConfigError(msg)
     if tree.delay > 0:
         msg = "a transaction cannot put a delayed task; enqueue it with delay= outside of the transaction"
         raise ConfigError(msg)
     return tree
 
 
-def commit(unit: Unit) -> Procedure[list[str]]:
+def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]]:
     """Finish everything taken and enqueue everything put, at once; returns the ids put.
+
+    `result` is kept with what was taken first.
 
     Raises `TaskTooLarge` when it does not fit into one ZooKeeper transaction, `ClaimLost` when something taken was
     lost, `DuplicateTask`; in each case nothing happened.
     """
+    data = b"" if result is None else encode_data("result", result)
     while True:
-        multi, marks = yield from _build(unit)
+        built = yield from _build(unit, data)
+        multi = Multi(tuple(built.ops))
         _check_size(multi)
-
-        def ours(marks: Sequence[tuple[Context, str, str]] = marks) -> Procedure[Outcome | None]:
-            return (yield from _ours(marks))
-
         if not multi.ops:
             return []
-        outcome = yield from transact(multi, ours)
+        outcome = yield from transact(multi, partial(_ours, built.marks))
+        for context in {id(context): context for context, _ in built.slots}.values():
+            remember_opened(context, multi, outcome)
         if outcome.committed:
+            yield from _close_batches(unit)
             return [tree.task_id for _, tree in unit.put]
-        if not _may_retry(unit, multi, outcome):
+        if not (yield from _may_retry(unit, built, multi, outcome)):
             raise _refusal(unit, multi, outcome)
 
 
-def _build(unit: Unit) -> Procedure[tuple[Multi, list[tuple[Context, str, str]]]]:
-    ops: list[WriteOp] = []
-    marks: list[tuple[Context, str, str]] = []
+def _close_batches(unit: Unit) -> Procedure[None]:
     for context, held in unit.taken:
-        state = yield from _take_ops(context, held, ops)
-        marks.append((context, held.task_id, state.nonce))
-    opened: set[str] = set()
+        yield from close_batch(context, held.state.batch)
+
+
+@dataclass(slots=True)
+class _Built:
+    """The transaction, the segments it writes to, and by what each part of it is recognised."""
+
+    ops: list[WriteOp] = field(default_factory=list)
+    slots: list[tuple[Context, OpenSegment]] = field(default_factory=list)
+    marks: list[tuple[Context, str, str]] = field(default_factory=list)
+    indexes: list[str] = field(default_factory=list)
+
+
+def _build(unit: Unit, result: bytes) -> Procedure[_Built]:
+    built = _Built()
+    for at, (context, held) in enumerate(unit.taken):
+        yield from _take_ops(context, held, built, b"" if at else result)
+    opened: dict[int, set[str]] = {}
     for context, tree in unit.put:
-        lane, segment, creates = yield from open_segment(context, tree.lane)
-        ops += [op for op in creates if op.path not in opened]
-        opened.update(op.path for op in creates)
-        place = f"{lane.name}/{segment}/{entry_name(tree.stamp, tree.task_id)}"
-        ops += tree.ops(context, place, None, None)
-        marks.append((context, tree.task_id, tree.stamp))
-    return Multi(tuple(ops)), marks
+        slot = yield from open_segment(context, tree.lane)
+        built.slots.append((context, slot))
+        known = opened.setdefault(id(context), set())
+        built.ops += [op for op in slot_ops(slot, known) if op not in built.ops]
+        built.ops += tree.ops(context, f"{slot.lane.name}/{slot.segment}/{tree.entry}", None, None)
+        built.marks.append((context, tree.task_id, tree.stamp))
+    return built
 
 
-def _take_ops(context: Context, held: Held, ops: list[WriteOp]) -> Procedure[TaskState]:
+def _take_ops(context: Context, held: Held, built: _Built, result: bytes) -> Procedure[None]:
     if held.lost:
         msg = f"the claim of task {held.task_id!r} was lost; nothing was committed"
         raise ClaimLost(msg)
     now = yield from server_time(context)
-    state = replace(moved(context, held.task_id, held.state, Event.COMPLETE, now=now), error=None)
+    before = held.state
+    state = finished(context, held, now)
     index = context.paths.at(state.index or "")
     bucket = index.rpartition("/")[0]
     if bucket not in context.buckets:
         yield from ensure_bucket(bucket)
         context.buckets.add(bucket)
-    ops += [
+    built.indexes.append(index)
+    built.ops += [
         SetData(context.paths.task(held.task_id, "state"), state.encode(), held.version),
-        Delete(context.paths.task(held.task_id, "claim")),
-        Delete(note_of(context, held.task_id, held.state)),
-        Create(context.paths.task(held.task_id, "result")),
+        *departure(context, held.task_id, before),
+        result_op(context, held, result),
+        *membership(context, held.task_id, before),
         Create(index),
     ]
-    return state
+    built.marks.append((context, held.task_id, state.nonce))
 
 
 def _check_size(multi: Multi) -> None:
@@ -140,23 +162,27 @@ def _ours(marks: Sequence[tuple[Context, str, str]]) -> Procedure[Outcome | None
     return Outcome(committed=True) if mark in state.settled or entry == entry_name(mark, task_id) else None
 
 
-def _may_retry(unit: Unit, multi: Multi, outcome: Outcome) -> bool:
-    """Whether a segment or a bucket came or went meanwhile."""
+def _may_retry(unit: Unit, built: _Built, multi: Multi, outcome: Outcome) -> Procedure[bool]:
+    """Whether a segment or a bucket came or went meanwhile, or the record of a claim that still holds changed."""
     path = failed_at(outcome, multi)
-    contexts = {id(context): context for context, _ in (*unit.taken, *unit.put)}.values()
-    for context in contexts:
-        inside = path.startswith((context.paths.at("queue") + "/", context.paths.at("finished") + "/"))
-        if inside and outcome.failure in {Failure.NO_NODE, Failure.NODE_EXISTS}:
-            context.open_segments.clear()
-            context.buckets.clear()
+    for context, held in unit.taken:
+        if path == context.paths.task(held.task_id, "state") and outcome.failure is Failure.BAD_VERSION:
+            yield from still_ours(context, held)
             return True
+    for context, slot in built.slots:
+        if may_reopen(context, [slot], multi, outcome):
+            return True
+    if path in built.indexes and outcome.failure is Failure.NO_NODE:
+        for context, _ in unit.taken:
+            context.buckets.clear()
+        return True
     return False
 
 
 def _refusal(unit: Unit, multi: Multi, outcome: Outcome) -> ZkmqError:
     path = failed_at(outcome, multi)
     for context, held in unit.taken:
-        if path.startswith(context.paths.task(held.task_id) + "/") or path == note_of(
+        if path.startswith(context.paths.task(held.task_id) + "/") or path in notes_of(
             context, held.task_id, held.state
         ):
             return ClaimLost(f"the claim of task {held.task_id!r} was lost; nothing was committed")
@@ -169,10 +195,13 @@ def _refusal(unit: Unit, multi: Multi, outcome: Outcome) -> ZkmqError:
 
 
 def rollback(unit: Unit) -> Procedure[None]:
-    """Forget what was put and give back what was taken; what was lost meanwhile needs no giving back."""
+    """Forget what was put and give back what was taken; what was lost meanwhile needs no giving back.
+
+    Each taking counts as a delivery: after the last one that its policy allows, a task is dead.
+    """
     unit.put.clear()
     while unit.taken:
         context, held = unit.taken[-1]
         with contextlib.suppress(ClaimLost):  # its session ended or it was rescued: no lock of ours is left
-            yield from release(context, held)
+            yield from fail(context, held, "rolled back", backoff=0)
         unit.taken.pop()
