@@ -96,6 +96,7 @@ class Worker:
         ]
         self._keeper = threading.Thread(target=self._keep, name="zkmq-keeper", daemon=True)
         self._stopping = threading.Event()
+        self._wake = threading.Event()
         self._until_empty = False
         self._started = False
         self._error: BaseException | None = None
@@ -219,6 +220,7 @@ class Worker:
         with self._lock:
             self._in_hand.add(claim)
             self._beaten[claim] = time.monotonic()
+        self._wake.set()  # the keeper has one more to extend
         try:
             self._run_one(claim)
         except (ClaimLost, SessionLost) as error:
@@ -267,6 +269,7 @@ class Worker:
         context = self.queue._context  # noqa: SLF001
         monitored = time.monotonic()
         while not self._stopping.is_set() and (not self._threads or self._alive() is not None):
+            self._wake.clear()
             seen = context.signal.count
             try:
                 self._look_after()
@@ -277,22 +280,29 @@ class Worker:
                 self._stopping.wait(RETRY_SECONDS)
             except ZkmqError as error:
                 log.warning("looking after queue %r: %s", self.queue.name, error)
-            woken = threading.Event()
-            if context.signal.on_next(seen, woken.set):  # type: ignore[attr-defined]
-                woken.wait(KEEPER_SECONDS)
-                context.signal.forget(woken.set)  # type: ignore[attr-defined]
+            if context.signal.on_next(seen, self._wake.set):  # type: ignore[attr-defined]
+                self._wake.wait(self._until_next_beat())
+                context.signal.forget(self._wake.set)  # type: ignore[attr-defined]
 
     def _look_after(self) -> None:
         queue = self.queue
         context, session = queue._context, queue._session  # noqa: SLF001
         if context.consumer is not None and self._threads and len(self._in_hand) >= len(self._threads):
             run(session, tend(context))
+        for claim, due, span in self._beats():
+            if due <= time.monotonic():
+                self._beat(claim, span)
+
+    def _beats(self) -> list[tuple[Claim, float, float]]:
+        """Which claims are to be extended, when next (a third of their span after the last time), and by how much."""
         if not self._heartbeat:
-            return
-        for claim, beaten in list(self._beaten.items()):
-            span = claim._held.claim.get("lease")  # noqa: SLF001
-            if span and not claim.settled and time.monotonic() - beaten >= span / 3:
-                self._beat(claim, float(span))
+            return []
+        spans = [(claim, beaten, claim._held.claim.get("lease")) for claim, beaten in list(self._beaten.items())]  # noqa: SLF001
+        return [(claim, beaten + span / 3, span) for claim, beaten, span in spans if span and not claim.settled]
+
+    def _until_next_beat(self) -> float:
+        nearest = min((due for _, due, _ in self._beats()), default=time.monotonic() + KEEPER_SECONDS)
+        return min(KEEPER_SECONDS, max(0.05, nearest - time.monotonic()))
 
     def _beat(self, claim: Claim, span: float) -> None:
         try:

@@ -210,14 +210,16 @@ def shared_nodes(context: Context, paths: list[str], mine: Signal) -> Procedure[
     for entry in entries:
         if mine not in entry.subscribers:
             entry.subscribers.append(mine)
+    read: set[int] = set()  # a missing znode bears no watch: what was read of it is never fresh
     while True:
         seen = [entry.signal.count for entry in entries]
-        stale = [at for at, entry in enumerate(entries) if not entry.fresh]
+        stale = [at for at, entry in enumerate(entries) if not entry.fresh and at not in read]
         if not stale:
             return [entry.value for entry in entries]
         free = [at for at in stale if not entries[at].pending]
         if free:
             yield from _refresh([(paths[at], entries[at]) for at in free])
+            read.update(at for at in free if entries[at].value is None)
         else:
             yield Wait(entries[stale[0]].signal, seen[stale[0]])
 
@@ -229,7 +231,7 @@ def _refresh(stale: list[tuple[str, Cached]]) -> Procedure[None]:
     try:
         nodes = yield Pipeline(tuple(Get(path, watch) for (path, _), watch in zip(stale, watches, strict=True)))
         for (_, entry), watch, node in zip(stale, watches, nodes, strict=True):
-            entry.value, entry.watch = node, watch
+            entry.value, entry.watch = node, None if node is None else watch
     finally:
         for _, entry in stale:
             entry.pending = False

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf
 from airflow_provider_zkmq.engine.core.context import Context, shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.inspect import CHUNK, Task, read_many
-from airflow_provider_zkmq.engine.core.ops import Children, Node, Procedure, Signal, Wait, Watch
+from airflow_provider_zkmq.engine.core.ops import Children, Procedure, Signal, Wait, Watch
 from airflow_provider_zkmq.engine.core.paths import check_name
-from airflow_provider_zkmq.engine.core.records import TaskState
+from airflow_provider_zkmq.engine.core.records import TaskState, load
 from airflow_provider_zkmq.engine.core.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.states import ENDED, State
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
 
 WINDOW: Final = 256
+OnProgress: TypeAlias = Callable[[str, float, str], None]
 
 
 class WaitFor(StrEnum):
@@ -36,27 +37,35 @@ def wait_event(event: object) -> WaitFor:
 
 
 def wait(
-    context: Context, task_ids: Sequence[str], event: WaitFor | str = WaitFor.COMPLETION, timeout: object = None
+    context: Context,
+    task_ids: Sequence[str],
+    event: WaitFor | str = WaitFor.COMPLETION,
+    timeout: object = None,
+    on_progress: OnProgress | None = None,
 ) -> Procedure[list[Task]]:
     """Wait until every task was claimed, or has ended; returns the tasks in order, whichever way they ended.
 
     ``completion``: finished, dead or cancelled. ``claim``: claimed at least once, or ended. `timeout`: seconds or a
-    duration, None without bound. Raises `WaitTimeout`, and `TaskNotFound` for a task that does not exist or was
+    duration, None without bound. `on_progress` is called with a task's id, its progress (0 to 1) and note whenever its
+    handler has reported another. Raises `WaitTimeout`, and `TaskNotFound` for a task that does not exist or was
     collected while it was waited for.
     """
     wanted = wait_event(event)
     ids = [check_name("task id", task_id) for task_id in dict.fromkeys(_list(task_ids))]
     deadline = _deadline(context, timeout)
     mine = context.run.new_signal()
+    told: dict[str, tuple[float, str]] = {}
     open_ids = ids
     try:
         while open_ids:
             seen = mine.count
-            open_ids = yield from _look(context, open_ids, wanted, mine)
+            open_ids, claimed = yield from _look(context, open_ids, wanted, mine)
+            if on_progress is not None:
+                yield from _tell_progress(context, claimed, mine, told, on_progress)
             if open_ids:
                 yield from _pause(context, mine, seen, deadline, open_ids, wanted)
     finally:
-        unsubscribe(context, [context.paths.task(task_id, "state") for task_id in ids], mine)
+        unsubscribe(context, [context.paths.task(task_id, part) for task_id in ids for part in ("state", "claim")], mine)
     tasks = yield from read_many(context, ids)
     if len(tasks) < len(ids):
         raise _missing(context, set(ids) - {task.id for task in tasks})
@@ -75,9 +84,12 @@ def _deadline(context: Context, timeout: object) -> float | None:
     return None if span is None else context.run.monotonic() + span
 
 
-def _look(context: Context, ids: Sequence[str], wanted: WaitFor, mine: Signal) -> Procedure[list[str]]:
-    """Which of the tasks have not got there yet."""
+def _look(
+    context: Context, ids: Sequence[str], wanted: WaitFor, mine: Signal
+) -> Procedure[tuple[list[str], list[str]]]:
+    """Which of the tasks have not got there yet, and which of these are claimed."""
     left: list[str] = []
+    claimed: list[str] = []
     for start in range(0, len(ids), WINDOW):
         chunk = ids[start : start + WINDOW]
         paths = [context.paths.task(task_id, "state") for task_id in chunk]
@@ -86,14 +98,35 @@ def _look(context: Context, ids: Sequence[str], wanted: WaitFor, mine: Signal) -
         for task_id, path, node in zip(chunk, paths, nodes, strict=True):
             if node is None:
                 raise _missing(context, {task_id})
-            done = _reached(path, node, wanted)
+            state = TaskState.decode(path, node.data)
+            done = _reached(state, wanted)
             (reached if done else left).append(path if done else task_id)
+            if not done and state.state is State.CLAIMED:
+                claimed.append(task_id)
         unsubscribe(context, reached, mine)
-    return left
+    return left, claimed
 
 
-def _reached(path: str, node: Node, wanted: WaitFor) -> bool:
-    state = TaskState.decode(path, node.data)
+def _tell_progress(
+    context: Context, ids: Sequence[str], mine: Signal, told: dict[str, tuple[float, str]], tell: OnProgress
+) -> Procedure[None]:
+    """Call `tell` for what is new; a claim's znode comes and goes with the claim, which the record's watch tells."""
+    for start in range(0, len(ids), WINDOW):
+        chunk = ids[start : start + WINDOW]
+        paths = [context.paths.task(task_id, "claim") for task_id in chunk]
+        nodes = yield from shared_nodes(context, paths, mine)
+        for task_id, path, node in zip(chunk, paths, nodes, strict=True):
+            if node is None:
+                unsubscribe(context, [path], mine)  # no watch stands on what does not exist
+                continue
+            record = load(path, node.data)
+            progress, note = record.get("progress"), str(record.get("note", ""))
+            if isinstance(progress, int | float) and told.get(task_id) != (progress, note):
+                told[task_id] = (progress, note)
+                tell(task_id, progress, note)
+
+
+def _reached(state: TaskState, wanted: WaitFor) -> bool:
     if state.state in ENDED:
         return True
     return wanted is WaitFor.CLAIM and (state.state is State.CLAIMED or state.attempt > 0)
