@@ -1,0 +1,153 @@
+"""Every operation, its connection cut after each of its writes was carried out, on a real server.
+
+The in-memory server of `tests/unit/test_crash_points.py` loses requests and replies; here the connection itself is lost,
+with its watches, and a real client comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine import Claim, Message, Queue, RetryPolicy, Zkmq
+from tests.proxy import Proxy
+from tests.support import fresh_root
+
+MOST_WRITES = 8
+
+
+@pytest.fixture
+def proxy(zookeeper: str) -> Iterator[Proxy]:
+    made = Proxy(zookeeper)
+    yield made
+    made.close()
+
+
+@dataclass
+class World:
+    zk: Zkmq
+    q: Queue
+    claim: Claim | None = None
+    tx: Any = None
+
+    def held(self) -> Claim:
+        assert self.claim is not None
+        return self.claim
+
+
+def pending(world: World) -> None:
+    world.q.enqueue(b"old", task_id="a")
+
+
+def held(world: World) -> None:
+    pending(world)
+    world.claim = world.q.claim()
+
+
+def leased(world: World) -> None:
+    pending(world)
+    world.claim = world.q.claim(lease=60)
+
+
+def requeued(world: World) -> None:
+    held(world)
+    world.q.enqueue(b"new", task_id="a", requeue=True)
+
+
+def finished(world: World) -> None:
+    held(world)
+    world.held().complete(b"r")
+
+
+def dead(world: World) -> None:
+    held(world)
+    world.held().fail("e", retry=False)
+
+
+def member(world: World) -> None:
+    world.q.enqueue_many([Message(b"x", task_id="a")], batch="b", then=Message(b"then", task_id="then"))
+    world.claim = world.q.claim()
+
+
+def in_order(world: World) -> None:
+    world.q.configure(order="fifo")
+
+
+def taken(world: World) -> None:
+    pending(world)
+    world.tx = world.zk.transaction()
+    world.tx.try_take("q")
+    world.tx.put("out", b"y", task_id="b")
+
+
+NEW = {"task_id": "a"}
+QUEUED, LOCKED, DONE = "queued", "locked", "done-awaiting-gc"
+#: name: (what is there before, the operation, the statuses after it)
+OPERATIONS: dict[str, tuple[Callable[[World], Any], Callable[[World], Any], dict[str, str]]] = {
+    "configure": (pending, lambda w: w.q.configure(lock=5), {"a": QUEUED}),
+    "enqueue": (lambda _: None, lambda w: w.q.enqueue(b"x", **NEW), {"a": QUEUED}),
+    "enqueue, delayed": (lambda _: None, lambda w: w.q.enqueue(b"x", delay=60, **NEW), {"a": "queued-with-backoff"}),
+    "enqueue_many": (
+        lambda _: None,
+        lambda w: w.q.enqueue_many([Message(b"x", task_id=name) for name in "abc"]),
+        dict.fromkeys("abc", QUEUED),
+    ),
+    "batch": (
+        lambda _: None,
+        lambda w: w.q.enqueue_many([Message(b"x", task_id=name) for name in "abc"], batch="b"),
+        dict.fromkeys("abc", QUEUED),
+    ),
+    "enqueue, again": (finished, lambda w: w.q.enqueue(b"x", **NEW), {"a": QUEUED}),
+    "update": (pending, lambda w: w.q.enqueue(b"x", update=True, priority=2, **NEW), {"a": QUEUED}),
+    "requeue": (held, lambda w: w.q.enqueue(b"x", requeue=True, **NEW), {"a": "locked-with-requeue"}),
+    "claim": (pending, lambda w: w.q.claim(), {"a": LOCKED}),
+    "claim, leased": (pending, lambda w: w.q.claim(lease=60), {"a": LOCKED}),
+    "claim, in order": (lambda w: (in_order(w), pending(w)), lambda w: w.q.claim(), {"a": LOCKED}),
+    "complete": (held, lambda w: w.held().complete(b"r"), {"a": DONE}),
+    "complete, window": (held, lambda w: w.held().complete(dedupe=60), {"a": "done-with-backoff"}),
+    "complete, requeued": (requeued, lambda w: w.held().complete(b"r"), {"a": QUEUED}),
+    "complete, requeued, window": (requeued, lambda w: w.held().complete(dedupe=60), {"a": "done-with-requeue"}),
+    "fail": (held, lambda w: w.held().fail("e"), {"a": QUEUED}),
+    "fail, backoff": (held, lambda w: w.held().fail("e", backoff=60), {"a": "queued-with-backoff"}),
+    "fail, finally": (held, lambda w: w.held().fail("e", retry=False), {"a": "dead"}),
+    "release": (held, lambda w: w.held().release(), {"a": QUEUED}),
+    "snooze": (held, lambda w: w.held().snooze(60), {"a": "queued-with-backoff"}),
+    "extend": (leased, lambda w: w.held().extend(60), {"a": LOCKED}),
+    "progress": (held, lambda w: w.held().progress(0.5, "half"), {"a": LOCKED}),
+    "cancel": (pending, lambda w: w.q.cancel("a"), {"a": "cancelled"}),
+    "cancel, claimed": (requeued, lambda w: w.q.cancel("a"), {"a": "cancelled"}),
+    "redrive": (dead, lambda w: w.q.redrive("a"), {"a": QUEUED}),
+    "pause": (pending, lambda w: w.q.pause(), {"a": QUEUED}),
+    "clear": (pending, lambda w: w.q.clear(), {}),
+    "gc": (finished, lambda w: w.q.collect_garbage(0), {}),
+    "last of a batch": (member, lambda w: w.held().complete(), {"a": DONE, "then": QUEUED}),
+    "commit": (taken, lambda w: w.tx.commit(), {"a": DONE}),
+    "rollback": (taken, lambda w: w.tx.rollback(), {"a": QUEUED}),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_lost_reply_leaves_one_effect(proxy: Proxy, name: str) -> None:
+    """Whichever of its writes loses its reply, the call succeeds and has happened exactly once."""
+    before, operate, after = OPERATIONS[name]
+    for at in range(MOST_WRITES):
+        with Zkmq.connect(proxy.hosts, root=fresh_root(), gc=False) as zk:
+            proxy.cut(None)
+            world = World(zk, zk.queue("q"))
+            world.q.configure(policy=RetryPolicy(factor=0))
+            before(world)
+            proxy.cut(at)
+            cuts = proxy.cuts
+            operate(world)
+            assert {task.id: str(task.status) for task in world.q.tasks()} == after
+            counts = world.q.counts()
+            assert sum(counts.values()) - counts["scheduled"] == len(after)
+            if name == "commit":
+                assert [task.id for task in zk.queue("out").tasks()] == ["b"]
+            if proxy.cuts == cuts:
+                assert at > 0, "the operation writes nothing"
+                return
+    pytest.fail(f"{name} writes more than {MOST_WRITES} times")
