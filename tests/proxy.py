@@ -32,7 +32,7 @@ class Proxy:
 
     def close(self) -> None:
         """End every connection."""
-        self._listener.close()
+        _end(self._listener)
         for one in list(self._sockets):
             _end(one)
 
