@@ -34,7 +34,8 @@ from airflow_provider_zkmq.engine.core.states import State
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 
 UNKNOWN = Outcome(committed=False, unknown=True)
-LOST = ("lost before", "lost after")
+#: The request never arrives; its reply is lost; it arrives late, after whatever was written to find out.
+LOST = ("lost before", "lost after", "lost late")
 CRASHES = ("crash before", "crash after")
 
 
@@ -189,6 +190,7 @@ class Faults:
     at: int | None = None
     kind: str = ""
     seen: int = 0
+    late: list[tuple[Any, ...]] = field(default_factory=list)
 
     def draw(self) -> str:
         self.seen += 1
@@ -229,7 +231,10 @@ def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
             fault = faults.draw()
             if fault == "crash before":
                 raise Crash
-            outcome = UNKNOWN if fault == "lost before" else zk.multi(session, ops)
+            delayed, faults.late = faults.late, [ops] if fault == "lost late" else []
+            outcome = UNKNOWN if fault in {"lost before", "lost late"} else zk.multi(session, ops)
+            for each in delayed:
+                zk.multi(session, each)
             if fault == "crash after":
                 raise Crash
             return UNKNOWN if fault else outcome
@@ -240,6 +245,14 @@ def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
 def drive(zk: FakeZooKeeper, session: int, procedure: Any, faults: Faults | None = None) -> Any:
     """Carry a procedure out; a `Crash` leaves it where it is."""
     faults = faults or Faults()
+    try:
+        return _drive(zk, session, procedure, faults)
+    finally:
+        while faults.late:
+            zk.multi(session, faults.late.pop())
+
+
+def _drive(zk: FakeZooKeeper, session: int, procedure: Any, faults: Faults) -> Any:
     try:
         op = next(procedure)
         for _ in range(5000):

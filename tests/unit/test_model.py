@@ -25,6 +25,8 @@ WHO = st.integers(0, 2)
 
 
 class QueueMachine(RuleBasedStateMachine):
+    order = "default"
+
     def __init__(self) -> None:
         super().__init__()
         self.zk = FakeZooKeeper()
@@ -40,7 +42,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.stale: list[tuple[str, int]] = []
         types = {"c": OrderedEnum("low", "high")}
         policy = RetryPolicy(attempts=ATTEMPTS, factor=0.5)
-        self.do(0, configure.configure(self.contexts[0], filters=types, policy=policy))
+        self.do(0, configure.configure(self.contexts[0], filters=types, policy=policy, order=self.order))
 
     def teardown(self):
         self.entropy.stop()
@@ -103,6 +105,18 @@ class QueueMachine(RuleBasedStateMachine):
                 self.stale.append((got.task_id, pair[1].token))
             assert all(token < got.token for task, token in self.stale if task == got.task_id), "tokens must rise"
             self.held.append((who, got))
+            if self.order == "fifo":
+                self.was_first(got)
+
+    def was_first(self, got):
+        """Nothing of its priority that is pending was listed before it."""
+        paths = self.contexts[0].paths
+        for task, state in check_tree(self.zk, self.contexts[0]).items():
+            pending = state.state is State.INSERTED and state.index is None and state.priority == got.state.priority
+            if pending:
+                node = self.zk.nodes[paths.entry(state.place)]
+                rank = int(node.data or node.czxid)
+                assert (rank, state.place) >= (got.state.rank, got.state.place), f"{task} was passed by"
 
     def settle(self, data, action):
         pair = data.draw(st.sampled_from(self.held))
@@ -195,3 +209,11 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+class OrderedMachine(QueueMachine):
+    order = "fifo"
+
+
+TestOrdered = OrderedMachine.TestCase
+TestOrdered.settings = TestQueue.settings
