@@ -13,6 +13,7 @@ from airflow_provider_zkmq.engine.core.ops import (
     Check,
     Children,
     Create,
+    CreateContainer,
     Delete,
     EnsureRoot,
     Exists,
@@ -70,6 +71,8 @@ class FakeZooKeeper:
         self.nodes = {"/": Znode(b"", 0, 0, 0, 0)}
         self.sessions: set[int] = set()
         self.next_session = 1
+        self.containers: set[str] = set()
+        self.used: set[str] = set()
         self.watches: dict[tuple[str, str], set[Any]] = {}
 
     def connect(self) -> int:
@@ -86,6 +89,15 @@ class FakeZooKeeper:
 
     def advance(self, seconds: float) -> None:
         self.ms += int(seconds * 1000)
+        if seconds > 60:
+            self.reap()
+
+    def reap(self) -> None:
+        """Delete the containers that have been emptied, as the server does once a minute."""
+        for path in [path for path in self.containers if path in self.nodes and path in self.used]:
+            if not self.nodes[path].children:
+                self.used.discard(path)
+                self.multi(0, (Delete(path),))
 
     def stat(self, path: str) -> Stat | None:
         node = self.nodes.get(path)
@@ -181,6 +193,7 @@ class FakeZooKeeper:
         else:
             self.nodes[path] = node
             self.nodes[parent(path)].children.add(name)
+            self.used.add(parent(path))
 
 
 @dataclass
@@ -227,7 +240,10 @@ def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
             for depth in range(1, len(parts) + 1):
                 zk.multi(session, (Create("/" + "/".join(parts[:depth])),))
             return None
-        case Multi(ops):
+        case Multi() | CreateContainer():
+            ops = op.ops if isinstance(op, Multi) else (Create(op.path),)
+            if isinstance(op, CreateContainer):
+                zk.containers.add(op.path)
             fault = faults.draw()
             if fault == "crash before":
                 raise Crash

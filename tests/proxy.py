@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Iterator
 
-MULTI = 14
+WRITES = (14, 19)  # multi, createContainer
 _NOT_YET_A_REQUEST = 0  # the first packet of a connection is no request but the session's
 
 
@@ -57,7 +57,7 @@ class Proxy:
 
     def _request(self, packet: bytes, lost: set[int]) -> bool:
         xid, kind = struct.unpack_from(">ii", packet)
-        if kind == MULTI:
+        if kind in WRITES:
             if self.writes == self._cut_at:
                 lost.add(xid)
             self.writes += 1

@@ -324,3 +324,13 @@ def test_a_client_sees_its_own_writes(q: Queue) -> None:
         claim = q.claim()
         assert claim is not None
         claim.complete()
+
+
+def test_index_buckets_are_containers(zk: Zkmq, root: str, q: Queue) -> None:
+    """What lists tasks by time is made of container znodes, which the server clears away once they are empty."""
+    q.enqueue(b"x", delay=60)
+    base = f"{root}/census/scheduled"
+    client = zk._session.client
+    (bucket,) = client.get_children(base)
+    owner = client.exists(f"{base}/{bucket}").ephemeralOwner
+    assert owner == -(1 << 63), "the owner by which a server marks containers"

@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.core.place import may_reopen, open_segment, re
 from airflow_provider_zkmq.engine.core.records import TaskState
 from airflow_provider_zkmq.engine.core.schedule import index_path
 from airflow_provider_zkmq.engine.core.states import Event, State, step
-from airflow_provider_zkmq.engine.core.transact import ensure_bucket, failed_at, transact
+from airflow_provider_zkmq.engine.core.transact import ensure_bucket, ensure_node, failed_at, transact
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown
 
 KEPT_NONCES = 4
@@ -168,8 +168,8 @@ def _ensure_parents(context: Context, after: TaskState) -> Procedure[None]:
         yield from ensure_bucket(context.paths.at(after.index.rpartition("/")[0]))
         return
     lane, segment, _ = after.place.split("/")
-    yield from ensure_bucket(context.paths.at("queue", lane), _lane_data(lane, after))
-    yield from ensure_bucket(context.paths.at("queue", lane, segment))
+    yield from ensure_node(context.paths.at("queue", lane), _lane_data(lane, after))
+    yield from ensure_node(context.paths.at("queue", lane, segment))
 
 
 def _lane_data(name: str, state: TaskState) -> bytes:

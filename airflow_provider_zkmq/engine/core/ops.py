@@ -167,10 +167,17 @@ class Multi:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateContainer:
+    """Create a container znode, which the server deletes some time after its last child went → `Outcome`."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """Several operations in flight at the same time → list of their results, in order."""
 
-    ops: tuple[Get | Children | Exists | GetMany | Multi, ...]
+    ops: tuple[Get | Children | Exists | GetMany | Multi | CreateContainer, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +201,7 @@ class EnsureRoot:
     path: str
 
 
-Op: TypeAlias = Get | Children | Exists | GetMany | Multi | Pipeline | Wait | Reconnect | EnsureRoot
+Op: TypeAlias = Get | Children | Exists | GetMany | Multi | CreateContainer | Pipeline | Wait | Reconnect | EnsureRoot
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Op, Any, T]
 

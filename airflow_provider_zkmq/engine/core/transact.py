@@ -13,6 +13,7 @@ from collections.abc import Callable
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.ops import (
     Create,
+    CreateContainer,
     EnsureRoot,
     Failure,
     Multi,
@@ -25,7 +26,7 @@ from airflow_provider_zkmq.engine.core.ops import (
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable, ZkmqError
 
 
-def transact(multi: Multi, ours: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
+def transact(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
     """Carry out `multi` and know its outcome.
 
     `ours` is asked when a re-issued transaction was refused: it reads what the first try would have written and
@@ -72,7 +73,17 @@ def failed_at(outcome: Outcome, multi: Multi) -> str:
     return "" if outcome.failed is None else multi.ops[outcome.failed].path
 
 
-def ensure_bucket(path: str, data: bytes = b"") -> Procedure[None]:
+def ensure_bucket(path: str) -> Procedure[None]:
+    """Create a bucket of an index unless it exists; the server clears it away once it has been emptied.
+
+    A server older than 3.5.3 knows no containers: there clean-up deletes what has been emptied.
+    """
+    outcome = yield from transact(CreateContainer(path), never)
+    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
+        yield from ensure_node(path)
+
+
+def ensure_node(path: str, data: bytes = b"") -> Procedure[None]:
     """Create one persistent znode unless it exists; its parent must exist."""
     multi = Multi((Create(path, data),))
     outcome = yield from transact(multi, never)

@@ -65,7 +65,9 @@ def wait(
             if open_ids:
                 yield from _pause(context, mine, seen, deadline, open_ids, wanted)
     finally:
-        unsubscribe(context, [context.paths.task(task_id, part) for task_id in ids for part in ("state", "claim")], mine)
+        unsubscribe(
+            context, [context.paths.task(task_id, part) for task_id in ids for part in ("state", "claim")], mine
+        )
     tasks = yield from read_many(context, ids)
     if len(tasks) < len(ids):
         raise _missing(context, set(ids) - {task.id for task in tasks})

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar, cast
 
 from kazoo.exceptions import NodeExistsError
 
-from airflow_provider_zkmq.engine.core.ops import EnsureRoot, Multi, Op, Pipeline, Procedure, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.ops import EnsureRoot, Op, Pipeline, Procedure, Reconnect, Wait
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
-from airflow_provider_zkmq.engine.zk.wire import LOST, UNKNOWN, Request, failed, mapped, receive, submit
+from airflow_provider_zkmq.engine.zk.wire import LOST, UNKNOWN, WRITES, Request, failed, mapped, receive, submit
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ def _collect(session: Session, op: Request, pending: Any) -> Any:
             value = pending.get(timeout=max(0.001, deadline - time.monotonic()))
         except LOST as error:
             session.usable()
-            if isinstance(op, Multi):
+            if isinstance(op, WRITES):
                 return UNKNOWN
             if time.monotonic() > deadline:
                 raise session.unavailable() from error
@@ -212,7 +212,7 @@ async def _acollect(session: Session, op: Request, pending: Any) -> Any:
             value = await _ready(pending, max(0.001, deadline - time.monotonic()))
         except LOST as error:
             session.usable()
-            if isinstance(op, Multi):
+            if isinstance(op, WRITES):
                 return UNKNOWN
             if time.monotonic() > deadline:
                 raise session.unavailable() from error

@@ -11,13 +11,16 @@ from kazoo.protocol.serialization import (
     int_struct,
     multiheader_struct,
     read_buffer,
+    read_string,
     stat_struct,
+    write_buffer,
     write_string,
 )
 from kazoo.protocol.states import ZnodeStat
 
 _GET_DATA = 4
 _ERROR = -1
+_CONTAINER = 4
 _NO_WATCH = struct.pack("B", 0)
 
 
@@ -51,3 +54,23 @@ class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requ
                 offset += stat_struct.size
             header, offset = MultiHeader.deserialize(reply, offset)
         return results
+
+
+class ContainerCreation(namedtuple("ContainerCreation", "path acl")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``createContainer`` (opcode 19, ZooKeeper 3.5.3)."""
+
+    __slots__ = ()
+    type = 19
+
+    def serialize(self) -> bytearray:
+        """The request's body."""
+        body = bytearray(write_string(self.path) + write_buffer(b"") + int_struct.pack(len(self.acl)))
+        for entry in self.acl:
+            body += int_struct.pack(entry.perms) + write_string(entry.id.scheme) + write_string(entry.id.id)
+        body += int_struct.pack(_CONTAINER)
+        return body
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> str:
+        """The path that was created; its Stat, which follows, is not used."""
+        return str(read_string(reply, offset)[0])

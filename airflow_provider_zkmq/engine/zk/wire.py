@@ -18,6 +18,7 @@ from kazoo.exceptions import (
     RolledBackError,
     RuntimeInconsistency,
     SessionExpiredError,
+    UnimplementedError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization as wire
@@ -27,6 +28,7 @@ from airflow_provider_zkmq.engine.core.ops import (
     Check,
     Children,
     Create,
+    CreateContainer,
     Delete,
     Exists,
     Failure,
@@ -40,10 +42,12 @@ from airflow_provider_zkmq.engine.core.ops import (
     WriteOp,
 )
 from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
-from airflow_provider_zkmq.engine.zk.requests import MultiRead
+from airflow_provider_zkmq.engine.zk.requests import ContainerCreation, MultiRead
 from airflow_provider_zkmq.engine.zk.session import Session
 
-Request: TypeAlias = Get | Children | Exists | GetMany | Multi
+Request: TypeAlias = Get | Children | Exists | GetMany | Multi | CreateContainer
+#: Requests whose lost reply leaves their outcome unknown.
+WRITES = (Multi, CreateContainer)
 
 #: What says that a request may or may not have been carried out.
 LOST = (ConnectionLoss, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
@@ -71,6 +75,8 @@ def _request(session: Session, op: Request) -> Any:
     match op:
         case Multi(ops):
             return wire.Transaction([_write(session, item) for item in ops])
+        case CreateContainer(path):
+            return ContainerCreation(path, session.acl)
         case GetMany(paths):
             return MultiRead(paths)
         case Get(path, watch):
@@ -98,6 +104,8 @@ def receive(session: Session, op: Request, value: Any) -> Any:
     match op:
         case Multi():
             return _outcome(session, value)
+        case CreateContainer():
+            return Outcome(committed=True)
         case GetMany():
             return [_many_item(session, item) for item in value]
         case Get():
@@ -110,6 +118,8 @@ def receive(session: Session, op: Request, value: Any) -> Any:
 
 def failed(session: Session, op: Request, error: BaseException) -> Any:
     """What a procedure gets for a failed request, or the error it is thrown. `LOST` errors are the driver's own."""
+    if isinstance(op, CreateContainer) and isinstance(error, NodeExistsError | NoNodeError | UnimplementedError):
+        return Outcome(committed=False, failure=_FAILURES.get(type(error), Failure.OTHER), detail=type(error).__name__)
     if isinstance(error, NoNodeError) and not isinstance(op, Multi):
         return None
     raise mapped(session, error) from error
