@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pendulum
 import pytest
 
+from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import (
     AllOf,
     AnyOf,
@@ -24,6 +27,7 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
+from tests.support import eventually
 
 STANDARD = {"performance_class": "standard"}
 
@@ -326,11 +330,14 @@ def test_a_client_sees_its_own_writes(q: Queue) -> None:
         claim.complete()
 
 
-def test_index_buckets_are_containers(zk: Zkmq, root: str, q: Queue) -> None:
-    """What lists tasks by time is made of container znodes, which the server clears away once they are empty."""
-    q.enqueue(b"x", delay=60)
-    base = f"{root}/census/scheduled"
-    client = zk._session.client
-    (bucket,) = client.get_children(base)
-    owner = client.exists(f"{base}/{bucket}").ephemeralOwner
-    assert owner == -(1 << 63), "the owner by which a server marks containers"
+def test_emptied_index_buckets_vanish_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lists tasks by time are containers: the server clears them away, and a client that knew them goes on."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dznode.container.checkIntervalMs=200")
+    with EmbeddedServer(tmp_path / "zk", force_sync=False) as server, Zkmq.connect(server.hosts, gc=False) as zk:
+        q, client = zk.queue("q"), zk._session.client
+        for _ in range(2):
+            task_id = q.enqueue(b"x", delay=600)
+            assert len(client.get_children("/zkmq/q/scheduled")) == 1
+            q.cancel(task_id)
+            eventually(lambda: client.get_children("/zkmq/q/scheduled") == [])
+        assert q.counts()["cancelled"] == 2
