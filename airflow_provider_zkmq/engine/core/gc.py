@@ -66,10 +66,19 @@ def collect_garbage(context: Context, lifetime: object = None) -> Procedure[Coll
     """
     span = optional_seconds("lifetime", lifetime)
     conf = yield from read_conf(context)
+    return (yield from _run_locked(context, conf.gc_lifetime if span is None else span, None))
+
+
+def _run_locked(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
+    """Clean up under the lock; with `last`, only if nobody has done so since that was read."""
     if not (yield from _lock(context)):
         return Collected(ran=False)
     try:
-        report = yield from _collect(context, conf.gc_lifetime if span is None else span, conf.archive)
+        now: Stat | None = yield Exists(context.paths.at("gc"))
+        if last is not None and now is not None and now.version != last.version:
+            report = Collected(ran=False)
+        else:
+            report = yield from _collect(context, lifetime)
     except Exception:
         yield from _unlock(context)
         raise  # an interrupted run leaves the lock to the end of its session: no finally, which could not wait
@@ -77,7 +86,8 @@ def collect_garbage(context: Context, lifetime: object = None) -> Procedure[Coll
     return report
 
 
-def _collect(context: Context, lifetime: float, archived: int | None) -> Procedure[Collected]:
+def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
+    archived = (yield from read_conf(context)).archive
     report = Collected()
     context.live_watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
     report.rescued = (yield from rescue_dead(context)) + (yield from promote_due(context))
@@ -99,7 +109,7 @@ def collect_if_due(context: Context) -> Procedure[Collected]:
     now = (yield from tick(context)).time or 0
     if last is not None and last.version > 0 and now - last.mtime < conf.gc_interval * 1000:
         return Collected(ran=False)
-    return (yield from collect_garbage(context))
+    return (yield from _run_locked(context, conf.gc_lifetime, last))
 
 
 def _note_run(context: Context, report: Collected) -> Procedure[None]:
