@@ -91,7 +91,11 @@ class QueuePaused(QueueError):
 
 
 class WaitTimeout(QueueError, TimeoutError):
-    """What was waited for did not happen in time; nothing was changed."""
+    """What was waited for did not happen in time; nothing was changed. ``left``: the tasks that were not there yet."""
+
+    def __init__(self, message: str, *, left: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.left = tuple(left)
 
 
 class ClaimLost(ZkmqError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_zkmq.engine.aqueue import AsyncQueue
     from airflow_provider_zkmq.engine.client import AsyncZkmq, Zkmq
+    from airflow_provider_zkmq.engine.core.batch import Batch
     from airflow_provider_zkmq.engine.core.inspect import Task
     from airflow_provider_zkmq.engine.queue import Queue
 
@@ -144,9 +145,9 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
         options["auth"] = [conn.login, conn.password]
     tls = {name: given[f"tls_{name}"] for name in _TLS if f"tls_{name}" in given}
     if "check_hostname" in tls:
-        tls["check_hostname"] = _flag(where, "tls_check_hostname", tls["check_hostname"])
+        tls["check_hostname"] = flag(f"{where}: tls_check_hostname", tls["check_hostname"])
     # The form sends its checkboxes whether or not TLS is used: only files say that it is.
-    if _flag(where, "tls", given.get("tls", bool(set(tls) - {"check_hostname"}))):
+    if flag(f"{where}: tls", given.get("tls", bool(set(tls) - {"check_hostname"}))):
         options["tls"] = tls
     return options
 
@@ -179,12 +180,13 @@ def _number(where: str, name: str, value: object) -> object:
     return value
 
 
-def _flag(where: str, name: str, value: object) -> bool:
+def flag(what: str, value: object) -> bool:
+    """Return a truth value, or the text that a form or a template makes of one. Raises `ConfigError`."""
     known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
     try:
         return known[str(value).lower()]
     except KeyError:
-        raise ConfigError(f"{where}: {name} {value!r} is neither true nor false") from None
+        raise ConfigError(f"{what} {value!r} is neither true nor false") from None
 
 
 def items_of(what: str, given: object) -> list[Any]:
@@ -254,8 +256,26 @@ def check_outcomes(queue: str, tasks: Iterable[Task]) -> None:
     """Raise `AirflowException` naming the tasks that are dead or cancelled, the first few with their errors."""
     bad = [task for task in tasks if task.state in {"dead", "cancelled"}]
     if bad:
-        told = "; ".join(
-            f"{task.id} is {task.state}" + (f" ({task.error})" if task.error else "") for task in bad[:_SHOWN]
-        )
-        more = f"; and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        raise AirflowException(f"{len(bad)} task(s) of queue {queue!r} failed: {told}{more}")
+        told = [f"{task.id} is {task.state}" + (f" ({task.error})" if task.error else "") for task in bad]
+        raise AirflowException(f"{len(bad)} task(s) of queue {queue!r} failed: {_few(told)}")
+
+
+def check_batch(queue: str, batch: Batch) -> None:
+    """Raise `AirflowException` naming the first few members of a batch that ended dead or cancelled."""
+    if batch.failed:
+        told = f"{len(batch.failed)} of {batch.total} task(s) of batch {batch.name!r} of queue {queue!r}"
+        raise AirflowException(f"{told} ended dead or cancelled: {_few(batch.failed)}")
+
+
+def _few(told: Sequence[str]) -> str:
+    more = [f"and {len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
+    return "; ".join([*told[:_SHOWN], *more])
+
+
+def progress_log(log: Any) -> Callable[[str, float, str], None]:
+    """Return what logs the progress that a task's handler reports; see the `on_progress` of `Queue.wait`."""
+
+    def tell(task_id: str, progress: float, note: str) -> None:
+        log.info("Task %s: %.0f %%%s", task_id, 100 * progress, f", {note}" if note else "")
+
+    return tell

@@ -12,27 +12,39 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.errors import ConfigError, WaitTimeout
-from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, ZkmqHook, check_outcomes, items_of
+from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, WaitTimeout
+from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, ZkmqHook, check_batch, check_outcomes, flag, items_of
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-_KEYS = ("data", "filters", "priority", "delay", "task_id", "metadata", "policy")
+    from airflow_provider_zkmq.engine.queue import Queue
+
+_KEYS = ("data", "filters", "priority", "delay", "task_id", "metadata", "policy", "lock", "update", "requeue")
 
 
 class ZkmqEnqueueOperator(BaseOperator):
-    """Enqueues one task (`data`) or many (`messages`); its XCom is the id, or the list of ids.
+    """Enqueues one task (`data`) or many (`messages`); its XCom is the id, the list of ids, or the batch's name.
 
-    Each try of this operator enqueues again, unless the tasks have ids of their own (`zkmq_task_id`): then a second
-    try fails with `DuplicateTask` and enqueues nothing.
+    Each try of this operator enqueues again, unless the tasks have ids of their own (`zkmq_task_id`), or form a
+    `batch`: then a second try fails with `DuplicateTask` and enqueues nothing. A batch that the try before left half
+    written is carried on with instead. A try after one that was cut off while it waited fails, too: leave long waits
+    for a batch to `deferrable`, or to a `ZkmqTaskSensor`.
+
+    A batch's name is good for one call of the operator for as long as the queue keeps the batch. A name such as
+    ``"{{ dag.dag_id }}.{{ run_id }}"`` needs ``{{ task.task_id }}`` where a DAG writes several batches and
+    ``{{ ti.map_index }}`` where the operator is mapped: of two that write one batch, the second is refused.
+    With ``{{ ti.try_number }}`` each try, and each clearing of the task, does the work anew. Names have 1 to 121
+    characters of ``A-Z a-z 0-9 . _ : + @ = -``, as the run ids that Airflow makes; another is a `ConfigError`.
 
     Args:
         data: the payload of one task, bytes or text.
         messages: many tasks: bytes, texts, `Message` objects, or mappings with the keys of `Message` (``data``,
-            ``filters``, ``priority``, ``delay``, ``task_id``, ``metadata``, ``policy``). What a mapping leaves out
-            is taken from the operator's arguments.
+            ``filters``, ``priority``, ``delay``, ``task_id``, ``metadata``, ``policy``, ``lock``, ``update``,
+            ``requeue``). What a mapping leaves out is taken from the operator's arguments.
+        batch: a name for the messages (one at least) together, by which `ZkmqTaskSensor` waits for them.
+        then: one more message, as in `messages`, enqueued when the last of the batch has ended, whichever way.
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         filters: values of the queue's declared filters.
         priority: higher comes first, -9999 to 9999.
@@ -51,6 +63,8 @@ class ZkmqEnqueueOperator(BaseOperator):
     template_fields: Sequence[str] = (
         "data",
         "messages",
+        "batch",
+        "then",
         "zkmq_queue",
         "filters",
         "priority",
@@ -60,7 +74,7 @@ class ZkmqEnqueueOperator(BaseOperator):
         "policy",
         "zkmq_conn_id",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"filters": "json", "metadata": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = {"filters": "json", "metadata": "json", "then": "json"}
     ui_color = "#e8f0e4"
 
     def __init__(
@@ -68,6 +82,8 @@ class ZkmqEnqueueOperator(BaseOperator):
         *,
         data: Any = None,
         messages: Any = None,
+        batch: str | None = None,
+        then: Any = None,
         zkmq_queue: str | None = None,
         filters: Mapping[str, object] | None = None,
         priority: int | str = 0,
@@ -87,8 +103,12 @@ class ZkmqEnqueueOperator(BaseOperator):
             raise ValueError("ZkmqEnqueueOperator: give either data (one task) or messages (many)")
         if messages is not None and zkmq_task_id is not None:
             raise ValueError("ZkmqEnqueueOperator: with messages, give each its own task_id rather than zkmq_task_id")
+        if then is not None and batch is None:
+            raise ValueError("ZkmqEnqueueOperator: then follows the end of a batch; give batch, too")
         self.data = data
         self.messages = messages
+        self.batch = batch
+        self.then = then
         self.zkmq_queue = zkmq_queue
         self.filters = filters
         self.priority = priority
@@ -103,43 +123,54 @@ class ZkmqEnqueueOperator(BaseOperator):
         self.zkmq_conn_id = zkmq_conn_id
 
     def execute(self, context: Context) -> str | list[str]:
-        """Enqueue; wait if asked to; return the id (`data`) or the ids (`messages`).
+        """Enqueue; wait if asked to; return the `batch`, else the id (`data`) or the ids (`messages`).
 
         Raises:
             AirflowException: a task is dead or cancelled, or was not finished in time.
             ZkmqError: nothing could be enqueued; the message says why.
 
         """
-        messages = self._messages(context)
+        origin = _origin(context) if self.add_origin else None
+        messages = self._messages(origin)
+        then = None if self.then is None else self._message(_spelled("then", self.then), origin)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
-            ids = queue.enqueue_many(messages) if messages else []
+            ids = self._enqueue(queue, messages, then)
             self.log.info("Enqueued %d task(s) into queue %r", len(ids), queue.name)
             if self.wait_for_completion and ids:
                 left = self._span()
                 if self.deferrable:
                     self._defer(ids, left)
                 try:
-                    tasks = queue.wait(ids, timeout=left)
+                    _await_end(queue, self.batch, ids, left)
                 except WaitTimeout as error:
                     raise AirflowException(str(error)) from error
-                check_outcomes(queue.name, tasks)
         return self._told(ids)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> str | list[str]:  # noqa: ARG002
         """Go on after the trigger: look at the tasks, return what `execute` does. Raises `AirflowException`."""
         if event["status"] != "done":
             raise AirflowException(event["message"])
-        ids: list[str] = event["ids"]
+        ids: list[str] = event.get("ids", [])
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            queue = hook.queue()
-            check_outcomes(queue.name, queue.wait(ids, timeout=0))
+            _await_end(hook.queue(), event.get("batch"), ids, 0)
         return self._told(ids)
+
+    def _enqueue(self, queue: Queue, messages: list[Message], then: Message | None) -> list[str]:
+        if not messages and self.batch is None:
+            return []
+        try:
+            return queue.enqueue_many(messages, batch=self.batch, then=then)
+        except DuplicateTask as error:
+            if self.batch is None or error.duplicates:
+                raise
+            raise DuplicateTask(_written_before(queue, self.batch)) from error
 
     def _defer(self, ids: list[str], left: float | None) -> None:
         self.defer(
             trigger=ZkmqTaskTrigger(
-                task_ids=ids,
+                task_ids=ids if self.batch is None else None,
+                batch=self.batch,
                 queue=self.zkmq_queue or None,
                 zkmq_conn_id=self.zkmq_conn_id,
                 deadline=None if left is None else time.time() + left,
@@ -149,6 +180,8 @@ class ZkmqEnqueueOperator(BaseOperator):
         )
 
     def _told(self, ids: list[str]) -> str | list[str]:
+        if self.batch is not None:
+            return self.batch
         return ids if self.messages is not None else ids[0]
 
     def _span(self) -> float | None:
@@ -156,20 +189,17 @@ class ZkmqEnqueueOperator(BaseOperator):
         span = self.timeout if self.timeout is not None else self.execution_timeout
         return span.total_seconds() if isinstance(span, timedelta) else span
 
-    def _messages(self, context: Context) -> list[Message]:
-        origin = _origin(context) if self.add_origin else None
+    def _messages(self, origin: dict[str, Any] | None) -> list[Message]:
         if self.messages is None:
             return [self._message({"data": self.data, "task_id": self.zkmq_task_id or None}, origin)]
-        return [
-            self._message(_spelled(at, item), origin) for at, item in enumerate(items_of("messages", self.messages))
-        ]
+        items = items_of("messages", self.messages)
+        return [self._message(_spelled(f"messages[{at}]", item), origin) for at, item in enumerate(items)]
 
     def _message(self, given: Mapping[str, Any], origin: dict[str, Any] | None) -> Message:
         """Make a message of what is given for it and, for the rest, of the operator's arguments."""
         metadata = dict(given.get("metadata", self.metadata) or {})
         if origin is not None:
             metadata.setdefault("airflow", origin)
-        policy = given.get("policy", self.policy)
         return Message(
             data=given["data"],
             filters=given.get("filters", self.filters),
@@ -177,21 +207,52 @@ class ZkmqEnqueueOperator(BaseOperator):
             delay=_number("delay", given.get("delay", self.delay), float),
             task_id=given.get("task_id"),
             metadata=metadata or None,
-            policy=RetryPolicy(**policy) if isinstance(policy, Mapping) else policy,
+            policy=_policy(given.get("policy", self.policy)),
+            lock=_number("lock", given.get("lock"), float),
+            update=flag("update", given.get("update", False)),
+            requeue=flag("requeue", given.get("requeue", False)),
         )
 
 
-def _spelled(at: int, item: object) -> Mapping[str, Any]:
-    """Return one item of `messages` as a mapping. Raises `ConfigError` naming its place in the list."""
+def _await_end(queue: Queue, batch: str | None, ids: list[str], left: float | None) -> None:
+    """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` naming those that failed."""
+    if batch is None:
+        check_outcomes(queue.name, queue.wait(ids, timeout=left))
+    else:
+        check_batch(queue.name, queue.wait_batch(batch, left))
+
+
+def _written_before(queue: Queue, name: str) -> str:
+    batch = queue.batch(name)
+    failed = f", {len(batch.failed)} failed (first: {batch.failed[0]})" if batch.failed else ""
+    return (
+        f"batch {name!r} of queue {queue.name!r} was enqueued before, completely ({batch.total} task(s), {batch.open} "
+        f"open{failed}); nothing was enqueued. ZkmqTaskSensor(batch=…) waits for it; for another, put what tells them "
+        "apart into the name, such as {{ ti.try_number }}"
+    )
+
+
+def _spelled(where: str, item: object) -> Mapping[str, Any]:
+    """Return a message as a mapping. Raises `ConfigError` naming where it stands."""
     if isinstance(item, Message):
         return {name: value for name in _KEYS if (value := getattr(item, name)) is not None}
     if isinstance(item, Mapping):
         if unknown := sorted(set(map(str, item)) - set(_KEYS)):
-            raise ConfigError(f"messages[{at}]: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
+            raise ConfigError(f"{where}: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
         if "data" not in item:
-            raise ConfigError(f"messages[{at}] has no 'data'")
+            raise ConfigError(f"{where} has no 'data'")
         return item
     return {"data": item}
+
+
+def _policy(given: Any) -> RetryPolicy | None:
+    """Return a policy that may be spelled as a mapping. Raises `ConfigError`."""
+    if not isinstance(given, Mapping):
+        return given  # type: ignore[no-any-return]
+    try:
+        return RetryPolicy(**given)
+    except TypeError as error:
+        raise ConfigError(f"policy {given!r} is not understood: {error}") from None
 
 
 def _number(name: str, value: Any, kind: type[int | float]) -> Any:

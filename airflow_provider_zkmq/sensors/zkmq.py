@@ -1,4 +1,4 @@
-"""`ZkmqTaskSensor`: wait in a DAG until tasks are claimed or completed."""
+"""`ZkmqTaskSensor`: wait in a DAG until tasks are claimed or completed, or a batch is done."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import (
@@ -19,35 +19,53 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_zkmq.engine.core.wait import wait_event
 from airflow_provider_zkmq.engine.errors import WaitTimeout, ZkmqError
-from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, ZkmqHook, check_outcomes, flat_ids, outcome
+from airflow_provider_zkmq.hooks.zkmq import (
+    DEFAULT_CONN_ID,
+    ZkmqHook,
+    check_batch,
+    check_outcomes,
+    flat_ids,
+    outcome,
+    progress_log,
+)
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_zkmq.engine.core.batch import Batch
+    from airflow_provider_zkmq.engine.core.explain import Explanation
     from airflow_provider_zkmq.engine.core.inspect import Task
     from airflow_provider_zkmq.engine.queue import Queue
 
+_Told: TypeAlias = list[dict[str, Any]] | dict[str, Any]
+#: So many refusing consumers are told of.
+_SHOWN: Final = 3
+
 
 class ZkmqTaskSensor(BaseSensorOperator):
-    """Waits for tasks; its XCom is the list of their outcomes, in the order of the ids.
+    """Waits for tasks, or for a batch; its XCom is the list of the tasks' outcomes, in the order of the ids.
 
     An outcome is ``{"id", "state", "attempt", "error", "result"}``; a result that is not UTF-8 comes as base64 in
-    ``"result_b64"``. The sensor fails, naming them, when tasks end dead or cancelled; with `soft_fail` it skips.
+    ``"result_b64"``. For a batch the XCom is ``{"batch", "total", "failed"}``, however many tasks it has. The sensor
+    fails, naming them, when tasks end dead or cancelled, for a batch after the last one has ended; with `soft_fail` it
+    skips. A time-out tells why the first task that has not ended is where it is.
     It waits on ZooKeeper watches and does not poke, except with ``mode="reschedule"``.
 
     Args:
         task_ids: the queue's ids: one, a list, or lists in a list, as mapped tasks give them.
         selector: instead of ids: wait for the tasks that match, as soon as there are `min_tasks` of them.
         min_tasks: see `selector`.
+        batch: instead of ids: the name of a batch, which must exist; at the cost of one watch.
         event: ``"completion"``: finished, dead or cancelled; ``"claim"``: claimed at least once, or ended.
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         zkmq_conn_id: the Airflow connection.
         deferrable: wait in the triggerer rather than on a worker.
+        log_progress: log the progress that the handlers of the tasks report, at one more watch for each running task.
 
     """
 
-    template_fields: Sequence[str] = ("task_ids", "selector", "zkmq_queue", "zkmq_conn_id")
+    template_fields: Sequence[str] = ("task_ids", "selector", "batch", "zkmq_queue", "zkmq_conn_id")
     ui_color = "#e8f0e4"
 
     def __init__(
@@ -56,35 +74,42 @@ class ZkmqTaskSensor(BaseSensorOperator):
         task_ids: Any = None,
         selector: str | None = None,
         min_tasks: int = 1,
+        batch: str | None = None,
         event: str = "completion",
         zkmq_queue: str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        log_progress: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if (task_ids is None) == (selector is None):
-            raise ValueError("ZkmqTaskSensor: give either task_ids or a selector")
+        if sum(named is not None for named in (task_ids, selector, batch)) != 1:
+            raise ValueError("ZkmqTaskSensor: give exactly one of task_ids, selector and batch")
+        if batch is not None and (event != "completion" or log_progress):
+            raise ValueError("ZkmqTaskSensor: a batch is waited for to its end; give neither event nor log_progress")
         self.task_ids = task_ids
         self.selector = selector
         self.min_tasks = min_tasks
+        self.batch = batch
         self.event = str(wait_event(event))
         self.zkmq_queue = zkmq_queue
         self.zkmq_conn_id = zkmq_conn_id
         self.deferrable = deferrable
+        self.log_progress = log_progress
 
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Wait, on the worker or deferred; return the outcomes.
+    def execute(self, context: Context) -> _Told:
+        """Wait, on the worker or deferred; return the outcomes, or the batch's.
 
         Raises:
             AirflowSensorTimeout: not in time (`AirflowSkipException` with `soft_fail`).
-            AirflowException: tasks ended dead or cancelled, do not exist, or ZooKeeper refused.
+            AirflowException: tasks ended dead or cancelled, they or the batch do not exist, or ZooKeeper refused.
 
         """
         if self.reschedule and not self.deferrable:
-            told: list[dict[str, Any]] = super().execute(context)
-            return told
-        with self._failing_softly():
+            with self._telling_why():
+                told: _Told = super().execute(context)
+                return told
+        with self._failing_softly(), self._telling_why():
             deadline = time.time() + self._span()
             try:
                 return self._waited(0 if self.deferrable else self._span())
@@ -101,7 +126,12 @@ class ZkmqTaskSensor(BaseSensorOperator):
             except WaitTimeout:
                 return PokeReturnValue(is_done=False)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Go on after a deferral; a time-out, the trigger's or Airflow's own, tells why."""
+        with self._telling_why():
+            return super().resume_execution(next_method, next_kwargs, context)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> _Told:  # noqa: ARG002
         """Go on after the trigger: read the outcomes on the worker. Raises what `execute` does."""
         with self._failing_softly():
             if event["status"] == "timeout":
@@ -110,18 +140,23 @@ class ZkmqTaskSensor(BaseSensorOperator):
                 raise AirflowException(event["message"])
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
+                if "batch" in event:
+                    return _batch_outcome(queue, queue.wait_batch(event["batch"], 0))
                 return _outcomes(queue, self._read(queue, event["ids"]))
 
-    def _waited(self, span: float) -> list[dict[str, Any]]:
+    def _waited(self, span: float) -> _Told:
         """Wait at most `span` seconds on this worker. Raises `WaitTimeout`."""
         end = time.monotonic() + span
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
+            if self.batch is not None:
+                return _batch_outcome(queue, queue.wait_batch(self.batch, span))
             if self.selector is None:
                 ids = flat_ids(self.task_ids)
             else:
                 ids = queue.find(self.selector, self.min_tasks, max(0.0, end - time.monotonic()))
-            return _outcomes(queue, queue.wait(ids, self.event, max(0.0, end - time.monotonic())))
+            tell = progress_log(self.log) if self.log_progress else None
+            return _outcomes(queue, queue.wait(ids, self.event, max(0.0, end - time.monotonic()), tell))
 
     def _read(self, queue: Queue, ids: list[str]) -> list[Task]:
         """Read tasks that got there; one by one where something was claimed and has been given back since."""
@@ -133,10 +168,12 @@ class ZkmqTaskSensor(BaseSensorOperator):
     def _deferral(self, deadline: float) -> TaskDeferred:
         return TaskDeferred(
             trigger=ZkmqTaskTrigger(
-                task_ids=None if self.selector is not None else flat_ids(self.task_ids),
+                task_ids=None if self.task_ids is None else flat_ids(self.task_ids),
                 selector=self.selector,
                 min_tasks=self.min_tasks,
+                batch=self.batch,
                 event=self.event,
+                log_progress=self.log_progress,
                 queue=self.zkmq_queue or None,
                 zkmq_conn_id=self.zkmq_conn_id,
                 deadline=deadline,
@@ -149,6 +186,36 @@ class ZkmqTaskSensor(BaseSensorOperator):
         """Return how long to wait in seconds: Airflow does not hold a deferred task to its `execution_timeout`."""
         limit = self.execution_timeout
         return float(self.timeout if limit is None else min(self.timeout, limit.total_seconds()))
+
+    @contextmanager
+    def _telling_why(self) -> Iterator[None]:
+        try:
+            yield
+        except AirflowSensorTimeout as error:
+            raise AirflowSensorTimeout(f"{error}{self._why()}") from error
+
+    def _why(self) -> str:
+        """Return what to add to a time-out; nothing where it cannot be found out: the time-out is what counts."""
+        try:
+            with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+                queue = hook.queue()
+                waiting = self._left(queue)
+                return "" if waiting is None else f"; {_short(queue.explain(waiting))}"
+        except Exception as error:  # noqa: BLE001
+            self.log.warning("Why it was not in time is unknown: %s", error)
+            return ""
+
+    def _left(self, queue: Queue) -> str | None:
+        """Look once more: the first task that is not there yet."""
+        try:
+            if self.batch is not None:
+                queue.wait_batch(self.batch, 0)
+            else:
+                ids = flat_ids(self.task_ids) if self.selector is None else queue.find(self.selector, 1, 0)
+                queue.wait(ids, self.event, 0)
+        except WaitTimeout as error:
+            return next(iter(error.left), None)
+        return None
 
     @contextmanager
     def _failing_softly(self) -> Iterator[None]:
@@ -171,3 +238,15 @@ class ZkmqTaskSensor(BaseSensorOperator):
 def _outcomes(queue: Queue, tasks: list[Task]) -> list[dict[str, Any]]:
     check_outcomes(queue.name, tasks)
     return [outcome(task) for task in tasks]
+
+
+def _batch_outcome(queue: Queue, batch: Batch) -> dict[str, Any]:
+    check_batch(queue.name, batch)
+    return {"batch": batch.name, "total": batch.total, "failed": list(batch.failed)}
+
+
+def _short(explanation: Explanation) -> str:
+    """Return why a task is where it is, in one line: the reasons, and the first few consumers that refuse it."""
+    refusing = [f"{it.consumer} refuses it: {it.refuses}" for it in explanation.consumers if it.refuses]
+    told = "; ".join([*explanation.reasons, *refusing[:_SHOWN]])
+    return f"task {explanation.task_id} is {explanation.status}: {told}"

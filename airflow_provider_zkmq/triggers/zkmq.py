@@ -1,4 +1,4 @@
-"""`ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed."""
+"""`ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed, or a batch is done."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_zkmq.engine.errors import TransportError, Unavailable, WaitTimeout, ZkmqError
-from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, progress_log
 from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine.aqueue import AsyncQueue
 
 _FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 15.0
@@ -24,14 +27,18 @@ _GRACE: Final = 1.0
 class ZkmqTaskTrigger(BaseTrigger):
     """Waits on ZooKeeper watches; fires once, with a small event, and never the tasks' results.
 
-    The event is ``{"status": "done", "ids": […]}``, or ``{"status": "timeout" | "error", "message": …}``.
+    The event is ``{"status": "done", "ids": […]}``, for a batch ``{"status": "done", "batch": …}``, or
+    ``{"status": "timeout" | "error", "message": …}``.
     ZooKeeper being away ends nothing: the trigger waits for it, too, until its deadline.
 
     Args:
-        task_ids: the tasks to wait for; None: those that `selector` matches, as soon as there are `min_tasks`.
+        task_ids: the tasks to wait for; None without `batch`: those that `selector` matches, as soon as there are
+            `min_tasks`.
         selector: see `task_ids`; as text.
         min_tasks: see `task_ids`.
-        event: ``"completion"`` or ``"claim"``.
+        batch: the batch to wait for, at the cost of one watch; None: tasks.
+        event: ``"completion"`` or ``"claim"``, of tasks.
+        log_progress: log the progress that the tasks' handlers report.
         queue: the queue's name; None: the connection's.
         zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
         deadline: when to give up, in seconds since 1970; None: never.
@@ -44,7 +51,9 @@ class ZkmqTaskTrigger(BaseTrigger):
         task_ids: list[str] | None = None,
         selector: str | None = None,
         min_tasks: int = 1,
+        batch: str | None = None,
         event: str = "completion",
+        log_progress: bool = False,
         queue: str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         deadline: float | None = None,
@@ -53,7 +62,9 @@ class ZkmqTaskTrigger(BaseTrigger):
         self.task_ids = None if task_ids is None else list(task_ids)
         self.selector = selector
         self.min_tasks = min_tasks
+        self.batch = batch
         self.event = event
+        self.log_progress = log_progress
         self.queue = queue
         self.zkmq_conn_id = zkmq_conn_id
         self.deadline = deadline
@@ -66,7 +77,9 @@ class ZkmqTaskTrigger(BaseTrigger):
                 "task_ids": self.task_ids,
                 "selector": self.selector,
                 "min_tasks": self.min_tasks,
+                "batch": self.batch,
                 "event": self.event,
+                "log_progress": self.log_progress,
                 "queue": self.queue,
                 "zkmq_conn_id": self.zkmq_conn_id,
                 "deadline": self.deadline,
@@ -81,7 +94,7 @@ class ZkmqTaskTrigger(BaseTrigger):
         left = self._left()
         try:
             async with asyncio.timeout(None if left is None else left + _GRACE):
-                return {"status": "done", "ids": await self._wait()}
+                return {"status": "done", **await self._wait()}
         except TimeoutError as error:  # `WaitTimeout` is one; it names the tasks
             return {"status": "timeout", "message": str(error) or "ZooKeeper did not answer before the deadline"}
         except (ZkmqError, AirflowNotFoundException) as error:
@@ -91,8 +104,8 @@ class ZkmqTaskTrigger(BaseTrigger):
         """Return the seconds to the deadline, not below 0; None without one."""
         return None if self.deadline is None else max(0.0, self.deadline - time.time())
 
-    async def _wait(self) -> list[str]:
-        """Wait, and again after each failure of the transport."""
+    async def _wait(self) -> dict[str, Any]:
+        """Wait, and again after each failure of the transport; return what the event names."""
         failures = 0
         while True:
             try:
@@ -104,17 +117,13 @@ class ZkmqTaskTrigger(BaseTrigger):
                     self.log.warning("waiting goes on when ZooKeeper is back: %s", error)
                 await _pause(failures)
 
-    async def _wait_in(self, lease: Lease) -> list[str]:
+    async def _wait_in(self, lease: Lease) -> dict[str, Any]:
         """Wait within one session, for as long as it lives. Raises `TransportError` when it has ended."""
         queue = lease.client.queue(self.queue or lease.default_queue)
         failures = 0
         while True:
             try:
-                ids = self.task_ids
-                if ids is None:
-                    ids = await queue.find(self.selector or "all()", self.min_tasks, self._left())
-                await queue.wait(ids, self.event, self._left())
-                return ids
+                return await self._wait_for(queue)
             except Unavailable as error:
                 failures += 1
                 if failures == 1:
@@ -125,6 +134,16 @@ class ZkmqTaskTrigger(BaseTrigger):
             except TransportError:
                 lease.forget()
                 raise
+
+    async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
+        if self.batch is not None:
+            await queue.wait_batch(self.batch, self._left())
+            return {"batch": self.batch}
+        ids = self.task_ids
+        if ids is None:
+            ids = await queue.find(self.selector or "all()", self.min_tasks, self._left())
+        await queue.wait(ids, self.event, self._left(), progress_log(self.log) if self.log_progress else None)
+        return {"ids": ids}
 
 
 async def _pause(failures: int) -> None:

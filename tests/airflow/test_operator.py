@@ -9,8 +9,10 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, TaskDeferred
 
-from airflow_provider_zkmq.engine import ConfigError, DuplicateTask, Message
+from airflow_provider_zkmq.engine import ConfigError, DuplicateTask, Message, RetryPolicy, SessionLost
+from airflow_provider_zkmq.engine.core import enqueue
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from tests.airflow.conftest import finish, kill
 
 
@@ -62,7 +64,12 @@ def test_templates_and_mapping(queue, context):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"data": "x", "messages": []}, {"messages": ["x"], "zkmq_task_id": "i"}],
+    [
+        {},
+        {"data": "x", "messages": []},
+        {"messages": ["x"], "zkmq_task_id": "i"},
+        {"messages": ["x"], "then": {"data": "y"}},
+    ],
 )
 def test_contradictions_are_found_when_the_dag_is_parsed(arguments):
     """Wrong combinations of arguments fail while the DAG is built."""
@@ -70,7 +77,19 @@ def test_contradictions_are_found_when_the_dag_is_parsed(arguments):
         ZkmqEnqueueOperator(task_id="t", **arguments)
 
 
-@pytest.mark.parametrize("messages", ["[x", [{"dta": "x"}], [{"priority": 1}], [5], {"data": "x"}])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        "[x",
+        [{"dta": "x"}],
+        [{"priority": 1}],
+        [5],
+        {"data": "x"},
+        [{"data": "x", "policy": {"atempts": 3}}],
+        [{"data": "x", "lock": "long"}],
+        [{"data": "x", "update": "perhaps"}],
+    ],
+)
 def test_messages_not_understood(queue, context, messages):
     """What is no message is refused, and nothing is enqueued."""
     with pytest.raises(ConfigError):
@@ -136,3 +155,182 @@ def test_wait_deferred(queue, context):
     assert operator.execute_complete(context, {"status": "done", "ids": [task_id]}) == task_id
     with pytest.raises(AirflowException, match="too late"):
         operator.execute_complete(context, {"status": "timeout", "message": "too late"})
+
+
+def test_what_a_message_asks_for(queue, context, monkeypatch):
+    """Lock and policy of a mapping arrive in the task, spelled as values or as the texts that templates make."""
+    made = []
+    monkeypatch.setattr(enqueue, "prepare_many", spying(enqueue.prepare_many, made))
+    plain = {"data": "a", "priority": 1, "lock": 30, "policy": {"attempts": 2}}
+    ZkmqEnqueueOperator(task_id="t", messages=[plain, {"data": "b", "lock": "7", "requeue": "False"}]).execute(context)
+    assert [(m.lock, m.policy, m.update, m.requeue) for m in made] == [
+        (30, RetryPolicy(attempts=2), False, False),
+        (7.0, None, False, False),
+    ]
+    for _ in range(2):
+        claim = queue.claim()
+        claim.fail("again", backoff=0)
+    assert queue.task(claim.task.id).state == "dead"
+
+
+def spying(real, made):
+    def prepared(context, messages, batch=None):
+        made.extend(messages)
+        return real(context, messages, batch)
+
+    return prepared
+
+
+def test_update_and_requeue(queue, context):
+    """A message with update replaces what is still queued; one with requeue runs once more after the run under way."""
+    queue.enqueue("old", task_id="mine")
+    ZkmqEnqueueOperator(task_id="t", messages=[{"data": "new", "task_id": "mine", "update": "true"}]).execute(context)
+    claim = queue.claim()
+    assert claim.task.data == b"new"
+    ZkmqEnqueueOperator(task_id="t", messages=[{"data": "more", "task_id": "mine", "requeue": True}]).execute(context)
+    claim.complete()
+    assert queue.claim(timeout=20).task.data == b"more"
+
+
+RUN_ID = "manual__2026-01-02T03:04:05.678901+00:00"
+
+
+def test_batch(queue, context):
+    """The messages are one batch of the rendered name, which is the XCom; what follows comes when the last has ended."""
+    with DAG("d", schedule=None):
+        operator = ZkmqEnqueueOperator(
+            task_id="t",
+            messages=["a", {"data": "b", "priority": 1}],
+            batch="{{ dag.dag_id }}.{{ run_id }}",
+            then={"data": "sum of {{ run_id }}", "task_id": "sum", "metadata": {"k": "{{ run_id }}"}},
+        )
+    operator.render_template_fields({"run_id": RUN_ID, "dag": operator.dag})
+    name = operator.execute(context)
+    assert name == f"d.{RUN_ID}"
+    assert (queue.batch(name).total, queue.batch(name).open) == (2, 2)
+    finish(queue)
+    kill(queue, "no")
+    assert finish(queue, "total") == "sum"
+    following = queue.task("sum")
+    assert following.data.decode() == f"sum of {RUN_ID}"
+    assert following.metadata["k"] == RUN_ID
+    assert following.metadata["airflow"]["run_id"] == "r"
+
+
+@pytest.mark.parametrize("run_id", ["manual~1", "by hand", "x" * 122, ""])
+def test_a_batch_name_that_is_not_allowed(queue, context, run_id):
+    """A name with other characters, too long or empty is refused, and nothing is enqueued."""
+    operator = ZkmqEnqueueOperator(task_id="t", messages=["a"], batch="{{ run_id }}")
+    operator.render_template_fields({"run_id": run_id})
+    with pytest.raises(ConfigError, match="not allowed"):
+        operator.execute(context)
+    assert queue.tasks() == []
+
+
+def test_a_batch_of_nothing(queue, context):
+    """A batch needs a message: without one, nobody could wait for it, and what should follow would be forgotten."""
+    with pytest.raises(ConfigError, match="has no tasks"):
+        ZkmqEnqueueOperator(task_id="t", messages=[], batch="b", then={"data": "x"}).execute(context)
+
+
+@pytest.mark.parametrize("step", ["write_trees", "seal_batch"])
+def test_a_second_try_goes_on_with_a_half_written_batch(queue, context, monkeypatch, step):
+    """Whatever the first try had written, the second leaves each member once; a third finds the batch complete."""
+    operator = ZkmqEnqueueOperator(task_id="t", messages=["a", "b", "c"], batch="b", then={"data": "d"})
+    with monkeypatch.context() as patch:
+        patch.setattr(enqueue, step, dying(getattr(enqueue, step)))
+        with pytest.raises(SessionLost):
+            operator.execute(context)
+    assert operator.execute(context) == "b"
+    assert [finish(queue) for _ in range(3)] == ["b.000000", "b.000001", "b.000002"]
+    assert queue.batch("b").done
+    assert queue.claim().task.data == b"d"
+    assert queue.claim() is None
+    with pytest.raises(DuplicateTask, match="enqueued before, completely"):
+        operator.execute(context)
+
+
+def dying(real):
+    """A step of the engine that dies after the first of the trees it was given, or before its work."""
+
+    def died(context, what, *rest):
+        if isinstance(what, list):
+            yield from real(context, what[:1])
+        raise SessionLost("the worker died")
+        yield
+
+    return died
+
+
+def test_a_complete_batch_is_told_as_it_stands(queue, context):
+    """A second try of a batch that was written fails, and tells how the batch stands; nothing is enqueued."""
+    operator = ZkmqEnqueueOperator(task_id="t", messages=["a", "b"], batch="b")
+    operator.execute(context)
+    bad = kill(queue, "x")
+    with pytest.raises(DuplicateTask, match=rf"2 task\(s\), 1 open, 1 failed \(first: {bad}\)"):
+        operator.execute(context)
+    assert len(queue.tasks()) == 2
+
+
+def test_an_id_in_use_is_no_batch_in_use(queue, context):
+    """Where a member's own id is taken, the error names that id; the try after it was freed goes on."""
+    queue.enqueue("other", task_id="own", priority=1)
+    operator = ZkmqEnqueueOperator(task_id="t", messages=["a", {"data": "b", "task_id": "own"}], batch="b")
+    with pytest.raises(DuplicateTask, match="'own'"):
+        operator.execute(context)
+    assert finish(queue) == "own"
+    operator.execute(context)
+    assert {finish(queue), finish(queue)} == {"b.000000", "own"}
+    assert queue.batch("b").done
+
+
+def test_mapped_batches(queue, context):
+    """Each instance of a mapped operator writes the batch whose name holds its map index."""
+    messages = [["a", "b"], ["c"]]
+    with DAG("d", schedule=None):
+        mapped = ZkmqEnqueueOperator.partial(task_id="m", batch="{{ run_id }}.{{ ti.map_index }}").expand(
+            messages=messages
+        )
+    names = []
+    for at, given in enumerate(messages):
+        operator = mapped.unmap({"messages": given, "task_id": "m", "batch": mapped.partial_kwargs["batch"]})
+        context["ti"].map_index = at
+        operator.render_template_fields({"run_id": RUN_ID, **context})
+        names.append(operator.execute(context))
+    assert names == [f"{RUN_ID}.0", f"{RUN_ID}.1"]
+    assert [queue.batch(name).total for name in names] == [2, 1]
+
+
+def test_wait_for_a_batch_on_the_worker(queue, context):
+    """The operator waits for its batch; members that ended dead fail it by their ids, and the sensor likewise."""
+    arguments = {"wait_for_completion": True, "deferrable": False, "timeout": 60}
+    consumer = threading.Thread(target=lambda: [finish(queue), finish(queue), finish(queue), kill(queue, "x")])
+    consumer.start()
+    good = ZkmqEnqueueOperator(task_id="t", messages=["a", "b"], batch="good", **arguments).execute(context)
+    assert ZkmqTaskSensor(task_id="s", batch=good, deferrable=False).execute(context)["total"] == 2
+    bad = ZkmqEnqueueOperator(task_id="t", messages=["a", "b"], batch="bad", **arguments)
+    with pytest.raises(AirflowException, match=r"1 of 2 task\(s\) of batch 'bad' .* dead or cancelled: bad.000001"):
+        bad.execute(context)
+    consumer.join()
+    late = ZkmqEnqueueOperator(task_id="t", messages=["a"], batch="late", **{**arguments, "timeout": 0.2})
+    with pytest.raises(AirflowException, match="late"):
+        late.execute(context)
+
+
+def test_wait_for_a_batch_deferred(queue, context):
+    """The trigger is given the batch's name, not its tasks' ids; afterwards the failed members are found."""
+    operator = ZkmqEnqueueOperator(
+        task_id="t", messages=["a", "b"], batch="b", wait_for_completion=True, deferrable=True
+    )
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context)
+    trigger = deferred.value.trigger
+    assert (trigger.batch, trigger.task_ids) == ("b", None)
+    finish(queue)
+    queue.cancel("b.000001")
+    with pytest.raises(AirflowException, match=r"b\.000001"):
+        operator.execute_complete(context, {"status": "done", "batch": "b"})
+    ZkmqEnqueueOperator(task_id="t", messages=["a"], batch="c").execute(context)
+    finish(queue)
+    fine = ZkmqEnqueueOperator(task_id="t", messages=["a"], batch="c")
+    assert fine.execute_complete(context, {"status": "done", "batch": "c"}) == "c"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import threading
-from datetime import timedelta
+import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowRescheduleException,
@@ -15,9 +18,9 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
-from tests.airflow.conftest import finish, kill
+from tests.airflow.conftest import Heard, finish, kill
 
 
 def sensor(**arguments):
@@ -127,7 +130,9 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
         "task_ids": [task_id],
         "selector": None,
         "min_tasks": 1,
+        "batch": None,
         "event": "completion",
+        "log_progress": False,
         "queue": None,
         "zkmq_conn_id": "zkmq_default",
     }
@@ -135,8 +140,6 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
 
 async def test_deferred_to_the_end(queue, context):
     """The whole way: defer, the trigger rebuilt from its arguments fires, the results are read on the worker."""
-    import asyncio
-
     from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
     task_id = queue.enqueue("a")
@@ -176,8 +179,187 @@ def test_a_claim_given_back_meanwhile_still_counts(queue, context):
     assert told[0]["state"] == "inserted"
 
 
-@pytest.mark.parametrize("arguments", [{}, {"task_ids": "a", "selector": "b==c"}, {"task_ids": "a", "event": "lunch"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"task_ids": "a", "selector": "b==c"},
+        {"task_ids": "a", "batch": "b"},
+        {"task_ids": "a", "event": "lunch"},
+        {"batch": "b", "event": "claim"},
+        {"batch": "b", "log_progress": True},
+    ],
+)
 def test_contradictions_are_found_when_the_dag_is_parsed(arguments):
     """Wrong arguments fail while the DAG is built."""
     with pytest.raises((ValueError, ConfigError)):
         sensor(**arguments)
+
+
+def batch_of(queue, name, size):
+    return queue.enqueue_many([Message(f"{number}") for number in range(size)], batch=name)
+
+
+def test_batch(queue, context):
+    """The sensor waits until each member of the batch has ended; what it tells is small, however many there are."""
+    batch_of(queue, "b", 3)
+    consumer = threading.Thread(target=lambda: [finish(queue) for _ in range(3)])
+    consumer.start()
+    waiting = sensor(batch="{{ name }}")
+    waiting.render_template_fields({"name": "b"})
+    assert waiting.execute(context) == {"batch": "b", "total": 3, "failed": []}
+    consumer.join()
+
+
+def test_failed_members_fail_the_sensor(queue, context):
+    """Members that ended dead or cancelled are named once the batch is done, the first few of them; soft_fail skips."""
+    ids = batch_of(queue, "b", 8)
+    kill(queue, "x")
+    queue.cancel(ids[7])
+    for _ in range(6):
+        finish(queue)
+    with pytest.raises(AirflowException, match=rf"2 of 8 task\(s\) of batch 'b' .*: {ids[0]}; {ids[7]}$"):
+        sensor(batch="b").execute(context)
+    with pytest.raises(AirflowSkipException):
+        sensor(batch="b", soft_fail=True).execute(context)
+    many = batch_of(queue, "many", 7)
+    for task_id in many:
+        queue.cancel(task_id)
+    with pytest.raises(AirflowException, match="and 2 more"):
+        sensor(batch="many").execute(context)
+
+
+def test_mapped_over_batches(queue, context):
+    """Each instance of a mapped sensor waits for one batch, as the XComs of a mapped operator name them."""
+    with DAG("d", schedule=None):
+        mapped = ZkmqTaskSensor.partial(task_id="m", deferrable=False).expand(batch=["a", "b"])
+    for size, name in enumerate(["a", "b"], 1):
+        batch_of(queue, name, size)
+        for _ in range(size):
+            finish(queue)
+        waiting = mapped.unmap({"batch": name, "task_id": "m", "deferrable": False})
+        assert waiting.execute(context)["total"] == size
+
+
+def test_batch_that_does_not_exist(queue, context):
+    """A batch that was never enqueued fails at once rather than at the time-out."""
+    with pytest.raises(AirflowException, match="'nothing' is not in queue"):
+        sensor(batch="nothing").execute(context)
+
+
+def test_batch_rescheduled(queue, context):
+    """In mode reschedule, the batch is looked at once a poke."""
+    batch_of(queue, "b", 1)
+    context["ti"].get_first_reschedule_date = lambda _context: None
+    waiting = sensor(batch="b", mode="reschedule")
+    with pytest.raises(AirflowRescheduleException):
+        waiting.execute(context)
+    finish(queue)
+    assert waiting.execute(context)["total"] == 1
+
+
+@pytest.mark.parametrize("how", ["finished", "dead"])
+async def test_batch_deferred_to_the_end(queue, context, how):
+    """The whole way for a batch: defer, fire, resume; a dead member fails the sensor, or skips with soft_fail."""
+    from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+
+    (task_id,) = await asyncio.to_thread(batch_of, queue, "b", 1)
+    waiting = sensor(batch="b", deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(waiting.execute, context)
+    trigger = ZkmqTaskTrigger(**deferred.value.trigger.serialize()[1])
+    await asyncio.to_thread(finish if how == "finished" else kill, queue, "r")
+    (event,) = [event.payload async for event in trigger.run()]
+    assert event == {"status": "done", "batch": "b"}
+
+    def resumed(task):
+        return asyncio.to_thread(task.resume_execution, "execute_complete", {"event": event}, context)
+
+    if how == "finished":
+        assert await resumed(waiting) == {"batch": "b", "total": 1, "failed": []}
+    else:
+        with pytest.raises(AirflowException, match=task_id):
+            await resumed(waiting)
+        with pytest.raises(AirflowSkipException):
+            await resumed(sensor(batch="b", soft_fail=True))
+
+
+WHY = "task slow is queued: no live consumer is registered"
+
+
+def test_timeout_tells_why(queue, context):
+    """A time-out says of the first task that has not ended why nobody handles it: on the worker or deferred."""
+    done = queue.enqueue("a")
+    queue.cancel(done)
+    queue.enqueue("b", task_id="slow")
+    for waiting in (sensor(task_ids=[done, "slow"], timeout=0.1), sensor(selector="all()", min_tasks=2, timeout=0.1)):
+        with pytest.raises(AirflowSensorTimeout, match=WHY):
+            waiting.execute(context)
+    deferred = sensor(task_ids=[done, "slow"], deferrable=True)
+    late = {"event": {"status": "timeout", "message": "too late"}}
+    with pytest.raises(AirflowSensorTimeout, match=f"too late; {WHY}"):
+        deferred.resume_execution("execute_complete", late, context)
+    with pytest.raises(AirflowSensorTimeout, match=WHY):
+        deferred.resume_execution("__fail__", {"error": "Trigger timeout"}, context)
+
+
+def test_timeout_of_a_reschedule_tells_why(queue, context):
+    """The time-out that Airflow finds between two pokes tells why, too."""
+    queue.enqueue("b", task_id="slow")
+    context["ti"].get_first_reschedule_date = lambda _context: datetime.now(UTC) - timedelta(hours=1)
+    with pytest.raises(AirflowSensorTimeout, match=rf"timed out; .*; {WHY}"):
+        sensor(task_ids="slow", mode="reschedule").execute(context)
+
+
+def test_timeout_names_who_refuses(queue, context):
+    """A consumer whose filter keeps it from the task is named with the condition; a batch's member is found."""
+    queue.enqueue_many([Message("x", {"size": 1}, task_id="slow")], batch="b")
+    queue.claim(selector="size>5", timeout=0.1)
+    with pytest.raises(
+        AirflowSensorTimeout, match=r"task slow is queued: no live consumer accepts it; .* refuses it: .*size"
+    ):
+        sensor(batch="b", timeout=0.1).execute(context)
+
+
+def test_timeout_of_a_claim_tells_of_the_unclaimed(queue, context):
+    """Where claims are waited for, the task that is being worked on is not the one to ask about."""
+    first, _ = queue.enqueue("a"), queue.enqueue("b", task_id="slow")
+    claim = queue.claim()
+    assert claim.task.id == first
+    with pytest.raises(AirflowSensorTimeout, match="task slow is queued"):
+        sensor(task_ids=[first, "slow"], event="claim", timeout=0.1).execute(context)
+
+
+def test_an_error_does_not_hide_the_timeout(queue, context, monkeypatch):
+    """Where the reason cannot be had, the time-out stays what it was."""
+    monkeypatch.setattr(type(queue), "explain", lambda *_: 1 / 0)
+    queue.enqueue("b", task_id="slow")
+    with pytest.raises(AirflowSensorTimeout, match="in time: slow$"):
+        sensor(task_ids="slow", timeout=0.1).execute(context)
+
+
+def test_progress_is_logged(queue, context, monkeypatch):
+    """With `log_progress`, what the task's handler reports while the sensor waits is logged once; without, it is not."""
+    task_id = queue.enqueue("a")
+    claim = queue.claim()
+    claim.progress(0.4, "half way")
+    log = Heard()
+    monkeypatch.setattr(ZkmqTaskSensor, "log", log)
+    sensors = sensor(task_ids=task_id, log_progress=True), sensor(task_ids=task_id)
+    threads = [threading.Thread(target=each.execute, args=[context]) for each in sensors]
+    for thread in threads:
+        thread.start()
+    until(lambda: log.lines == [f"Task {task_id}: 40 %, half way"])
+    claim.progress(0.75)
+    until(lambda: log.lines[1:] == [f"Task {task_id}: 75 %"])
+    claim.complete()
+    for thread in threads:
+        thread.join()
+    assert len(log.lines) == 2
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
-from airflow_provider_zkmq.engine import AsyncZkmq
+from airflow_provider_zkmq.engine import AsyncZkmq, Message
 from airflow_provider_zkmq.triggers import sessions, zkmq
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-from tests.airflow.conftest import define, finish, kill
+from tests.airflow.conftest import Heard, define, finish, kill
 
 
 @pytest.fixture
@@ -55,6 +56,40 @@ async def test_claim_and_selector(queue, shared):
     assert await firing == [{"status": "done", "ids": [wanted]}]
 
 
+async def test_batch(queue, shared):
+    """For a batch the trigger fires once when the last member has ended, and names the batch only."""
+    ids = queue.enqueue_many([zkmq_message(n) for n in range(3)], batch="b")
+    firing = asyncio.create_task(fire(ZkmqTaskTrigger(batch="b")))
+    await until(lambda: shared.users() == [1])
+    await asyncio.to_thread(finish, queue)
+    await asyncio.to_thread(kill, queue, "x")
+    assert not firing.done()
+    await asyncio.to_thread(queue.cancel, ids[2])
+    assert await firing == [{"status": "done", "batch": "b"}]
+    assert shared.users() == []
+
+
+async def test_progress_is_logged(queue, shared, monkeypatch):
+    """With `log_progress`, the trigger logs what the handlers of its tasks report."""
+    task_id = queue.enqueue("a")
+    claim = await asyncio.to_thread(queue.claim)
+    log = Heard()
+    monkeypatch.setattr(ZkmqTaskTrigger, "log", log)
+    firing = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id], log_progress=True)))
+    await asyncio.to_thread(claim.progress, 0.4, "half way")
+    await until(lambda: log.lines == [f"Task {task_id}: 40 %, half way"])
+    await asyncio.to_thread(claim.complete)
+    assert await firing == [{"status": "done", "ids": [task_id]}]
+
+
+async def test_deadline_of_a_batch(queue, shared):
+    """At its deadline the trigger fires a time-out that names the batch."""
+    queue.enqueue_many([zkmq_message(0)], batch="b")
+    [event] = await fire(ZkmqTaskTrigger(batch="b", deadline=time.time() + 0.3))
+    assert event["status"] == "timeout"
+    assert "batch 'b'" in event["message"]
+
+
 async def test_deadline(queue, shared):
     """At its deadline the trigger fires a time-out that names the task."""
     queue.enqueue("a", task_id="slow")
@@ -70,6 +105,8 @@ async def test_deadline(queue, shared):
         ({"task_ids": ["a"], "zkmq_conn_id": "no_such_conn"}, "no_such_conn"),
         ({"selector": "unknown_filter==1"}, "unknown_filter"),
         ({"task_ids": ["a"], "event": "lunch"}, "lunch"),
+        ({"batch": "nothing"}, "nothing"),
+        ({"batch": "no name"}, "not allowed"),
     ],
 )
 async def test_what_waiting_cannot_mend_is_an_error_event(queue, shared, arguments, told):
@@ -101,8 +138,6 @@ async def test_two_hundred_triggers_share_one_session(queue, shared, monkeypatch
 
 
 def zkmq_message(number):
-    from airflow_provider_zkmq.engine import Message
-
     return Message(f"{number}")
 
 
@@ -140,20 +175,24 @@ async def test_cancelled_triggers_leave_nothing(queue, shared):
 
 
 async def test_survives_a_restart_of_zookeeper(tmp_path, shared, monkeypatch):
-    """A task completed after ZooKeeper was killed and started again still fires the trigger that waits since before."""
+    """Tasks completed after ZooKeeper was killed and started again fire the triggers that wait since before."""
     with EmbeddedServer(tmp_path, force_sync=False) as server:
         define(monkeypatch, host=server.hosts, extra={"connect_timeout": 30, "session_timeout": 4})
         async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
             queue = zk.queue("queue")
             task_id = await queue.enqueue("a")
+            await queue.enqueue_many([Message("b")], batch="b")
             firing = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
+            batch = asyncio.create_task(fire(ZkmqTaskTrigger(batch="b")))
             await until(lambda: shared.opened == 1)
             await asyncio.to_thread(server.restart, 0)
-            claim = await queue.claim(timeout=60)
-            assert claim is not None
-            await claim.complete("r")
+            for _ in range(2):
+                claim = await queue.claim(timeout=60)
+                assert claim is not None
+                await claim.complete("r")
         async with asyncio.timeout(60):
             assert await firing == [{"status": "done", "ids": [task_id]}]
+            assert await batch == [{"status": "done", "batch": "b"}]
 
 
 async def test_waits_for_a_zookeeper_that_comes_later(tmp_path, shared, monkeypatch):
@@ -178,7 +217,21 @@ def test_arguments_survive_airflows_serialisation():
     """What Airflow stores of the trigger makes an equal one, and holds no tuple (Airflow would recreate it forever)."""
     from airflow.serialization.serialized_objects import BaseSerialization
 
-    path, kwargs = ZkmqTaskTrigger(task_ids=["a"], deadline=5.0, queue="q").serialize()
-    assert BaseSerialization.deserialize(BaseSerialization.serialize(kwargs)) == kwargs
-    assert path == f"{ZkmqTaskTrigger.__module__}.{ZkmqTaskTrigger.__qualname__}"
-    assert ZkmqTaskTrigger(**kwargs).serialize() == (path, kwargs)
+    for arguments in ({"task_ids": ["a"], "log_progress": True}, {"batch": "b"}):
+        path, kwargs = ZkmqTaskTrigger(deadline=5.0, queue="q", **arguments).serialize()
+        assert (
+            json.loads(json.dumps(kwargs))
+            == BaseSerialization.deserialize(BaseSerialization.serialize(kwargs))
+            == kwargs
+        )
+        assert path == f"{ZkmqTaskTrigger.__module__}.{ZkmqTaskTrigger.__qualname__}"
+        assert ZkmqTaskTrigger(**kwargs).serialize() == (path, kwargs)
+
+
+async def test_triggers_stored_before_there_were_batches(queue, shared):
+    """The arguments that an earlier version stored still make a trigger, which waits as it did."""
+    task_id = queue.enqueue("a")
+    await asyncio.to_thread(finish, queue)
+    stored = {"task_ids": [task_id], "selector": None, "min_tasks": 1, "event": "completion", "queue": None}
+    stored |= {"zkmq_conn_id": "zkmq_default", "deadline": None}
+    assert await fire(ZkmqTaskTrigger(**stored)) == [{"status": "done", "ids": [task_id]}]

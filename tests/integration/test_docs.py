@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_zkmq import engine
+from airflow_provider_zkmq.engine import Claim, Queue, Running, UnitOfWork, Worker, Zkmq
 from tests.support import fresh_root
 
 TOP = Path(__file__).parents[2]
@@ -57,7 +59,20 @@ def test_the_quickstart_s_python_runs(zookeeper: str) -> None:
     assert done.stdout.startswith("done-awaiting-gc")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/architecture.md", "docs/tree.md"])
+def test_the_guide_runs(zookeeper: str) -> None:
+    """The blocks of the guide are one program, and it runs as it stands."""
+    code = "".join(blocks("docs/guide.md", "python")).replace("/guide", fresh_root())
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(zookeeper), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the queue is paused" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/quickstart.md", "docs/guide.md", "docs/architecture.md", "docs/semantics.md", "docs/tree.md"],
+)
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link of a page names a file of the repository."""
     text = (TOP / page).read_text()
@@ -71,6 +86,34 @@ def test_tests_named_in_the_architecture_exist() -> None:
     tests = "\n".join(path.read_text() for path in (TOP / "tests").rglob("test_*.py"))
     assert names
     assert all(f"def {name}(" in tests for name in names)
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of a page's tables, without heads and rules."""
+    lines = re.findall(r"^\|(.*)\|$", (TOP / page).read_text(), re.MULTILINE)
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return [row for row, after in zip(cells, [*cells[1:], [""]], strict=True) if "---" not in row + after]
+
+
+def test_every_row_of_the_semantics_names_a_test_that_exists() -> None:
+    """Each statement has its test, by file and name."""
+    named = [re.findall(r"`([\w/]+\.py)::(\w+)`", row[-1]) for row in rows("docs/semantics.md")]
+    decisions = [row for row in rows("docs/semantics.md") if len(row) == 2 and "::" not in row[1]]
+    assert len(decisions) == len([row for row in named if not row]), "only the table of decisions has no tests"
+    for path, name in (pair for row in named for pair in row):
+        assert f"def {name}(" in (TOP / "tests" / path).read_text(), f"{path}::{name}"
+
+
+def test_every_call_of_the_semantics_exists() -> None:
+    """Each call that a statement names is a public name."""
+    homes = {"q": Queue, "claim": Claim, "zk": Zkmq, "tx": UnitOfWork, "worker": Worker, "task": Running}
+    calls = [call for row in rows("docs/semantics.md") if len(row) > 2 for call in re.findall(r"`([^`]+)`", row[-2])]
+    assert calls
+    for call in calls:
+        names = re.match(r"(?:with )?(\w+)(?:\.(\w+))?", call)
+        assert names is not None
+        home, name = names.groups()
+        assert hasattr(homes[home], name) if home in homes and name else hasattr(engine, home), call
 
 
 def test_the_readme_s_first_dag_is_a_dag() -> None:

@@ -59,7 +59,7 @@ def meet(context: Context, tree: Tree, *, uncertain: bool) -> Procedure[Met | st
             return Met.GONE
         state = TaskState.decode(path, node.data)
         ours = uncertain and state.place.endswith("/" + tree.entry)
-        if ours or (tree.batch is not None and state.batch == tree.batch):  # an earlier call wrote the same member
+        if ours or (yield from _same_member(context, tree, state)):
             return Met.WRITTEN
         status = yield from status_of(context, state)
         action = _action(tree, state, status)
@@ -67,6 +67,15 @@ def meet(context: Context, tree: Tree, *, uncertain: bool) -> Procedure[Met | st
             return str(status)
         if (yield from action(context, tree, node.stat.version, state)):
             return Met.WRITTEN
+
+
+def _same_member(context: Context, tree: Tree, state: TaskState) -> Procedure[bool]:
+    """Whether an earlier call wrote the same message as a member of the same batch."""
+    if tree.batch is None or state.batch != tree.batch:
+        return False
+    node: Node | None = yield Get(context.paths.task(tree.task_id, "data"))
+    same = (state.filters, state.priority) == (tree.filters, tree.lane.priority)
+    return same and node is not None and node.data == tree.data
 
 
 Action = Callable[[Context, Tree, int, TaskState], Procedure[bool]]

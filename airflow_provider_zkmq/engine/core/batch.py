@@ -45,13 +45,19 @@ WRITING: Final = "~writing"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch as it was read: how many tasks it has, how many have not ended, which ended dead or cancelled."""
+    """A batch as it was read: how many tasks it has, how many have not ended, which ended dead or cancelled.
+
+    ``written`` is False while the call that enqueues it has not come to its end; if it was interrupted, repeat it.
+    ``refused``: why the task that should follow was not enqueued.
+    """
 
     name: str
     total: int
     open: int
     failed: tuple[str, ...]
     done: bool
+    written: bool = True
+    refused: str | None = None
 
 
 def leaves_batch(before: TaskState, after: TaskState) -> bool:
@@ -212,13 +218,22 @@ def read_batch(context: Context, name: str) -> Procedure[Batch]:
     told = load(base, record.data)
     failed = yield Children(f"{base}/failed")
     still = 0 if left is None else left.stat.children - (writing is not None)
-    return Batch(name, int(told.get("total", 0)), still, tuple(sorted(failed or ())), left is None)
+    ended = tuple(sorted(failed or ()))
+    return Batch(name, int(told.get("total", 0)), still, ended, left is None, writing is None, told.get("refused"))
+
+
+def _not_done(context: Context, batch: Batch) -> Procedure[WaitTimeout]:
+    names = sorted((yield Children(context.paths.batch(batch.name, "open"))) or ())
+    left = [name for name in names if name != WRITING]
+    why = f"{len(left)} task(s) open" if batch.written else "it was never written to its end: repeat its enqueue_many"
+    msg = f"batch {batch.name!r} of queue {context.queue!r} was not done in time: {why}"
+    return WaitTimeout(msg, left=left)
 
 
 def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure[Batch]:
     """Wait until every task of a batch has ended, whichever way; one watch, however many tasks.
 
-    Raises `WaitTimeout`, and `TaskNotFound` for a batch that does not exist.
+    Raises `WaitTimeout`, which names what has not ended, and `TaskNotFound` for a batch that does not exist.
     """
     span = optional_seconds("timeout", timeout)
     deadline = None if span is None else context.run.monotonic() + span
@@ -233,8 +248,7 @@ def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure
             if nodes[0] is not None and mine.count == seen:
                 pause = None if deadline is None else deadline - context.run.monotonic()
                 if pause is not None and pause <= 0:
-                    msg = f"batch {name!r} of queue {context.queue!r} was not done in time: {batch.open} task(s) open"
-                    raise WaitTimeout(msg)
+                    raise (yield from _not_done(context, batch))
                 yield Wait(mine, seen, pause)
             batch = yield from read_batch(context, name)
     finally:

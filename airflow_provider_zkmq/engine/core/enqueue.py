@@ -58,7 +58,9 @@ def enqueue_batch(
     """Write many tasks as one batch, which is done when each of them has ended; `then` is enqueued at that moment.
 
     Members without an id of the caller's are named ``<batch>.<number>``, so that a call that was interrupted can be
-    repeated: what it wrote already is not written twice. Raises `DuplicateTask` for a batch that is complete already.
+    repeated: what it wrote already is not written twice. Raises `DuplicateTask` for a batch that is complete already,
+    and for a member whose id is in use, by another message or another batch; then the batch waits to be repeated.
+    The id of `then`, if it has one, must be free at the end; else the batch ends without it, see `Batch.refused`.
     """
     if not messages:
         msg = f"batch {batch!r} has no tasks"
@@ -67,6 +69,9 @@ def enqueue_batch(
     named = [_member(name, number, message) for number, message in enumerate(messages)]
     trees = yield from prepare_many(context, named, name)
     following = None if then is None else (yield from prepare_many(context, [then]))[0]
+    if any(tree.update or tree.requeue for tree in (*trees, *filter(None, [following]))):
+        msg = f"batch {name!r}: neither its tasks nor the one that follows can update or requeue another"
+        raise ConfigError(msg)
     fresh = yield from open_batch(context, name, following)
     for tree, message in zip(trees, messages, strict=True):
         tree.generated = fresh and isinstance(message, Message) and message.task_id is None
@@ -86,9 +91,6 @@ def prepare_many(context: Context, messages: Sequence[Message], batch: str | Non
     conf = yield from read_conf(context, create=True)
     trees = [prepare(context, conf, message, batch) for message in messages]
     _refuse_twins(trees)
-    if batch is not None and any(tree.update or tree.requeue for tree in trees):
-        msg = f"batch {batch!r}: a task that is to be updated or requeued cannot join a batch"
-        raise ConfigError(msg)
     return trees
 
 

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.batch import close_batches
+from airflow_provider_zkmq.engine.core.batch import WRITING, close_batches
 from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.lanes import parse_lane
@@ -235,6 +235,7 @@ def _prune_lanes(context: Context, now: int) -> Procedure[None]:
 def _collect_batches(context: Context, cutoff: int) -> Procedure[None]:
     """Delete what was kept of batches that were done long ago, and end those that a crash left without an end."""
     yield from close_batches(context)
+    yield from _forsaken(context, cutoff)
     for bucket in (yield Children(context.paths.at("batches-done"))) or ():
         start = bucket_start(bucket)
         if start is None or start > cutoff:
@@ -248,8 +249,22 @@ def _collect_batches(context: Context, cutoff: int) -> Procedure[None]:
             yield Multi((Delete(path),))  # refused while something is kept
 
 
-def _delete_batch(entry: str, base: str) -> Procedure[None]:
+def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
+    """Delete batches that were never written to their end, once their members have ended and been kept long enough."""
+    for name in (yield Children(context.paths.at("batches"))) or ():
+        base = context.paths.batch(name)
+        nodes: list[Node | None] = yield GetMany((f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then"))
+        members, marker, then = nodes
+        alone = members is not None and members.stat.children == 1
+        if alone and marker is not None and marker.stat.ctime <= cutoff:
+            last = [Delete(f"{base}/then")] if then is not None else []
+            yield Multi((Delete(f"{base}/open/{WRITING}"), Delete(f"{base}/open"), *last))
+            yield from _delete_batch(None, base)
+
+
+def _delete_batch(entry: str | None, base: str) -> Procedure[None]:
     failed = (yield Children(f"{base}/failed")) or []
     for start in range(0, len(failed), BATCH_CHUNK):
         yield Multi(tuple(Delete(f"{base}/failed/{name}") for name in failed[start : start + BATCH_CHUNK]))
-    yield from transact(Multi((Delete(f"{base}/failed"), Delete(base), Delete(entry))), never)
+    listed = [] if entry is None else [Delete(entry)]
+    yield from transact(Multi((Delete(f"{base}/failed"), Delete(base), *listed)), never)

@@ -146,7 +146,7 @@ def _pause(
     if pause is not None and pause <= 0:
         names = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
         msg = f"{len(left)} task(s) of queue {context.queue!r} did not reach {wanted} in time: {names}"
-        raise WaitTimeout(msg)
+        raise WaitTimeout(msg, left=left)
     yield Wait(mine, seen, pause)
 
 
