@@ -96,6 +96,7 @@ class Worker:
         ]
         self._keeper = threading.Thread(target=self._keep, name="zkmq-keeper", daemon=True)
         self._stopping = threading.Event()
+        self._over = threading.Event()
         self._wake = threading.Event()
         self._until_empty = False
         self._started = False
@@ -165,6 +166,7 @@ class Worker:
                 break
             alive.join(0.1)
         self._stopping.set()
+        self._over.set()
         self._give_back()
         if self._error is not None:
             raise self._error
@@ -223,7 +225,7 @@ class Worker:
         self._wake.set()  # the keeper has one more to extend
         try:
             self._run_one(claim)
-        except (ClaimLost, SessionLost) as error:
+        except (ClaimLost, TransportError) as error:
             log.warning("task %r: %s", claim.task.id, error)
         finally:
             with self._lock:
@@ -252,15 +254,19 @@ class Worker:
         return transaction
 
     def _settle(self, settle_once: Callable[[], bool]) -> bool:
-        """Settle, however long ZooKeeper is away while the session lives: what was done must not be done again."""
+        """Settle, however long ZooKeeper is away while the session lives: what was done must not be done again.
+
+        Raises `TransportError` once the grace of a stop is over.
+        """
         while True:
             try:
                 return settle_once()
             except SessionLost:
                 raise
             except TransportError as error:
+                if self._over.wait(RETRY_SECONDS):
+                    raise
                 log.warning("worker on queue %r: %s; trying again", self.queue.name, error)
-                time.sleep(RETRY_SECONDS)
 
     # --- the keeper
 

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.match import lane_fits
 from airflow_provider_zkmq.engine.core.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.rescue import tend
 from airflow_provider_zkmq.engine.core.spread import claim_in_lane
-from airflow_provider_zkmq.engine.core.take import Held, Taker, Wanted
+from airflow_provider_zkmq.engine.core.take import Held, Taker, Unregistered, Wanted
 
 
 def claim(
@@ -25,7 +25,10 @@ def claim(
     deadline = context.run.monotonic() + timeout
     while not stopping():
         seen = context.signal.count
-        held = yield from claim_now(context, wanted)
+        try:
+            held = yield from claim_now(context, wanted)
+        except Unregistered:
+            continue
         left = deadline - context.run.monotonic()
         if held is not None or left <= 0:
             return held
@@ -36,7 +39,7 @@ def claim(
 
 
 def claim_now(context: Context, wanted: Wanted) -> Procedure[Held | None]:
-    """One look at the queue, without waiting."""
+    """One look at the queue, without waiting. Raises `Unregistered`."""
     conf = yield from read_conf(context, create=True)
     consumer = yield from register(context, str(wanted.selector))
     yield from tend(context)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.context import Consumer, Context
-from airflow_provider_zkmq.engine.core.ops import Delete, Get, GetMany, Multi, Node, Ops, Outcome, Procedure, SetData
+from airflow_provider_zkmq.engine.core.ops import (
+    Delete,
+    Get,
+    GetMany,
+    Multi,
+    Node,
+    Ops,
+    Outcome,
+    Procedure,
+    SetData,
+    Wait,
+)
 from airflow_provider_zkmq.engine.core.records import TaskState, dump
 from airflow_provider_zkmq.engine.core.states import State
 from airflow_provider_zkmq.engine.core.transact import refused, transact
@@ -19,14 +30,30 @@ def register(context: Context, accepts: str) -> Procedure[Consumer]:
 
     `accepts`: a selector, which it announces: by it the question is answered why nobody takes a task.
     """
-    session = context.run.session()
-    known = context.consumer
-    if known is not None and known.session == session:
-        if accepts not in known.accepts:
-            yield from _announce(context, known, accepts)
-        return known
+    while True:
+        session = context.run.session()
+        known = context.consumer
+        if known is not None and known.session == session:
+            break
+        mine = context.run.new_signal()
+        first = context.joining.setdefault(session, mine)
+        if first is mine:
+            try:
+                yield from _join(context, session, accepts)
+            finally:
+                context.joining.pop(session, None)
+                mine.fire()
+        else:
+            yield Wait(first, 0)  # another thread of this process is at it
+    if accepts not in known.accepts:
+        yield from _announce(context, known, accepts)
+    return known
+
+
+def _join(context: Context, session: int, accepts: str) -> Procedure[None]:
+    """Make the record; where the session became another one meanwhile, it is made again."""
     consumer = Consumer(
-        f"{context.describe.get('name', 'consumer')}-{session & (1 << 64) - 1:x}-{context.nonce()[:4]}",
+        f"{context.describe.get('name', 'consumer')}-{session & (1 << 64) - 1:x}-{context.nonce()[:8]}",
         session,
         [accepts],
     )
@@ -41,15 +68,13 @@ def register(context: Context, accepts: str) -> Procedure[Consumer]:
     outcome = yield from transact(ops.multi(), ours)
     if not outcome.committed:
         raise refused("registering as a consumer", outcome, ops.multi())
-    if context.run.session() != session:
-        return (yield from register(context, accepts))
     context.learn_time(outcome.time)
     context.consumer, context.cancel_watch = consumer, None
     for task_id, held in list(context.held.items()):
-        if held.state.bound or held.state.lease is None:  # bound to the session that ended
+        bound = held.state.bound or held.state.lease is None
+        if bound and held.session != session:  # it ended with its session
             held.lost = True
             del context.held[task_id]
-    return consumer
 
 
 def _record(context: Context, consumer: Consumer) -> bytes:

@@ -113,6 +113,7 @@ class Context:
     live: list[str] = field(default_factory=list)
     live_watch: Watch | None = None
     cancel_watch: Watch | None = None
+    joining: dict[int, Signal] = field(default_factory=dict)
     trying: set[str] = field(default_factory=set)
     lease_ends: dict[str, int] = field(default_factory=dict)
     next_due: float | None = None

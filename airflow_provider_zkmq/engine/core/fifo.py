@@ -49,8 +49,6 @@ def _claim_first(context: Context, taker: Taker, lanes: list[tuple[str, bool]]) 
         held = yield from take(context, taker, segment, entry, rank)
         if held is not None:
             return held
-        if context.consumer is not taker.consumer:
-            return None  # this session is no consumer any more: the next look registers it again
         if entry == lost:  # it still stands there and cannot be claimed: no task's entry
             strays.add(entry)
         lost = entry

@@ -255,6 +255,9 @@ def _promote_one(context: Context, entry: str, task_id: str, path: str, node: No
     if state.state is State.FINISHED:  # its dedupe window has ended, and a run is held in escrow
         before = state.with_attempt("finished", state.ended or 0, None)
         return (yield from again.rerun(context, replace(it, before=before))) is not None
+    if state.rank is not None:  # in a queue of strict order it comes back where it was
+        outcome, _ = yield from move(context, it, moved(context, task_id, state, Event.PROMOTE))
+        return bool(outcome.committed)
     lane = Lane(state.priority, dict(state.filters))
     outcome, _ = yield from move_to_lane(
         context,

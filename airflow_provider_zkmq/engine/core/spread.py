@@ -52,8 +52,10 @@ def _claim_in_segment(context: Context, taker: Taker, segment: str, *, judge: bo
             return None
         try:
             held = yield from take(context, taker, segment, entry)
-        finally:
-            _taken(context, segment, entry)
+        except BaseException:  # it was not tried to the end: it stays in sight
+            context.trying.discard(entry)
+            raise
+        _taken(context, segment, entry)
         if held is not None:
             return held
 

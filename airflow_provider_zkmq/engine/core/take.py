@@ -17,6 +17,10 @@ from airflow_provider_zkmq.engine.core.transact import failed_at, reconnect, ref
 from airflow_provider_zkmq.engine.errors import CorruptRecord, SessionLost
 
 
+class Unregistered(Exception):
+    """This session is no consumer any more: it is a new one, or was taken for dead. Whoever claims registers again."""
+
+
 @dataclass(slots=True, eq=False)
 class Held:
     """A task in hand: what settling it needs. ``token`` is the zxid of the claim, unique and rising."""
@@ -30,6 +34,7 @@ class Held:
     metadata: dict[str, Any] | None = None
     lost: bool = False
     cancelled: bool = False
+    session: int = 0
     claim: dict[str, Any] = field(default_factory=dict)
     """What the claim's znode holds, less the progress."""
 
@@ -56,7 +61,7 @@ class Taker:
 
 
 def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | None = None) -> Procedure[Held | None]:
-    """Try to claim one entry; None when another was faster or the record is not ours."""
+    """Try to claim one entry; None when another was faster or the record is not ours. Raises `Unregistered`."""
     task_id = entry_task(entry)
     paths = context.paths
     if task_id is None:
@@ -80,6 +85,7 @@ def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | N
     if rank is not None:
         state = replace(state, rank=rank)
     held = Held(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
+    held.session = taker.consumer.session
     return held if (yield from _commit(context, taker, held)) else None
 
 
@@ -119,8 +125,10 @@ def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:
         context.paths.live(consumer.id),
         context.paths.current(consumer.id, held.task_id),
     }:
-        context.consumer = None  # taken for dead by a rescue, or the session is a new one: register again
-    elif outcome.failure is Failure.OTHER:
+        if context.consumer is consumer:
+            context.consumer = None
+        raise Unregistered
+    if outcome.failure is Failure.OTHER:
         raise refused("claim", outcome, multi)
     return False
 

@@ -1,0 +1,307 @@
+"""Batches on a real server: many tasks waited for at the cost of one watch, and followed by one more."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+
+import pytest
+
+from airflow_provider_zkmq.engine import (
+    AsyncZkmq,
+    ConfigError,
+    ConsumeTimes,
+    DuplicateTask,
+    IllegalTransition,
+    Message,
+    Queue,
+    Task,
+    TaskNotFound,
+    WaitTimeout,
+    Zkmq,
+)
+from airflow_provider_zkmq.engine.core import enqueue, moves
+from airflow_provider_zkmq.engine.core.batch import Batch
+from tests.integration.clients import clients, end_session, spent, together
+from tests.support import eventually
+
+MEMBERS = int(os.environ.get("ZKMQ_BATCH_TASKS", "10000"))
+#: What waiting costs in all: a look at the batch, one read under the watch, a second look; afterwards a last one.
+WAITING = {"GetMany": 2, "Children": 2, "Get": 1, "Exists": 1}
+
+
+@pytest.fixture
+def q(zk: Zkmq) -> Queue:
+    queue = zk.queue("census")
+    queue.configure(policy=ConsumeTimes(2))
+    return queue
+
+
+@pytest.fixture
+def waiter(zookeeper: str, root: str) -> Iterator[Zkmq]:
+    """A client that only waits."""
+    with Zkmq.connect(zookeeper, root=root, gc=False) as client:
+        yield client
+
+
+def _messages(count: int) -> list[Message]:
+    return [Message(str(at)) for at in range(count)]
+
+
+def _work(queue: Queue, handler: Callable[[Task], object] = lambda _task: None, threads: int = 2) -> None:
+    queue.worker(handler, threads=threads).run(until_empty=True)
+
+
+class _Waiting:
+    """A wait for a batch under way in a thread: what it cost and what it got."""
+
+    def __init__(self, client: Zkmq, name: str) -> None:
+        self.got: list[Batch] = []
+        self.cost: dict[str, int] = {}
+        self._client, self._name = client, name
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        queue = self._client.queue("census")
+        self.cost = spent(self._client, lambda: self.got.append(queue.wait_batch(self._name, timeout=300)))
+
+    def asleep(self) -> bool:
+        """Whether it has looked and now only watches."""
+        return self._client.requests.get("Exists", 0) >= 1
+
+    def end(self) -> Batch:
+        self._thread.join(300)
+        (batch,) = self.got
+        return batch
+
+
+def _follower(queue: Queue, ids: list[str]) -> Task:
+    """The one task of the queue that is no member; it was enqueued after the last member had ended."""
+    tasks = {task.id: task for task in queue.tasks()}
+    (follower,) = set(tasks) - set(ids)
+    (born,) = {znode.czxid for znode in queue.tree(follower) if znode.path.endswith("/data")}
+    assert max(tasks[task_id].version for task_id in ids) < born
+    return tasks[follower]
+
+
+def test_a_big_batch_costs_its_waiter_one_watch(zookeeper: str, root: str, q: Queue, waiter: Zkmq) -> None:
+    """10 000 members, failing, retried, dead, cancelled, one whose consumer's session ends: six requests, one wake-up.
+
+    Who follows is enqueued once, after the last member has ended; the failed ones are the dead and the cancelled.
+    """
+    with clients(zookeeper, root, 2) as (dying, busy):
+        ids = q.enqueue_many(_messages(MEMBERS), batch="big", then=Message("all done"))
+        waiting = _Waiting(waiter, "big")
+        eventually(waiting.asleep)
+        orphan = dying.queue("census").claim()
+        assert orphan is not None
+        rng, handled = random.Random(11), Counter[str]()
+
+        def handle(task: Task) -> str:
+            handled[task.id] += 1
+            if task.data.endswith(b"77") or (rng.random() < 0.02 and task.batch):
+                msg = "broken"
+                raise RuntimeError(msg)
+            return task.data.decode()
+
+        def cancel() -> None:
+            for task_id in ids[13::400]:
+                with suppress(IllegalTransition):
+                    q.cancel(task_id)
+            end_session(dying)
+
+        together(partial(_work, busy.queue("census"), handle, 4), partial(_work, q, handle, 4), cancel)
+        eventually(lambda: q.batch("big").done or _work(q, handle) is not None)
+        batch = waiting.end()
+    _work(q, handle)  # who follows
+    ends = {state: [task.id for task in q.tasks(state=state)] for state in ("finished", "dead", "cancelled")}
+    assert waiting.cost == WAITING
+    assert (batch.total, batch.open, batch.done) == (MEMBERS, 0, True)
+    assert batch.failed == tuple(sorted(ends["dead"] + ends["cancelled"]))
+    assert len(ends["dead"]) >= MEMBERS // 100
+    assert ends["cancelled"]
+    follower = _follower(q, ids)
+    assert (follower.data, follower.state, handled[follower.id]) == (b"all done", "finished", 1)
+    assert sum(map(len, ends.values())) == MEMBERS + 1
+    assert q.task(orphan.task.id).history[0].outcome == "rescued"
+
+
+def test_a_small_batch_costs_the_same(q: Queue, waiter: Zkmq) -> None:
+    """Waiting for three members costs what waiting for ten thousand does."""
+    q.enqueue_many(_messages(3), batch="small")
+    waiting = _Waiting(waiter, "small")
+    eventually(waiting.asleep)
+    _work(q)
+    assert waiting.end() == Batch("small", 3, 0, (), done=True)
+    assert waiting.cost == WAITING
+
+
+def test_waiters_of_one_process_share_the_watch(q: Queue, waiter: Zkmq) -> None:
+    """Ten waiters for one batch are one read under one watch, and two looks each."""
+    q.enqueue_many(_messages(3), batch="shared")
+    queue = waiter.queue("census")
+    before = waiter.requests
+    with pytest.raises(WaitTimeout):
+        queue.wait_batch("shared", timeout=0)
+    jobs = [partial(queue.wait_batch, "shared", timeout=60) for _ in range(10)]
+
+    def finish() -> None:
+        eventually(lambda: len(queue._context.cached(queue._context.paths.batch("shared", "open")).subscribers) == 10)
+        _work(q)
+
+    assert {batch.done for batch in together(*jobs, finish)[:10]} == {True}
+    assert waiter.requests["Get"] - before.get("Get", 0) == 2
+
+
+def _snapshot(queue: Queue) -> dict[str, tuple[object, ...]]:
+    return {task.id: (task.state, task.attempt, task.version, task.enqueued_ms) for task in queue.tasks()}
+
+
+def test_an_interrupted_call_can_be_repeated(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the members were written, some of them done, when the producer broke off: the second call adds the rest.
+
+    What the first one wrote is untouched; the batch cannot end before it is complete.
+    """
+    windows = islice((False, False, True), 3)
+    real = enqueue._write
+
+    def breaking(*args: object) -> object:
+        if next(windows):
+            msg = "the producer breaks off"
+            raise KeyboardInterrupt(msg)
+        return real(*args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(enqueue, "_write", breaking)
+        with pytest.raises(KeyboardInterrupt):
+            q.enqueue_many(_messages(600), batch="b", then=Message("after"))
+    written = _snapshot(q)
+    assert 0 < len(written) < 600
+    for _ in range(5):
+        claim = q.claim()
+        assert claim is not None
+        claim.complete()
+    before = _snapshot(q)
+    assert (q.batch("b").done, q.batch("b").open) == (False, len(written) - 5)
+    ids = q.enqueue_many(_messages(600), batch="b", then=Message("after"))
+    after = _snapshot(q)
+    assert sorted(after) == sorted(ids)
+    assert {task_id: after[task_id] for task_id in before} == before
+    assert (q.batch("b").total, q.batch("b").open) == (600, 595)
+    _work(q, threads=4)
+    assert q.wait_batch("b", timeout=60) == Batch("b", 600, 0, (), done=True)
+    assert _follower(q, ids).attempt == 1
+
+
+def test_a_batch_that_was_never_sealed_does_not_end(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All members written and handled, the producer killed before it said so: a repeated call ends the batch."""
+
+    def killed(*_args: object) -> object:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(enqueue, "seal_batch", killed)
+        with pytest.raises(KeyboardInterrupt):
+            q.enqueue_many(_messages(30), batch="b", then=Message("after"))
+    _work(q)
+    with pytest.raises(WaitTimeout, match="'b'"):
+        q.wait_batch("b", timeout=0.2)
+    assert (q.batch("b").open, q.batch("b").done) == (0, False)
+    before = _snapshot(q)
+    ids = q.enqueue_many(_messages(30), batch="b", then=Message("after"))
+    assert q.batch("b") == Batch("b", 30, 0, (), done=True)
+    assert {task_id: seen for task_id, seen in _snapshot(q).items() if task_id in before} == before
+    assert _follower(q, ids).state == "inserted"
+
+
+def test_two_producers_of_one_batch_write_it_once(zookeeper: str, root: str, q: Queue) -> None:
+    """The same call made twice at once: each member once, one task that follows; the later call may be refused."""
+
+    def call(client: Zkmq) -> list[str]:
+        with suppress(DuplicateTask):
+            return client.queue("census").enqueue_many(_messages(200), batch="b", then=Message("after"))
+        return []
+
+    with clients(zookeeper, root, 2) as pair:
+        answers = [ids for ids in together(*(partial(call, client) for client in pair)) if ids]
+    ids = answers[0]
+    assert all(answer == ids for answer in answers)
+    assert (len(q.tasks()), q.batch("b").total, q.batch("b").open) == (200, 200, 200)
+    _work(q, threads=4)
+    assert q.wait_batch("b", timeout=60).failed == ()
+    assert _follower(q, ids).attempt == 1
+
+
+def test_a_completer_that_dies_leaves_the_end_to_others(
+    zookeeper: str, root: str, q: Queue, waiter: Zkmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the last completion and the batch's end: who rescues it ends the batch, and the waiter wakes."""
+    (task_id,) = q.enqueue_many(_messages(1), batch="b", then=Message("after"))
+    waiting = _Waiting(waiter, "b")
+    eventually(waiting.asleep)
+
+    def killed(*_args: object) -> object:
+        raise KeyboardInterrupt
+
+    with clients(zookeeper, root, 1) as (dying,):
+        claim = dying.queue("census").claim()
+        assert claim is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(moves, "close_batch", killed)
+            with pytest.raises(KeyboardInterrupt):
+                claim.complete()
+        assert (q.task(task_id).state, q.batch("b").done) == ("finished", False)
+        end_session(dying)
+        after = q.claim(timeout=30)
+    assert waiting.end().done
+    assert after is not None
+    assert after.task.data == b"after"
+    assert _follower(q, [task_id]).id == after.task.id
+
+
+def test_what_cannot_be_a_batch_is_refused(q: Queue) -> None:
+    """No members, a name in use, an unknown name, `then` without a batch: one clear error each, nothing written."""
+    with pytest.raises(ConfigError, match="has no tasks"):
+        q.enqueue_many([], batch="empty")
+    with pytest.raises(ConfigError, match="then= needs batch="):
+        q.enqueue_many(_messages(1), then=Message("after"))
+    for ask in (q.wait_batch, q.batch):
+        with pytest.raises(TaskNotFound, match="empty"):
+            ask("empty")
+    q.enqueue_many(_messages(2), batch="full")
+    before = _snapshot(q)
+    with pytest.raises(DuplicateTask, match="full"):
+        q.enqueue_many(_messages(3), batch="full")
+    assert _snapshot(q) == before
+    assert q.batch("full") == Batch("full", 2, 2, (), done=False)
+    with pytest.raises(WaitTimeout, match=r"2 task\(s\) open"):
+        q.wait_batch("full", timeout=0.1)
+    _work(q)
+    assert q.wait_batch("full") == Batch("full", 2, 0, (), done=True)
+    with pytest.raises(DuplicateTask, match="full"):
+        q.enqueue_many(_messages(2), batch="full")
+
+
+async def test_batches_on_an_event_loop(zookeeper: str, root: str, q: Queue) -> None:
+    """AsyncZkmq enqueues, reads and waits for batches, too; its wait times out and is refused in the same words."""
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
+        queue = zk.queue("census")
+        ids = await queue.enqueue_many(_messages(3), batch="b", then=Message("after"))
+        with pytest.raises(WaitTimeout, match=r"3 task\(s\) open"):
+            await queue.wait_batch("b", timeout=0.1)
+        with pytest.raises(TaskNotFound):
+            await queue.wait_batch("unknown")
+        for task_id in ids:
+            claim = await queue.claim(timeout=10)
+            assert claim is not None
+            assert claim.task.id == task_id
+            await (claim.complete() if task_id != ids[0] else claim.fail("no", retry=False))
+        assert await queue.wait_batch("b", timeout=10) == Batch("b", 3, 0, (ids[0],), done=True)
+    assert _follower(q, ids).data == b"after"

@@ -1,0 +1,269 @@
+"""What each operation costs in ZooKeeper requests, and that none grows with what is pending.
+
+Measured on warm clients: the cheapest of a few times, since once in a while an index needs a new bucket (a minute of
+the server's clock) or a segment is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine import Claim, ConsumeTimes, Message, Queue, String, UnitOfWork, Zkmq
+from tests.integration.clients import clients, spent, together
+from tests.support import eventually
+
+TIMES = 3
+WRITE = {"Multi": 1}
+CLAIM = {"GetMany": 1, "Multi": 1}
+FIFO_CLAIM = {"Children": 1, **CLAIM}
+Cost = dict[str, int]
+
+
+@pytest.fixture
+def q(zk: Zkmq) -> Queue:
+    """A queue with work, its client warm."""
+    queue = zk.queue("census")
+    queue.configure(filters={"kind": String()}, policy=ConsumeTimes(3))
+    queue.enqueue_many([Message(b"x") for _ in range(60)])
+    _claim(queue).complete()
+    return queue
+
+
+@pytest.fixture
+def other(zookeeper: str, root: str, q: Queue) -> Iterator[Zkmq]:
+    """A second client, which has not claimed."""
+    with Zkmq.connect(zookeeper, root=root, gc=False) as client:
+        client.queue("census").counts()
+        yield client
+
+
+def _claim(queue: Queue, **options: Any) -> Claim:
+    claim = queue.claim(**options)
+    assert claim is not None
+    return claim
+
+
+def _cost(client: Zkmq, prepare: Callable[[], Any], call: Callable[[Any], object]) -> Cost:
+    """The cheapest of a few calls, each on something prepared beforehand."""
+    costs = []
+    for _ in range(TIMES):
+        made = prepare()
+        costs.append(spent(client, partial(call, made)))
+    return min(costs, key=lambda cost: sum(cost.values()))
+
+
+def _nothing() -> None:
+    return None
+
+
+def test_enqueues(zk: Zkmq, q: Queue) -> None:
+    """One task is one transaction, a hundred are five; with ids of the caller's, one each."""
+    ids = count()
+    assert _cost(zk, _nothing, lambda _: q.enqueue(b"x")) == WRITE
+    assert _cost(zk, _nothing, lambda _: q.enqueue_many([Message(b"x") for _ in range(100)])) == {"Multi": 5}
+    own = lambda: [Message(b"x", task_id=f"own-{next(ids)}") for _ in range(20)]
+    assert _cost(zk, own, q.enqueue_many) == {"Multi": 20}
+
+
+@pytest.mark.parametrize(("order", "claim"), [("default", CLAIM), ("fifo", FIFO_CLAIM)])
+def test_a_claim_and_its_ends(zk: Zkmq, q: Queue, order: str, claim: Cost) -> None:
+    """A claim is a read and a transaction, in strict order one listing more; each way to settle it one transaction."""
+    q.configure(order=order)
+    take = partial(_claim, q)
+    _claim(q).snooze(3_600)
+    assert _cost(zk, _nothing, lambda _: take().complete()) == {**claim, "Multi": 2}
+    assert _cost(zk, _nothing, lambda _: take()) == claim
+    assert _cost(zk, take, lambda it: it.complete(b"result")) == WRITE
+    assert _cost(zk, take, lambda it: it.fail("broken")) == WRITE
+    assert _cost(zk, take, lambda it: it.fail("broken", retry=False)) == WRITE
+    assert _cost(zk, take, lambda it: it.release()) == WRITE
+    assert _cost(zk, take, lambda it: it.snooze(3_600)) == WRITE
+    assert _cost(zk, take, lambda it: it.progress(0.5, "half")) == WRITE
+
+
+def test_leases(zk: Zkmq, q: Queue) -> None:
+    """A leased claim costs what another does; extending it is one transaction; a session-bound one is only read."""
+    leased = partial(_claim, q, lease=600)
+    leased()
+    assert _cost(zk, _nothing, lambda _: leased()) == CLAIM
+    assert _cost(zk, leased, lambda it: it.extend(600)) == WRITE
+    assert _cost(zk, leased, lambda it: it.complete()) == WRITE
+    assert _cost(zk, partial(_claim, q), lambda it: it.extend(600)) == {"GetMany": 1}
+
+
+def test_what_is_settled_by_token_is_read_first(other: Zkmq, q: Queue) -> None:
+    """From another process: one read more than by the claim itself."""
+    there = other.queue("census")
+
+    def take() -> tuple[str, int]:
+        claim = _claim(q)
+        return claim.task.id, claim.token
+
+    there.complete(*take())
+    there.fail(*take(), error="x")
+    for call in (
+        lambda it: there.complete(*it, result=b"r"),
+        lambda it: there.fail(*it, error="broken"),
+        lambda it: there.release(*it),
+        lambda it: there.progress(*it, 0.5),
+    ):
+        assert _cost(other, take, call) == CLAIM
+
+
+def test_cancel_and_redrive(zk: Zkmq, q: Queue) -> None:
+    """A pending task is read and moved; cancelling a claimed one looks twice more for its consumer."""
+    put = partial(q.enqueue, b"x")
+    q.cancel(put())
+
+    def cancelled() -> str:
+        task_id = put()
+        q.cancel(task_id)
+        return task_id
+
+    def dead() -> str:
+        claim = _claim(q)
+        claim.fail("no", retry=False)
+        return claim.task.id
+
+    assert _cost(zk, put, q.cancel) == {"Get": 1, "Multi": 1}
+    assert _cost(zk, cancelled, q.redrive) == {"Get": 1, "Multi": 1}
+    assert _cost(zk, dead, q.redrive) == {"Get": 1, "Multi": 1}
+    assert _cost(zk, lambda: _claim(q).task.id, q.cancel) == {"Get": 1, "Exists": 2, "Multi": 1}
+
+
+def test_ids_that_are_in_use(zk: Zkmq, q: Queue) -> None:
+    """Refused once, read, written: an update and a requeue; the completion of a requeued one inserts the next run.
+
+    That is one read of what is held in escrow more; a refused first try learns of it.
+    """
+    ids = (f"t{number}" for number in count())
+
+    def pending() -> str:
+        return q.enqueue(b"x", task_id=next(ids), priority=9)
+
+    def claimed() -> str:
+        task_id = pending()
+        assert _claim(q).task.id == task_id
+        return task_id
+
+    def requeued() -> Claim:
+        pending()
+        claim = _claim(q)
+        q.enqueue(b"again", task_id=claim.task.id, requeue=True, priority=-9)
+        return claim
+
+    assert _cost(zk, pending, lambda it: q.enqueue(b"y", task_id=it, priority=9, update=True)) == {"Get": 1, "Multi": 2}
+    q.cancel("t0")
+    q.cancel("t1")
+    q.cancel("t2")
+    assert _cost(zk, claimed, lambda it: q.enqueue(b"y", task_id=it, requeue=True)) == {"Get": 1, "Multi": 2}
+    requeued().complete()
+    assert _cost(zk, requeued, lambda it: it.complete()) == {"Get": 1, "GetMany": 1, "Multi": 2}
+
+
+def test_waiting_is_one_watched_read_for_each_task(zk: Zkmq, q: Queue, other: Zkmq) -> None:
+    """8 waiters of one process for the same 20 tasks: a read and a re-read of each in all, not for each waiter."""
+    there = other.queue("census")
+    claims = [_claim(q) for _ in range(20)]
+    ids = [claim.task.id for claim in claims]
+    paths = [there._context.paths.task(task_id, "state") for task_id in ids]
+    before = other.requests
+
+    def finish() -> None:
+        eventually(lambda: all(len(there._context.cached(path).subscribers) == 8 for path in paths))
+        eventually(lambda: all(there._context.cached(path).fresh for path in paths))
+        for claim in claims:
+            claim.complete()
+
+    found = together(*(partial(there.wait, ids, timeout=60) for _ in range(8)), finish)
+    assert [[task.state for task in tasks] for tasks in found[:8]] == [["finished"] * 20] * 8
+    cost = {kind: n - before.get(kind, 0) for kind, n in other.requests.items()}
+    assert cost["Get"] <= 2 * 20
+    assert cost["GetMany"] == 8  # each waiter reads the tasks that it returns
+    assert cost.get("Multi", 0) == 0
+
+
+def test_waiting_for_a_batch_that_is_done(zk: Zkmq, q: Queue, other: Zkmq) -> None:
+    """A batch that has ended is told by two reads; see `test_batches` for one that is waited for."""
+    q.enqueue_many([Message(b"x", priority=9) for _ in range(5)], batch="b")
+    for _ in range(5):
+        _claim(q).complete()
+    assert spent(other, lambda: other.queue("census").wait_batch("b")) == {"GetMany": 1, "Children": 1}
+
+
+def test_the_parts_of_a_transaction(zk: Zkmq, q: Queue) -> None:
+    """Taking costs what a claim does, putting nothing, committing one transaction, whatever it holds."""
+
+    def taken(puts: int = 0) -> UnitOfWork:
+        unit = zk.transaction()
+        assert unit.try_take("census") is not None
+        for _ in range(puts):
+            unit.put("out", b"x")
+        return unit
+
+    taken(1).commit()
+    assert _cost(zk, zk.transaction, lambda it: it.try_take("census")) == CLAIM
+    assert _cost(zk, taken, lambda it: it.put("out", b"x")) == {}
+    assert _cost(zk, partial(taken, 1), lambda it: it.commit()) == WRITE
+    assert _cost(zk, partial(taken, 20), lambda it: it.commit()) == WRITE
+    assert _cost(zk, partial(taken, 1), lambda it: it.rollback()) == WRITE
+
+
+def test_looking(zk: Zkmq, q: Queue) -> None:
+    """A task is one read; explaining it reads the live consumers as well, in one request for many."""
+    task_id = q.enqueue(b"x")
+    assert _cost(zk, _nothing, lambda _: q.task(task_id)) == {"GetMany": 1}
+    assert _cost(zk, _nothing, lambda _: q.explain(task_id)) == {"Children": 1, "GetMany": 2}
+
+
+def test_explaining_does_not_grow_with_consumers(zookeeper: str, root: str, zk: Zkmq, q: Queue) -> None:
+    """Twenty live consumers are read in one request."""
+    task_id = q.enqueue(b"x")
+    with clients(zookeeper, root, 20) as many:
+        for client in many:
+            client.queue("census").claim(selector="kind==none")
+        assert len(q.explain(task_id).consumers) == 21
+        assert spent(zk, lambda: q.explain(task_id)) == {"Children": 1, "GetMany": 2}
+
+
+def test_counts_grow_with_lanes_not_with_tasks(zk: Zkmq, q: Queue) -> None:
+    """Ten times the tasks cost nothing more while no segment is added, a lane costs a listing and a look."""
+    few = spent(zk, q.counts)
+    q.enqueue_many([Message(b"x") for _ in range(400)])
+    assert spent(zk, q.counts) == few
+    for kind in ("a", "b", "c"):
+        q.enqueue(b"x", {"kind": kind})
+    assert spent(zk, q.counts) == {**few, "Children": few["Children"] + 3, "Exists": few["Exists"] + 3}
+
+
+@pytest.mark.parametrize("order", ["default", "fifo"])
+def test_a_claim_costs_the_same_however_much_is_pending(zookeeper: str, root: str, zk: Zkmq, order: str) -> None:
+    """10 or 5 000 pending, matching or not: the same requests for a warm client, and no more for a cold one.
+
+    In strict order a cold client also reads the ranks of one segment, which holds a few hundred at the most.
+    """
+    kinds = {"kind": String()}
+    costs: dict[str, list[Cost]] = {"warm": [], "cold": [], "none": []}
+    for size in (10, 5_000):
+        q = zk.queue(f"q{size}")
+        q.configure(filters=kinds, order=order)
+        q.enqueue_many([Message(b"x", {"kind": "wanted"}) for _ in range(size)])
+        q.enqueue_many([Message(b"x", {"kind": "foreign"}) for _ in range(size)])
+        with Zkmq.connect(zookeeper, root=root, gc=False) as client:
+            there = client.queue(f"q{size}")
+            take = partial(_claim, there, selector="kind==wanted")
+            costs["cold"].append(spent(client, lambda take=take: take().complete()))  # type: ignore[misc]
+            costs["warm"].append(_cost(client, _nothing, lambda _, take=take: take().complete()))  # type: ignore[misc]
+            absent = partial(there.claim, selector="kind==absent")
+            costs["none"].append(_cost(client, _nothing, lambda _, absent=absent: absent()))  # type: ignore[misc]
+    assert costs["warm"][0] == costs["warm"][1] == {**(FIFO_CLAIM if order == "fifo" else CLAIM), "Multi": 2}
+    assert costs["none"] == [{}, {}]
+    small, large = costs["cold"]
+    ranks = large.pop("GetMany") - small.pop("GetMany")
+    assert small == large
+    assert ranks <= (512 // 128 if order == "fifo" else 0)
