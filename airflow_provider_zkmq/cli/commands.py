@@ -8,18 +8,20 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.inspect import Task
+    from airflow_provider_zkmq.engine.handling import Running
 
 TERMINATE_SECONDS = 2.0
+_LOOK_SECONDS = 0.2
 _LAST_LINES = 5
 _LAST_CHARACTERS = 1_000
 
 
 class CommandFailed(Exception):
-    """The command's exit code was not 0."""
+    """The command's exit code was not 0, or its task was cancelled."""
 
 
 class Commands:
@@ -32,34 +34,42 @@ class Commands:
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
-    def __call__(self, task: Task) -> bytes:
-        """Run the command on a task. Raises `CommandFailed` with its exit code and last words."""
+    def __call__(self, task: Running) -> bytes:
+        """Run the command on a task. Raises `CommandFailed` with its exit code and last words.
+
+        Where the task is cancelled meanwhile the command is ended, and `CommandFailed` says so.
+        """
         child = self._start(task)
         try:
-            output, errors = child.communicate(task.data)
+            with _ended_when_cancelled(child, task):
+                output, errors = child.communicate(task.data)
         finally:
             with self._lock:
                 self._running.discard(child)
+        if task.cancelled:
+            raise CommandFailed("ended, as the task was cancelled")
         if child.returncode == 0:
             return output
         if self._ended.is_set():
             _leave_it_to_the_worker()
         raise CommandFailed(_failure(child.returncode, errors))
 
-    def _start(self, task: Task) -> subprocess.Popen[bytes]:
-        names = {"ZKMQ_TASK_ID": task.id, "ZKMQ_ATTEMPT": str(task.attempt), "ZKMQ_QUEUE": self._queue}
+    def _start(self, task: Running) -> subprocess.Popen[bytes]:
         with self._lock:
-            if self._ended.is_set():
-                _leave_it_to_the_worker()
-            child = subprocess.Popen(  # noqa: S603  the command is what the operator asked for
-                ["/bin/sh", "-c", self._command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=os.environ | names,
-                start_new_session=True,
-            )
-            self._running.add(child)
+            child = None if self._ended.is_set() else self._spawn(task)
+        return child or _leave_it_to_the_worker()
+
+    def _spawn(self, task: Running) -> subprocess.Popen[bytes]:
+        names = {"ZKMQ_TASK_ID": task.id, "ZKMQ_ATTEMPT": str(task.attempt), "ZKMQ_QUEUE": self._queue}
+        child = subprocess.Popen(  # noqa: S603  the command is what the operator asked for
+            ["/bin/sh", "-c", self._command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | names,
+            start_new_session=True,
+        )
+        self._running.add(child)
         return child
 
     def end(self) -> None:
@@ -67,18 +77,46 @@ class Commands:
         with self._lock:
             self._ended.set()
             running = list(self._running)
-        for child in running:
-            _signal(child, signal.SIGTERM)
-        deadline = time.monotonic() + TERMINATE_SECONDS
-        for child in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, deadline - time.monotonic()))
-            _signal(child, signal.SIGKILL)  # also what the shell has left behind
+        _end(running)
 
 
-def _leave_it_to_the_worker() -> None:
+@contextlib.contextmanager
+def _ended_when_cancelled(child: subprocess.Popen[bytes], task: Running) -> Iterator[None]:
+    """Inside the block the command is ended when its task is cancelled.
+
+    A thread looks now and then, at no request; `communicate` with time-outs would lose input in Python 3.11.
+    """
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(_LOOK_SECONDS):
+            if task.cancelled:
+                _end([child])
+                return
+
+    watcher = threading.Thread(target=look, name="zkmq-exec", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        _signal(child, signal.SIGTERM)
+    deadline = time.monotonic() + TERMINATE_SECONDS
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, deadline - time.monotonic()))
+        _signal(child, signal.SIGKILL)  # also what the shell has left behind
+
+
+def _leave_it_to_the_worker() -> NoReturn:
     """Settle nothing: a command that we ended did not fail; the worker gives its task back when the grace is over."""
-    threading.Event().wait()
+    while True:
+        threading.Event().wait()
 
 
 def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -27,10 +27,11 @@ exit codes:
   2  usage or bad input
   3  nothing to claim
   4  timed out
-  5  a task that was waited for ended dead or cancelled
+  5  a task that was waited for, or one of a batch, ended dead or cancelled
   6  no connection to ZooKeeper
 
-Errors are one line on standard error; with --json also {"error": …, "message": …} on standard output.
+Errors are one line on standard error; with --json also {"error": …, "message": …} on standard output;
+a task id that is in use adds its "status", the "duplicates" refused and those "enqueued", a time-out what is "left".
 """
 
 
@@ -49,18 +50,22 @@ VERBS = {
     "queues": Verb("name the queues", "queues", "queues"),
     "configure": Verb("create a queue or change its configuration", "queues", "configure", "add_configure"),
     "enqueue": Verb("write tasks", "tasks", "enqueue", "add_enqueue"),
-    "claim": Verb("take a task under a lease; 3 if there is none", "tasks", "claim", "add_claim"),
-    "complete": Verb("finish a claimed task", "tasks", "complete", "add_complete"),
-    "fail": Verb("report that a claimed task failed", "tasks", "fail", "add_fail"),
-    "release": Verb("give a claimed task back", "tasks", "release", "add_settle"),
-    "extend": Verb("hold a claimed task longer", "tasks", "extend", "add_extend"),
+    "claim": Verb("take a task under a lease; 3 if there is none", "claims", "claim", "add_claim"),
+    "complete": Verb("finish a claimed task", "claims", "complete", "add_complete"),
+    "fail": Verb("report that a claimed task failed", "claims", "fail", "add_fail"),
+    "release": Verb("give a claimed task back", "claims", "release", "add_settle"),
+    "snooze": Verb("give a claimed task back, to be handled later", "claims", "snooze", "add_snooze"),
+    "extend": Verb("hold a claimed task longer", "claims", "extend", "add_extend"),
+    "progress": Verb("report how far a claimed task has come", "claims", "progress", "add_progress"),
     "status": Verb("say how a queue stands", "queues", "status", "add_queue"),
-    "show": Verb("show all there is to a task", "tasks", "show", "add_show"),
+    "show": Verb("show all there is to a task, why nobody takes it, or follow it", "show", "show", "add_show"),
     "list": Verb("list tasks", "queues", "list_tasks", "add_list"),
     "wait": Verb("wait until tasks have ended or were claimed", "tasks", "wait", "add_wait"),
+    "batch": Verb("say how a batch stands, or wait for its end", "tasks", "batch", "add_batch"),
     "gc": Verb("delete what ended long ago", "queues", "collect", "add_gc"),
     "redrive": Verb("put dead or cancelled tasks back", "queues", "redrive", "add_redrive"),
-    "cancel": Verb("withdraw pending tasks", "queues", "cancel", "add_cancel"),
+    "cancel": Verb("withdraw tasks that have not ended", "queues", "cancel", "add_cancel"),
+    "clear": Verb("delete every task of a queue, or every one in a state", "queues", "clear", "add_clear"),
     "pause": Verb("hand out nothing", "queues", "pause", "add_queue"),
     "resume": Verb("hand out tasks again", "queues", "resume", "add_queue"),
     "worker": Verb("handle tasks until told to stop", "worker", "run", "add_arguments"),
@@ -200,4 +205,10 @@ def _say_error(error: Exception, *, as_json: bool) -> None:
     message = " ".join(str(error).split("\n"))
     print(f"zkmq: {message}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": type(error).__name__, "message": message}), flush=True)
+        print(json.dumps({"error": type(error).__name__, "message": message} | _details(error)), flush=True)
+
+
+def _details(error: Exception) -> dict[str, Any]:
+    """What an error tells besides its message."""
+    names = {"DuplicateTask": ("status", "duplicates", "enqueued"), "WaitTimeout": ("left",)}
+    return {name: getattr(error, name) for name in names.get(type(error).__name__, ())}

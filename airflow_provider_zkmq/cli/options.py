@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -112,3 +113,16 @@ def pairs(option: str, given: Iterable[str] | None) -> dict[str, str]:
             raise UsageError(f"{option} {name!r} is given twice")
         found[name] = value
     return found
+
+
+def attempts(text: str) -> int | str:
+    """A number of attempts, or ``unbounded``."""
+    return text if text == "unbounded" else int(text)
+
+
+def read_file(path: Path) -> bytes:
+    """What a file holds. Raises `UsageError` where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -56,6 +56,11 @@ def moment(milliseconds: int | None) -> str | None:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
 
 
+def percent(part: float | None) -> str | None:
+    """A part of 1 for people."""
+    return None if part is None else f"{part:.0%}"
+
+
 def spread(mapping: Mapping[str, object]) -> str | None:
     """``a=1 b=2``; None for nothing."""
     return " ".join(f"{name}={value}" for name, value in mapping.items()) or None
@@ -81,7 +86,7 @@ def task_record(task: Task) -> dict[str, Any]:
         name: getattr(task, name)
         for name in (
             "id", "state", "status", "attempt", "priority", "filters", "metadata", "error", "consumer",
-            "enqueued_ms", "claimed_ms", "ended_ms", "due_ms", "version",
+            "enqueued_ms", "claimed_ms", "ended_ms", "due_ms", "version", "progress", "note", "dedupe_ms", "batch",
         )
     }  # fmt: skip
     record |= {"state": str(task.state), "status": str(task.status)}
@@ -103,7 +108,11 @@ def task_facts(task: Task) -> dict[str, object]:
         "due": moment(task.due_ms),
         "claimed": moment(task.claimed_ms),
         "ended": moment(task.ended_ms),
+        "dedupe until": moment(task.dedupe_ms),
         "consumer": task.consumer,
+        "progress": percent(task.progress),
+        "note": task.note or None,
+        "batch": task.batch,
         "error": task.error,
     }
     return plain | payload("data", task.data) | payload("result", task.result)

@@ -1,4 +1,4 @@
-"""The verbs on queues: queues, configure, status, list, gc, redrive, cancel, pause, resume."""
+"""The verbs on queues: queues, configure, status, list, gc, redrive, cancel, clear, pause, resume."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_zkmq.cli.options import Common, UsageError, pairs
+from airflow_provider_zkmq.cli.options import Common, UsageError, attempts, pairs
 from airflow_provider_zkmq.cli.output import brief, facts, moment, say, spread, table, task_record
 
 if TYPE_CHECKING:
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.queue import Queue
 
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
-
-
-def attempts(text: str) -> int | str:
-    """A number of attempts, or ``unbounded``."""
-    return text if text == "unbounded" else int(text)
+ORDERS = ("default", "fifo")
 
 
 def add_configure(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +35,29 @@ def add_configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--task-gc-lifetime", type=float, metavar="S", help="how long ended tasks are kept")
     parser.add_argument("--task-gc-interval", type=float, metavar="S", help="how often clean-up runs")
-    parser.add_argument("--attempts", type=attempts, metavar="N", help="deliveries at the most, or 'unbounded'")
-    parser.add_argument("--max-backoff", type=float, metavar="S", help="longest pause before another attempt")
+    parser.add_argument(
+        "--lock", type=float, metavar="S", help="a claim without a lease ends after S seconds if not extended; 0: never"
+    )
+    parser.add_argument(
+        "--order", choices=ORDERS, help="fifo: claims strictly in the order of enqueues, at less throughput"
+    )
+    policy = parser.add_argument_group("retry policy")
+    policy.add_argument("--attempts", type=attempts, metavar="N", help="deliveries at the most, or 'unbounded'")
+    policy.add_argument(
+        "--backoff-factor",
+        type=float,
+        metavar="X",
+        help="pauses of at most X, 2X, 4X, … seconds, half of each random; 0: --min-backoff",
+    )
+    policy.add_argument("--min-backoff", type=float, metavar="S", help="shortest pause before another attempt")
+    policy.add_argument("--max-backoff", type=float, metavar="S", help="longest pause before another attempt")
+    policy.add_argument(
+        "--final",
+        action="append",
+        metavar="NAME",
+        help="an exception of a worker's handler after which there is no other attempt, such as ValueError or "
+        "package.module.Error; may be repeated; replaces the whole list, '' empties it",
+    )
 
 
 def configure(args: argparse.Namespace, given: Common) -> int:
@@ -53,6 +70,8 @@ def configure(args: argparse.Namespace, given: Common) -> int:
             task_gc_lifetime=args.task_gc_lifetime,
             task_gc_interval=args.task_gc_interval,
             policy=_policy(zk, queue, args),
+            lock=args.lock,
+            order=args.order,
         )
         record = _describe(_conf(queue))
     say({"queue": args.queue, "conf": record}, facts({"queue": args.queue, **_flat(record)}), as_json=given.as_json)
@@ -69,11 +88,12 @@ def _policy(zk: Zkmq, queue: Queue, args: argparse.Namespace) -> RetryPolicy | N
     """The policy with the given values changed; None where none is given."""
     from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 
-    changes: dict[str, Any] = {}
+    given = {"factor": args.backoff_factor, "min_backoff": args.min_backoff, "max_backoff": args.max_backoff}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if args.attempts is not None:
         changes["attempts"] = None if args.attempts == "unbounded" else args.attempts
-    if args.max_backoff is not None:
-        changes["max_backoff"] = args.max_backoff
+    if args.final is not None:
+        changes["final"] = tuple(filter(None, args.final))
     if not changes:
         return None
     present = _conf(queue).policy if queue.name in zk.queues() else RetryPolicy()
@@ -93,6 +113,8 @@ def _describe(conf: Conf) -> dict[str, Any]:
         "filters": {name: _spell(kind) for name, kind in sorted(conf.types.items())},
         "task_gc_lifetime": conf.gc_lifetime,
         "task_gc_interval": conf.gc_interval,
+        "lock": conf.lock,
+        "order": conf.order,
         "policy": asdict(conf.policy),
     }
 
@@ -110,8 +132,16 @@ def _flat(conf: dict[str, Any]) -> dict[str, object]:
         "filters": spread(conf["filters"]),
         "task_gc_lifetime": f"{conf['task_gc_lifetime']:g} s",
         "task_gc_interval": f"{conf['task_gc_interval']:g} s",
-        "policy": spread(conf["policy"]),
+        "lock": "none" if conf["lock"] is None else f"{conf['lock']:g} s",
+        "order": conf["order"],
+        "policy": spread(_flat_policy(conf["policy"])),
     }
+
+
+def _flat_policy(policy: dict[str, Any]) -> dict[str, object]:
+    most, final = policy["attempts"], policy["final"]
+    plain = policy | {"attempts": "unbounded" if most is None else most, "final": ",".join(final)}
+    return plain if final else {name: value for name, value in plain.items() if name != "final"}
 
 
 def queues(_args: argparse.Namespace, given: Common) -> int:
@@ -223,7 +253,7 @@ def add_cancel(parser: argparse.ArgumentParser) -> None:
 
 
 def cancel(args: argparse.Namespace, given: Common) -> int:
-    """Withdraw pending tasks."""
+    """Withdraw tasks that have not ended."""
     with given.connect() as zk:
         queue = zk.queue(args.queue)
         return _each(args.queue, args.tasks, queue.cancel, "cancelled", given)
@@ -254,6 +284,24 @@ def _dead(queue: Queue) -> list[str]:
 
     _conf(queue)  # a queue that does not exist is an error, not an empty list
     return blocking(task_ids)(queue, State.DEAD)
+
+
+def add_clear(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``clear``."""
+    parser.add_argument("queue")
+    parser.add_argument("--state", choices=STATES, help="only tasks in this state")
+    parser.add_argument("--yes", action="store_true", help="needed: what is deleted cannot be brought back")
+
+
+def clear(args: argparse.Namespace, given: Common) -> int:
+    """Delete tasks, whatever is being done with them."""
+    if not args.yes:
+        what = "every task" if args.state is None else f"every {args.state} task"
+        raise UsageError(f"clear deletes {what} of queue {args.queue!r} for good: add --yes to do so")
+    with given.connect() as zk:
+        count = zk.queue(args.queue).clear(args.state)
+    say({"queue": args.queue, "cleared": count}, f"{count} cleared", as_json=given.as_json)
+    return 0
 
 
 def _each(

@@ -1,4 +1,4 @@
-"""The verbs on tasks: enqueue, claim, complete, fail, release, extend, show, wait."""
+"""The verbs on tasks: enqueue, wait, batch."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_zkmq.cli.options import Common, UsageError, pairs
-from airflow_provider_zkmq.cli.output import brief, facts, payload, say, spread, table, task_facts, task_record
+from airflow_provider_zkmq.cli.options import Common, UsageError, attempts, pairs, read_file
+from airflow_provider_zkmq.cli.output import brief, facts, say, table, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.inspect import Znode
+    from airflow_provider_zkmq.engine.core.policy import RetryPolicy
     from airflow_provider_zkmq.engine.core.records import Message
-    from airflow_provider_zkmq.engine.queue import Claim, Queue
 
-NOTHING = 3
 FAILED = 5
-_LATER = ("claim", "result")  # the znodes of a task that its enqueue does not write
 
 
 def add_enqueue(parser: argparse.ArgumentParser) -> None:
@@ -35,16 +31,46 @@ def add_enqueue(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delay", type=float, metavar="S", help="not to be handled before S seconds")
     parser.add_argument("--task-id", metavar="ID", help="an id of your own; else one is generated")
     parser.add_argument("--metadata", metavar="JSON", help="a JSON object kept with the task")
+    parser.add_argument(
+        "--attempts",
+        type=attempts,
+        metavar="N",
+        help="a retry policy of its own: N deliveries at the most (or 'unbounded'), the backoff as by default",
+    )
+    parser.add_argument(
+        "--lock", type=float, metavar="S", help="a claim of it without a lease ends after S seconds if not extended"
+    )
+    known = parser.add_argument_group("a --task-id that is in use (refused otherwise)")
+    known.add_argument("--update", action="store_true", help="replace the task while it is queued")
+    known.add_argument("--requeue", action="store_true", help="while it is claimed: run this one when that has ended")
+    batch = parser.add_argument_group("a batch (see zkmq batch)")
+    batch.add_argument("--batch", metavar="NAME", help="write the tasks as one batch; they are called NAME.<number>")
+    batch.add_argument("--then", metavar="DATA", help="a task to enqueue when the last of the batch has ended")
 
 
 def enqueue(args: argparse.Namespace, given: Common) -> int:
     """Write one task, or one for each line."""
-    messages = _messages(args)
+    _check_enqueue(args)
+    messages, then = _messages(args), _follow_up(args)
     with given.connect() as zk:
-        ids = zk.queue(args.queue).enqueue_many(messages)
+        ids = zk.queue(args.queue).enqueue_many(messages, batch=args.batch, then=then)
     one = {} if args.lines else {"id": ids[0]}
-    say({"queue": args.queue, **one, "ids": ids}, "\n".join(ids), as_json=given.as_json)
+    batch = {} if args.batch is None else {"batch": args.batch}
+    say({"queue": args.queue, **one, **batch, "ids": ids}, "\n".join(ids), as_json=given.as_json)
     return 0
+
+
+def _check_enqueue(args: argparse.Namespace) -> None:
+    if args.then is not None and args.batch is None:
+        raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
+    if (args.update or args.requeue) and args.task_id is None:
+        raise UsageError("--update and --requeue need --task-id: they are about the task that has it")
+
+
+def _follow_up(args: argparse.Namespace) -> Message | None:
+    from airflow_provider_zkmq.engine.core.records import Message
+
+    return None if args.then is None else Message(os.fsencode(args.then))
 
 
 def _messages(args: argparse.Namespace) -> list[Message]:
@@ -56,8 +82,20 @@ def _messages(args: argparse.Namespace) -> list[Message]:
         "delay": args.delay,
         "task_id": args.task_id,
         "metadata": _metadata(args.metadata),
+        "policy": _policy(args.attempts),
+        "lock": args.lock,
+        "update": args.update,
+        "requeue": args.requeue,
     }
     return [Message(data, **options) for data in _payloads(args)]
+
+
+def _policy(most: int | str | None) -> RetryPolicy | None:
+    from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+
+    if most is None:
+        return None
+    return RetryPolicy(attempts=most if isinstance(most, int) else None)
 
 
 def _metadata(text: str | None) -> dict[str, Any] | None:
@@ -82,169 +120,8 @@ def _payloads(args: argparse.Namespace) -> list[bytes]:
         lines = sys.stdin.buffer.read()
         return lines.removesuffix(b"\n").split(b"\n") if lines else []  # no line is no task, not an empty one
     if args.data_file is not None:
-        return [_read(args.data_file)]
+        return [read_file(args.data_file)]
     return [sys.stdin.buffer.read() if args.data == "-" else os.fsencode(args.data)]
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def add_claim(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``claim``."""
-    parser.add_argument("queue")
-    add_wanted(parser)
-    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="wait so long for a task (0)")
-    parser.add_argument("--lease", type=float, default=300.0, metavar="S", help="hold it so long (300)")
-
-
-def add_wanted(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which tasks a consumer takes."""
-    parser.add_argument("--node", action="append", metavar="K=V", help="what the consumer offers for a filter")
-    parser.add_argument("--filter-method", choices=("absolute", "at_least"), default="absolute")
-    parser.add_argument("--selector", metavar="TEXT", help="such as 'region==eu, size<=10'; instead of --node")
-
-
-def wanted(args: argparse.Namespace) -> dict[str, Any]:
-    """Those options as `Queue.claim` and `Worker` take them."""
-    node = pairs("--node", args.node) or None
-    return {"node": node, "filter_method": args.filter_method, "selector": args.selector}
-
-
-def claim(args: argparse.Namespace, given: Common) -> int:
-    """Take a task, under a lease; its token settles it from another process."""
-    asked = wanted(args)
-    with given.connect() as zk:
-        found = zk.queue(args.queue).claim(**asked, timeout=args.timeout, lease=args.lease)
-        if found is None:
-            say({"queue": args.queue, "id": None}, "", as_json=given.as_json)
-            print(f"zkmq: nothing to claim in {args.queue}", file=sys.stderr)
-            return NOTHING
-        try:
-            _say_claim(found, args, given)
-        except OSError:
-            found.release()  # nobody learned the token
-            raise
-    return 0
-
-
-def _say_claim(found: Claim, args: argparse.Namespace, given: Common) -> None:
-    task = found.task
-    data = payload("data", task.data)
-    value = {
-        "queue": args.queue,
-        "id": task.id,
-        "token": found.token,
-        "lease": args.lease,
-        "attempt": task.attempt,
-        "priority": task.priority,
-        "filters": task.filters,
-        "metadata": task.metadata,
-        **data,
-    }
-    text = facts(
-        {"id": task.id, "token": found.token, "attempt": task.attempt, "filters": spread(task.filters), **data}
-    )
-    say(value, text, as_json=given.as_json)
-
-
-def add_settle(parser: argparse.ArgumentParser) -> None:
-    """Add what every verb on a claim needs."""
-    parser.add_argument("queue")
-    parser.add_argument("task", metavar="TASK")
-    parser.add_argument("--token", type=int, required=True, metavar="T", help="what claim printed")
-
-
-def add_complete(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``complete``."""
-    add_settle(parser)
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--result", metavar="R", help="a text to keep")
-    group.add_argument("--result-file", type=Path, metavar="F", help="take the result from a file")
-
-
-def complete(args: argparse.Namespace, given: Common) -> int:
-    """Finish a task."""
-    result = None if args.result is None else os.fsencode(args.result)
-    if args.result_file is not None:
-        result = _read(args.result_file)
-    return _settle(args, given, "finished", lambda queue: queue.complete(args.task, args.token, result))
-
-
-def add_fail(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``fail``."""
-    add_settle(parser)
-    parser.add_argument("--error", required=True, metavar="TEXT", help="what went wrong")
-    parser.add_argument("--no-retry", action="store_true", help="to the dead letters at once")
-
-
-def fail(args: argparse.Namespace, given: Common) -> int:
-    """Report a failure."""
-    error = os.fsencode(args.error).decode(errors="replace")
-    return _settle(
-        args, given, None, lambda queue: str(queue.fail(args.task, args.token, error, retry=not args.no_retry))
-    )
-
-
-def release(args: argparse.Namespace, given: Common) -> int:
-    """Give a task back."""
-    return _settle(args, given, "inserted", lambda queue: queue.release(args.task, args.token))
-
-
-def add_extend(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``extend``."""
-    add_settle(parser)
-    parser.add_argument("--lease", type=float, required=True, metavar="S", help="hold it S seconds from now")
-
-
-def extend(args: argparse.Namespace, given: Common) -> int:
-    """Hold a claim longer."""
-    return _settle(args, given, "claimed", lambda queue: queue.extend(args.task, args.token, args.lease))
-
-
-def _settle(args: argparse.Namespace, given: Common, state: str | None, act: Callable[[Queue], str | None]) -> int:
-    """Do something with a claim; `state`: the task's state after it, else what `act` returns."""
-    with given.connect() as zk:
-        told = act(zk.queue(args.queue))
-    state = state or told
-    value = {"queue": args.queue, "id": args.task, "token": args.token, "state": state}
-    say(value, f"{args.task} is {state}", as_json=given.as_json)
-    return 0
-
-
-def add_show(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``show``."""
-    parser.add_argument("queue")
-    parser.add_argument("task", metavar="TASK")
-
-
-def show(args: argparse.Namespace, given: Common) -> int:
-    """Show all there is to a task."""
-    with given.connect() as zk:
-        queue = zk.queue(args.queue)
-        task, tree = queue.task(args.task), queue.tree(args.task)
-    number = enqueue_transactions(tree)
-    value = {"queue": args.queue, **task_record(task), "znodes": [asdict(node) for node in tree]}
-    parts = [
-        facts(task_facts(task) | {"enqueue transactions": number}),
-        table(
-            [(at.number, at.outcome, at.consumer, at.claimed, at.ended, at.error) for at in task.history],
-            ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED_MS", "ENDED_MS", "ERROR"),
-        ),
-        table([(node.path, node.bytes, node.czxid, node.mzxid) for node in tree], ("ZNODE", "BYTES", "CZXID", "MZXID")),
-    ]
-    say(value | {"enqueue_transactions": number}, "\n\n".join(parts), as_json=given.as_json)
-    return 0
-
-
-def enqueue_transactions(tree: list[Znode]) -> int:
-    """In how many transactions the znodes of an enqueue were created: 1, as a task is written whole."""
-    base = min((node.path for node in tree), key=len, default="")
-    later = {f"{base}/{part}" for part in _LATER}
-    return len({node.czxid for node in tree if node.path not in later})
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
@@ -263,3 +140,24 @@ def wait(args: argparse.Namespace, given: Common) -> int:
     value = {"queue": args.queue, "tasks": [task_record(task) for task in tasks]}
     say(value, table(rows, ("ID", "STATE", "RESULT", "ERROR")), as_json=given.as_json)
     return FAILED if any(task.state in {"dead", "cancelled"} for task in tasks) else 0
+
+
+def add_batch(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``batch``."""
+    parser.add_argument("queue")
+    parser.add_argument("batch", metavar="NAME", help="as given to enqueue --batch")
+    parser.add_argument("--wait", action="store_true", help="until each of its tasks has ended; 5 if one failed")
+    parser.add_argument("--timeout", type=float, metavar="S", help="with --wait: give up after S seconds")
+
+
+def batch(args: argparse.Namespace, given: Common) -> int:
+    """Say how a batch stands, or wait for its end."""
+    if args.timeout is not None and not args.wait:
+        raise UsageError("--timeout goes with --wait")
+    with given.connect() as zk:
+        queue = zk.queue(args.queue)
+        found = queue.wait_batch(args.batch, args.timeout) if args.wait else queue.batch(args.batch)
+    record = asdict(found)
+    value = {"queue": args.queue, "batch": record.pop("name"), **record}
+    say(value, facts(value | {"failed": " ".join(found.failed) or None}), as_json=given.as_json)
+    return FAILED if args.wait and found.failed else 0

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_zkmq.cli.claims import add_wanted, wanted
 from airflow_provider_zkmq.cli.commands import TERMINATE_SECONDS, Commands
 from airflow_provider_zkmq.cli.options import Common, UsageError
 from airflow_provider_zkmq.cli.output import say
-from airflow_provider_zkmq.cli.tasks import add_wanted, wanted
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.inspect import Task
+    from airflow_provider_zkmq.engine.monitoring import Monitor
     from airflow_provider_zkmq.engine.worker import Worker
 
 _MARGIN = 1.0
@@ -30,16 +30,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``worker``."""
     parser.add_argument("queue")
     add_wanted(parser)
-    work = parser.add_mutually_exclusive_group(required=True)
+    work = parser.add_mutually_exclusive_group()
     work.add_argument("--handler", metavar="MODULE:FUNCTION", help="called with each task; its return is the result")
     work.add_argument(
         "--exec",
         dest="command",
         metavar="CMD",
         help="run by /bin/sh for each task: data on stdin, result on stdout, non-zero exit fails the task; "
-        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE",
+        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE; ended when its task is cancelled",
     )
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="tasks in hand at once (1)")
+    parser.add_argument(
+        "--transactional",
+        action="store_true",
+        help="with --handler, which is called with the task and a transaction: what it puts is written as the task is "
+        "completed, or not at all",
+    )
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="tasks in hand at once (1); 0: only watch, see --warn-size"
+    )
+    parser.add_argument(
+        "--lease",
+        type=float,
+        metavar="S",
+        help="claims outlive the ZooKeeper session, and end S seconds after they were last extended",
+    )
+    parser.add_argument(
+        "--no-heartbeat", action="store_true", help="do not extend locks and leases: they bound the handling"
+    )
+    parser.add_argument("--throttle", type=float, default=0.0, metavar="S", help="a thread's pause between tasks (0)")
+    parser.add_argument(
+        "--warn-size", type=int, metavar="N", help="log a warning, at most each 6 h, when more than N tasks are pending"
+    )
     parser.add_argument("--until-empty", action="store_true", help="end when nothing that fits is left")
     parser.add_argument("--no-gc", action="store_true", help="take no part in clean-up")
     parser.add_argument(
@@ -49,14 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, given: Common) -> int:
     """Handle tasks until a signal, or until there is none."""
-    if not 0 <= args.grace < threading.TIMEOUT_MAX:
-        raise UsageError(f"--grace {args.grace} is not allowed: seconds, 0 or more")
+    _check(args)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
     handler, end, extra = _handler(args)
+    options = _options(args) | wanted(args)
     with given.connect(gc=not args.no_gc) as zk:
         queue = zk.queue(args.queue)
-        worker = queue.worker(handler, threads=args.threads, grace=args.grace + extra, **wanted(args))
+        worker = queue.worker(handler, grace=args.grace + extra, **options)
         with _stopped_by_signals(worker, args.grace, end):
             try:
                 worker.run(until_empty=args.until_empty)
@@ -67,15 +88,53 @@ def run(args: argparse.Namespace, given: Common) -> int:
     return 0
 
 
-def _handler(args: argparse.Namespace) -> tuple[Callable[[Task], Any], Callable[[], None], float]:
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that contradict each other. Raises `UsageError`."""
+    if not 0 <= args.grace < threading.TIMEOUT_MAX:
+        raise UsageError(f"--grace {args.grace} is not allowed: seconds, 0 or more")
+    if args.threads and args.handler is None and args.command is None:
+        raise UsageError("worker needs --handler or --exec; only with --threads 0 there is nothing to handle")
+    if args.transactional and args.handler is None:
+        raise UsageError("--transactional goes with --handler, which gets the transaction")
+    if args.transactional and args.lease is not None:
+        raise UsageError("--transactional does not go with --lease: a transaction ends with its session")
+    if args.until_empty and not args.threads:
+        raise UsageError("--until-empty does not go with --threads 0, which empties nothing")
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `Worker` takes besides a handler and a choice of tasks."""
+    return {
+        "threads": args.threads,
+        "lease": args.lease,
+        "heartbeat": not args.no_heartbeat,
+        "throttle": args.throttle,
+        "transactional": args.transactional,
+        "monitor": _monitor(args.warn_size),
+    }
+
+
+def _monitor(size: int | None) -> Monitor | None:
+    from airflow_provider_zkmq.engine.monitoring import monitor
+
+    return None if size is None else monitor(max_size=size)
+
+
+def _handler(args: argparse.Namespace) -> tuple[Callable[..., Any], Callable[[], None], float]:
     """The handler, how to end what it started, and the time that takes beyond the grace."""
-    if args.command is None:
+    if args.handler is not None:
         return load(args.handler), lambda: None, 0.0
+    if args.command is None:
+        return _unused, lambda: None, 0.0
     commands = Commands(args.command, args.queue)
     return commands, commands.end, TERMINATE_SECONDS + _MARGIN
 
 
-def load(text: str) -> Callable[[Task], Any]:
+def _unused(_task: object) -> None:
+    """The handler of a worker without threads."""
+
+
+def load(text: str) -> Callable[..., Any]:
     """The function that ``module:function`` names, also of a module in the current folder. Raises `UsageError`."""
     module, colon, name = text.partition(":")
     if not (module and colon and name):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 
 from airflow_provider_zkmq.embedded import ports
 from airflow_provider_zkmq.engine import Queue, State, Zkmq
+from tests.support import eventually
 
 _LIMIT_S = 60.0
 _ZKMQ = [sys.executable, "-m", "airflow_provider_zkmq"]
@@ -44,20 +45,22 @@ class Cli:
         assert ended.returncode == code, ended.stderr.decode()
         return json.loads(ended.stdout)
 
-    def refused(self, *argv: str, code: int, stdin: bytes = b"") -> dict[str, str]:
+    def refused(self, *argv: str, code: int, stdin: bytes = b"") -> dict[str, Any]:
         """The error of a command that must end with `code`: one line, and the same as JSON."""
         ended = self.run(*argv, "--json", stdin=stdin)
         assert ended.returncode == code, ended.stderr.decode()
-        answer: dict[str, str] = json.loads(ended.stdout)
+        answer: dict[str, Any] = json.loads(ended.stdout)
         assert ended.stderr.decode() == f"zkmq: {answer['message']}\n"
         return answer
 
-    @contextmanager
-    def worker(self, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
+    def worker(self, *argv: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
         """A worker in the background, ended at the latest with the block."""
-        with subprocess.Popen(
-            [*_ZKMQ, "worker", *argv], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
+        return self.background("worker", *argv)
+
+    @contextmanager
+    def background(self, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A command in the background, ended at the latest with the block."""
+        with subprocess.Popen([*_ZKMQ, *argv], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
                 yield process
             finally:
@@ -241,7 +244,8 @@ def test_cancel_tells_what_it_could_not_cancel(cli: Cli) -> None:
 def test_waits_time_out_with_4_and_unknown_tasks_are_1(cli: Cli) -> None:
     """A time-out and a task that is not there are told apart by the exit code."""
     task_id = cli.ask("enqueue", "q", "x")["id"]
-    assert cli.refused("wait", "q", task_id, "--timeout", "0.1", code=4)["error"] == "WaitTimeout"
+    late = cli.refused("wait", "q", task_id, "--timeout", "0.1", code=4)
+    assert (late["error"], late["left"]) == ("WaitTimeout", [task_id])
     assert cli.refused("wait", "q", "missing", "--timeout", "5", code=1)["error"] == "TaskNotFound"
     assert cli.refused("status", "nowhere", code=2)["error"] == "ConfigError"
     assert cli.refused("enqueue", "q", "x", "--task-id", task_id, code=1)["error"] == "DuplicateTask"
@@ -278,6 +282,164 @@ def test_configure_changes_only_what_is_given(cli: Cli) -> None:
     assert (conf["task_gc_lifetime"], conf["task_gc_interval"]) == (60, 5)
     assert cli.ask("configure", "q", "--attempts", "unbounded")["conf"]["policy"]["attempts"] is None
     assert cli.ask("queues")["queues"] == ["q"]
+
+
+def test_configure_sets_lock_order_and_the_whole_retry_policy(cli: Cli, queue: Queue) -> None:
+    """What configure is given, configure and status tell, to programs and to people; 0 and '' take it back."""
+    assert (cli.ask("status", "q")["conf"]["lock"], cli.ask("status", "q")["conf"]["order"]) == (None, "default")
+    given = ("--lock", "90", "--order", "fifo", "--min-backoff", "2", "--backoff-factor", "0.5")
+    conf = cli.ask("configure", "q", *given, "--final", "ValueError", "--final", "my.Error")["conf"]
+    assert (conf["lock"], conf["order"]) == (90, "fifo")
+    assert conf["policy"] == {
+        "attempts": 5,
+        "factor": 0.5,
+        "min_backoff": 2,
+        "max_backoff": 300,
+        "final": ["ValueError", "my.Error"],
+    }
+    assert cli.ask("status", "q")["conf"] == conf
+    told = cli.run("status", "q").stdout.decode()
+    assert re.search(r"^lock +90 s$", told, re.MULTILINE)
+    assert re.search(r"^order +fifo$", told, re.MULTILINE)
+    assert "final=ValueError,my.Error" in told
+    assert cli.refused("configure", "q", "--min-backoff", "400", code=2)["error"] == "ConfigError"
+    back = cli.ask("configure", "q", "--lock", "0", "--order", "default", "--final", "")["conf"]
+    assert (back["lock"], back["order"], back["policy"]["final"]) == (None, "default", [])
+    assert "final" not in cli.run("configure", "q").stdout.decode()
+
+
+def test_a_task_has_a_retry_policy_of_its_own(cli: Cli) -> None:
+    """`enqueue --attempts 1`: the first failure is the last, whatever the queue allows."""
+    task_id = cli.ask("enqueue", "q", "x", "--attempts", "1")["id"]
+    token = str(cli.ask("claim", "q")["token"])
+    assert cli.ask("fail", "q", task_id, "--token", token, "--error", "no")["state"] == "dead"
+
+
+def test_a_batch_is_written_waited_for_and_followed(cli: Cli, queue: Queue) -> None:
+    """`--batch` with `--lines` and `--then`: counts while it runs, 4 on time-out, 0 when all went well, then the next."""
+    queue.enqueue("before")
+    answer = cli.ask("enqueue", "q", "--lines", "--batch", "b", "--then", "sum up", stdin=b"one\ntwo\n")
+    assert (answer["batch"], answer["ids"]) == ("b", ["b.000000", "b.000001"])
+    assert cli.ask("show", "q", "b.000001")["batch"] == "b"
+    begun = {"queue": "q", "batch": "b", "total": 2, "open": 2, "failed": [], "done": False}
+    begun |= {"written": True, "refused": None}
+    assert cli.ask("batch", "q", "b") == begun
+    late = cli.refused("batch", "q", "b", "--wait", "--timeout", "0.1", code=4)
+    assert (late["error"], late["left"]) == ("WaitTimeout", answer["ids"])
+    assert cli.ask("worker", "q", "--exec", "cat", "--until-empty")["finished"] == 4
+    done = begun | {"open": 0, "done": True}
+    assert cli.ask("batch", "q", "b", "--wait", "--timeout", "10") == done
+    assert sorted(task.data for task in queue.tasks(state="finished")) == [b"before", b"one", b"sum up", b"two"]
+    assert cli.refused("batch", "q", "unknown", code=1)["error"] == "TaskNotFound"
+    again = cli.refused("enqueue", "q", "x", "--batch", "b", code=1)
+    assert again["error"] == "DuplicateTask"
+
+
+def test_a_batch_with_a_failed_task_is_5_for_who_waits(cli: Cli) -> None:
+    """The members that ended dead or cancelled are named; only `--wait` makes it the exit code."""
+    ids = cli.ask("enqueue", "q", "--lines", "--batch", "b", stdin=b"1\n2")["ids"]
+    cli.ask("cancel", "q", ids[1])
+    cli.ask("worker", "q", "--exec", "cat", "--until-empty")
+    assert cli.ask("batch", "q", "b")["failed"] == [ids[1]]
+    assert cli.ask("batch", "q", "b", "--wait", code=5)["done"] is True
+    told = cli.run("batch", "q", "b", "--wait")
+    assert (told.returncode, ids[1].encode() in told.stdout) == (5, True)
+
+
+def test_progress_is_shown_while_the_claim_lasts(cli: Cli) -> None:
+    """`progress` reports for a token, `show` tells it, a wrong value or token is refused, and a release ends it."""
+    task_id = cli.ask("enqueue", "q", "x")["id"]
+    token = str(cli.ask("claim", "q")["token"])
+    cli.ask("progress", "q", task_id, "--token", token, "0.5", "--note", "half way")
+    shown = cli.ask("show", "q", task_id)
+    assert (shown["progress"], shown["note"]) == (0.5, "half way")
+    assert re.search(rb"^progress +50%$", cli.run("show", "q", task_id).stdout, re.MULTILINE)
+    assert cli.refused("progress", "q", task_id, "1.5", "--token", token, code=2)["error"] == "ConfigError"
+    assert cli.refused("progress", "q", task_id, "1", "--token", "7", code=1)["error"] == "ClaimLost"
+    cli.ask("release", "q", task_id, "--token", token)
+    assert cli.ask("show", "q", task_id)["progress"] is None
+
+
+def test_clear_deletes_only_when_told_yes(cli: Cli, queue: Queue) -> None:
+    """Without --yes nothing is deleted and the code is 2; with it every task, or those in one state."""
+    first, second = queue.enqueue("1"), queue.enqueue("2")
+    cli.ask("cancel", "q", first)
+    assert "--yes" in cli.refused("clear", "q", code=2)["message"]
+    assert len(queue.tasks()) == 2
+    assert cli.ask("clear", "q", "--state", "cancelled", "--yes") == {"queue": "q", "cleared": 1}
+    token = str(cli.ask("claim", "q")["token"])
+    assert cli.ask("clear", "q", "--yes")["cleared"] == 1
+    assert queue.tasks() == []
+    assert cli.refused("complete", "q", second, "--token", token, code=1)["error"] == "TaskNotFound"
+    assert cli.refused("clear", "nowhere", "--yes", code=2)["error"] == "ConfigError"
+
+
+def test_show_why_names_who_refuses_it_and_what_for(cli: Cli, queue: Queue) -> None:
+    """The reasons of the queue and the task, and each live consumer's verdict: for people, and as `why` in JSON."""
+    cli.ask("configure", "q", "--filter", "size=integer")
+    task_id = cli.ask("enqueue", "q", "x", "--filter", "size=7")["id"]
+    assert "no live consumer is registered" in cli.run("show", "q", task_id, "--why").stdout.decode()
+    assert queue.claim(selector="size<=5") is None
+    cli.ask("pause", "q")
+    shown = cli.ask("show", "q", task_id, "--why")
+    (verdict,) = shown["why"].pop("consumers")
+    assert shown["data"] == "x"
+    assert shown["why"]["status"] == "queued"
+    assert any("paused" in reason for reason in shown["why"]["reasons"])
+    assert (verdict["accepts"], verdict["in_hand"]) == (["size<=5"], 0)
+    told = cli.run("show", "q", task_id, "--why").stdout.decode().splitlines()
+    assert told[0] == f"task {task_id} is queued"
+    assert f"  consumer {verdict['consumer']}: {verdict['refuses']}" in told
+    cli.ask("resume", "q")
+    assert queue.claim() is not None
+    assert cli.ask("show", "q", task_id, "--why")["why"]["status"] == "locked"
+
+
+def test_show_watch_tells_every_change_until_the_end(cli: Cli, queue: Queue) -> None:
+    """A line of JSON for each change of status, attempt, progress or note, and 0 when the task finishes."""
+    task_id = queue.enqueue("x")
+    with cli.background("show", "q", task_id, "--watch", "--json") as process:
+        assert process.stdout is not None
+
+        def told() -> tuple[Any, ...]:
+            line = json.loads(process.stdout.readline())  # type: ignore[union-attr]
+            assert (line["queue"], line["id"]) == ("q", task_id)
+            return tuple(line[name] for name in ("status", "attempt", "progress", "note"))
+
+        assert told() == ("queued", 0, None, None)
+        claim = queue.claim()
+        assert claim is not None
+        assert told() == ("locked", 1, None, None)
+        claim.progress(0.25, "reading")
+        assert told() == ("locked", 1, 0.25, "reading")
+        claim.progress(0.25, "writing")
+        assert told() == ("locked", 1, 0.25, "writing")
+        claim.fail("once", backoff=0)
+        assert told()[:2] == ("queued", 1)
+        second = queue.claim()
+        assert second is not None
+        assert told()[:2] == ("locked", 2)
+        second.complete("done")
+        assert told()[:2] == ("done-awaiting-gc", 2)
+        assert process.stdout.read() == b""
+        assert process.wait(_LIMIT_S) == 0
+
+
+def test_show_watch_is_5_for_a_dead_end_and_1_for_no_task(cli: Cli, queue: Queue) -> None:
+    """What has ended already is told in one line; the exit code says how, as that of `wait`."""
+    task_id = queue.enqueue("x")
+    queue.cancel(task_id)
+    told = cli.run("show", "q", task_id, "--watch")
+    assert (told.returncode, told.stdout) == (5, b"cancelled  attempt 0\n")
+    assert cli.refused("show", "q", "missing", "--watch", code=1)["error"] == "TaskNotFound"
+    assert cli.refused("show", "q", "a/b", "--watch", code=2)["error"] == "ConfigError"
+
+
+def test_a_duplicate_names_the_status_of_the_task(cli: Cli) -> None:
+    """The error of an id in use has the status as a field, for scripts that decide by it."""
+    cli.ask("enqueue", "q", "x", "--task-id", "t")
+    answer = cli.refused("enqueue", "q", "y", "--task-id", "t", code=1)
+    assert (answer["error"], answer["status"], answer["duplicates"]) == ("DuplicateTask", "queued", ["t"])
 
 
 def test_a_closed_pipe_is_quiet_and_an_unread_claim_is_given_back(cli: Cli, queue: Queue) -> None:
@@ -374,6 +536,95 @@ def test_a_stopped_worker_gives_back_what_outlasts_the_grace(cli: Cli, queue: Qu
     assert process.returncode == 0, errors.decode()
     task = queue.task(task_id)
     assert (task.state, task.attempt, task.error, task.history) == (State.INSERTED, 0, None, ())
+
+
+def test_a_cancelled_task_ends_its_command(cli: Cli, queue: Queue, tmp_path: Path) -> None:
+    """A cancel ends the command with all its children, leaves the task cancelled, and the worker goes on."""
+    gate, alive = tmp_path / "gate", tmp_path / "alive"
+    os.mkfifo(gate)
+    os.mkfifo(alive)
+    task_id = queue.enqueue("stuck")
+    stuck = f"exec 9>{shlex.quote(str(alive))}; while :; do cat {shlex.quote(str(gate))}; done"
+    with cli.worker("q", "--exec", f"data=$(cat); test $data = stuck || exit 0; {stuck}") as process:
+        queue.wait([task_id], "claim", timeout=30)
+        with alive.open("rb") as pipe:
+            queue.cancel(task_id)
+            assert pipe.read() == b""
+        assert queue.wait([queue.enqueue("next")], timeout=30)[0].state is State.FINISHED
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 0, errors.decode()
+    task = queue.task(task_id)
+    assert (task.state, task.attempt, task.error) == (State.CANCELLED, 1, None)
+
+
+@pytest.mark.parametrize(("options", "attempts"), [((), 1), (("--no-heartbeat",), 2)])
+def test_a_worker_keeps_a_lock_by_its_heartbeat_only(
+    cli: Cli, queue: Queue, tmp_path: Path, options: tuple[str, ...], attempts: int
+) -> None:
+    """A command that outlasts its task's lock keeps the task; under --no-heartbeat another consumer gets it."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    task_id = cli.ask("enqueue", "q", "x", "--lock", "1")["id"]
+    with cli.worker("q", "--exec", f"cat {shlex.quote(str(gate))}; cat", *options) as process:
+        queue.wait([task_id], "claim", timeout=30)
+        opened = os.open(gate, os.O_WRONLY)
+        again = queue.claim(timeout=3 if attempts == 1 else 30)
+        assert (again is None) == (attempts == 1)
+        if again is not None:
+            again.complete("by another")
+        os.close(opened)
+        queue.wait([task_id], timeout=30)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 0, errors.decode()
+    task = queue.task(task_id)
+    assert (task.attempt, task.result) == (attempts, b"x" if attempts == 1 else b"by another")
+
+
+def test_a_leased_worker_s_claim_outlives_it(cli: Cli, queue: Queue, tmp_path: Path) -> None:
+    """With --lease the claim of a killed worker stands after its session has ended; a lease of 0 is refused."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    options = ("--lease", "600", "--throttle", "0.01", "--session-timeout", "1")
+    task_id = queue.enqueue("x")
+    with cli.worker("q", "--exec", f"cat {shlex.quote(str(gate))}", *options) as process:
+        queue.wait([task_id], "claim", timeout=30)
+        with gate.open("wb"):
+            process.kill()
+            eventually(lambda: cli.ask("status", "q")["consumers"] == 0)
+            assert queue.claim() is None
+    assert queue.task(task_id).state is State.CLAIMED
+    assert (
+        cli.refused("worker", "q", "--exec", "cat", "--lease", "0", "--until-empty", code=2)["error"] == "ConfigError"
+    )
+
+
+def test_a_transactional_worker_puts_with_its_task_or_not_at_all(
+    cli: Cli, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler gets a transaction: what it puts stands with the completed task; a failure writes nothing."""
+    code = "def move(task, tx):\n    tx.put('out', b'of ' + task.data)\n    if task.data == b'bad': raise ValueError('no')\n"
+    (tmp_path / "movers.py").write_text(code)
+    cli.env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    monkeypatch.chdir(tmp_path)
+    cli.ask("configure", "q", "--final", "ValueError")
+    good, bad = queue.enqueue("good"), queue.enqueue("bad")
+    done = cli.ask("worker", "q", "--handler", "movers:move", "--transactional", "--until-empty")
+    assert (done["finished"], done["failed"]) == (1, 1)
+    assert (queue.task(good).state, queue.task(bad).state) == (State.FINISHED, State.DEAD)
+    assert [task["data"] for task in cli.ask("list", "out")["tasks"]] == ["of good"]
+
+
+def test_a_worker_without_threads_only_warns(cli: Cli, queue: Queue) -> None:
+    """`--threads 0 --warn-size`: a warning once more tasks are pending, none is handled, and SIGTERM ends it."""
+    ids = [queue.enqueue("x") for _ in range(3)]
+    with cli.worker("q", "--threads", "0", "--warn-size", "2") as process:
+        assert process.stderr is not None
+        assert "queue 'q' has 3 pending tasks, more than 2" in process.stderr.readline().decode()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert {queue.task(one).state for one in ids} == {State.INSERTED}
 
 
 def test_an_idle_worker_stops_at_once(cli: Cli, queue: Queue) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from airflow_provider_zkmq.cli import commands, options, output, queues, show, worker
 from airflow_provider_zkmq.cli import main as cli
-from airflow_provider_zkmq.cli import options, output, tasks, worker
 from airflow_provider_zkmq.cli.commands import CommandFailed, Commands
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.inspect import Task, Znode
@@ -19,6 +23,7 @@ from airflow_provider_zkmq.engine.errors import (
     AccessDenied,
     ClaimLost,
     ConfigError,
+    DuplicateTask,
     IllegalTransition,
     OutcomeUnknown,
     TaskNotFound,
@@ -33,8 +38,14 @@ _IMPORTS = (
 )
 
 
-def a_task(data: bytes = b"payload") -> Task:
-    return Task(
+class InHand(Task):
+    """A task as `Commands` gets it."""
+
+    cancelled = False
+
+
+def a_task(data: bytes = b"payload") -> InHand:
+    return InHand(
         id="t-1",
         state=State.CLAIMED,
         status=Status.LOCKED,
@@ -52,6 +63,10 @@ def a_task(data: bytes = b"payload") -> Task:
         due_ms=None,
         history=(),
         version=7,
+        progress=0.5,
+        note="half",
+        dedupe_ms=2_000,
+        batch="b",
     )
 
 
@@ -75,6 +90,7 @@ def test_help_documents_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> No
     ("error", "code"),
     [
         (TaskNotFound("x"), 1),
+        (DuplicateTask("x"), 1),
         (ClaimLost("x"), 1),
         (IllegalTransition("x"), 1),
         (ConfigError("x"), 2),
@@ -109,14 +125,33 @@ def test_exit_codes(error: Exception, code: int | None) -> None:
         ["enqueue", "q", "data", "--metadata", "[1]"],
         ["enqueue", "q", "--data-file", "/nowhere/at/all"],
         ["enqueue", "q", "--lines", "--task-id", "x"],
+        ["enqueue", "q", "x", "--then", "y"],
+        ["enqueue", "q", "x", "--update"],
+        ["enqueue", "q", "x", "--requeue"],
+        ["enqueue", "q", "--lines", "--update"],
+        ["enqueue", "q", "x", "--attempts", "few"],
+        ["enqueue", "q", "x", "--attempts", "0"],
         ["complete", "q", "t"],
         ["complete", "q", "t", "--token", "abc"],
+        ["complete", "q", "t", "--token", "1", "--dedupe", "soon"],
+        ["fail", "q", "t", "--token", "1", "--error", "x", "--backoff", "1", "--no-retry"],
+        ["snooze", "q", "t", "--token", "1"],
+        ["snooze", "q", "t", "--delay", "1"],
+        ["progress", "q", "t", "--token", "1"],
+        ["progress", "q", "t", "--token", "1", "half"],
+        ["clear", "q"],
+        ["clear", "q", "--state", "dead"],
+        ["clear", "q", "--state", "lost", "--yes"],
+        ["batch", "q"],
+        ["batch", "q", "b", "--timeout", "1"],
+        ["show", "q", "t", "--why", "--watch"],
         ["redrive", "q"],
         ["redrive", "q", "t", "--all"],
         ["list", "q", "--state", "lost"],
         ["list", "q", "--limit", "-1"],
         ["configure", "q", "--filter", "a=colour:red"],
         ["configure", "q", "--filter", "a=enum:x,x"],
+        ["configure", "q", "--order", "random"],
         ["worker", "q"],
         ["worker", "q", "--exec", "cat", "--handler", "a:b"],
         ["worker", "q", "--handler", "json"],
@@ -124,6 +159,10 @@ def test_exit_codes(error: Exception, code: int | None) -> None:
         ["worker", "q", "--handler", "json:nothing"],
         ["worker", "q", "--handler", "json:__name__"],
         ["worker", "q", "--exec", "cat", "--grace", "-1"],
+        ["worker", "q", "--exec", "cat", "--transactional"],
+        ["worker", "q", "--exec", "cat", "--warn-size", "-1"],
+        ["worker", "q", "--handler", "json:dumps", "--transactional", "--lease", "5"],
+        ["worker", "q", "--threads", "0", "--until-empty"],
         ["--hosts", "", "queues"],
         ["--hosts", "a b", "queues"],
         ["--root", "relative", "queues"],
@@ -173,11 +212,11 @@ def test_common_options_stand_before_or_after_the_verb(monkeypatch: pytest.Monke
 
 def test_names_and_the_defaults_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
-    from airflow_provider_zkmq.cli.queues import STATES
     from airflow_provider_zkmq.engine import config
+    from airflow_provider_zkmq.engine.core.configure import ORDERS
 
     assert (options.DEFAULT_HOSTS, options.DEFAULT_ROOT) == (config.DEFAULT_HOSTS, config.DEFAULT_ROOT)
-    assert tuple(State) == STATES
+    assert (tuple(State), ORDERS) == (queues.STATES, queues.ORDERS)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +251,34 @@ def test_bytes_that_are_no_text_come_as_base64() -> None:
     assert json.loads(json.dumps(output.task_record(a_task())))["data"] == "payload"
 
 
+def test_a_task_is_shown_with_its_progress_batch_and_window() -> None:
+    """JSON has the values as they are; people get a percentage and a time; what a task lacks is left out for them."""
+    record, plain = output.task_record(a_task()), output.task_facts(a_task())
+    assert {name: record[name] for name in ("progress", "note", "batch", "dedupe_ms")} == {
+        "progress": 0.5,
+        "note": "half",
+        "batch": "b",
+        "dedupe_ms": 2_000,
+    }
+    assert (plain["progress"], plain["note"], plain["batch"]) == ("50%", "half", "b")
+    assert plain["dedupe until"] == "1970-01-01 00:00:02.000+00:00"
+    bare = dataclasses.replace(a_task(), progress=None, note="", batch=None, dedupe_ms=None)
+    assert not {"progress", "note", "batch", "dedupe until"} & set(output.facts(output.task_facts(bare)).split("  "))
+
+
+def test_a_duplicate_is_told_with_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under --json the error of an id in use has the status as a field, and what was and was not written."""
+    error = DuplicateTask("in use", status="locked", duplicates=["a"], enqueued=["b"])
+    cli._say_error(error, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "error": "DuplicateTask",
+        "message": "in use",
+        "status": "locked",
+        "duplicates": ["a"],
+        "enqueued": ["b"],
+    }
+
+
 def test_tables_are_aligned_and_keep_control_characters_off_the_terminal() -> None:
     """Columns line up; an escape sequence or a line end in a value is printed as its escape."""
     assert output.table([("a", 1), ("long", None)], ("X", "Y")) == "X     Y\na     1\nlong  -"
@@ -221,12 +288,13 @@ def test_tables_are_aligned_and_keep_control_characters_off_the_terminal() -> No
 
 
 def test_enqueue_transactions_count_what_enqueue_wrote() -> None:
-    """A claim and a result come later and do not count; any other znode from another transaction does."""
+    """A claim, a result and a run in escrow come later and do not count; any other znode of another transaction does."""
     tree = [Znode(f"/r/q/tasks/t{part}", 0, 5, 5) for part in ("", "/data", "/metadata", "/filters", "/filters/claim")]
     tree += [Znode("/r/q/tasks/t/state", 9, 5, 11), Znode("/r/q/tasks/t/claim", 0, 8, 8)]
-    assert tasks.enqueue_transactions([*tree, Znode("/r/q/tasks/t/result", 0, 9, 9)]) == 1
+    later = [Znode(f"/r/q/tasks/t/{part}", 0, 9, 9) for part in ("result", "requeue")]
+    assert show.enqueue_transactions([*tree, *later]) == 1
     torn = dataclasses.replace(tree[4], czxid=6)
-    assert tasks.enqueue_transactions([*tree[:4], torn, *tree[5:]]) == 2
+    assert show.enqueue_transactions([*tree[:4], torn, *tree[5:]]) == 2
 
 
 def test_exec_passes_the_task_and_returns_the_output() -> None:
@@ -263,6 +331,33 @@ def test_exec_failure_tells_code_and_last_words(command: str, told: str) -> None
 def test_exec_of_a_command_that_does_not_read_its_input() -> None:
     """Input that nobody reads is no failure."""
     assert Commands("echo ok", "q")(a_task(b"x" * 1_000_000)) == b"ok\n"
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
+def test_exec_ends_the_command_of_a_cancelled_task(trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole process group is ended, also one that ignores SIGTERM, and the failure says why."""
+    monkeypatch.setattr(commands, "TERMINATE_SECONDS", 0.3)
+    alive = tmp_path / "alive"
+    os.mkfifo(alive)
+    task = a_task()
+    run = Commands(f"{trap}exec 9>{shlex.quote(str(alive))}; while :; do sleep 60; done", "q")
+
+    def cancel() -> None:
+        with alive.open("rb") as pipe:  # opened when the command has opened the other end
+            monkeypatch.setattr(InHand, "cancelled", True)
+            assert pipe.read() == b""  # neither the shell nor what it started holds it any more
+
+    with ThreadPoolExecutor(1) as pool:
+        cancelled = pool.submit(cancel)
+        with pytest.raises(CommandFailed, match="cancelled"):
+            run(task)
+        cancelled.result(timeout=10)
+
+
+def test_exec_of_a_slow_command_loses_nothing() -> None:
+    """A command that takes longer than one look gets all its input and gives all its output."""
+    data = os.urandom(300_000)
+    assert Commands(f"sleep {2 * commands._LOOK_SECONDS}; cat", "q")(a_task(data)) == data
 
 
 def test_handlers_are_loaded_by_name() -> None:

@@ -1,0 +1,179 @@
+"""The verbs on claims: claim, complete, fail, release, snooze, extend, progress."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_zkmq.cli.options import Common, pairs, read_file
+from airflow_provider_zkmq.cli.output import facts, payload, say, spread
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine.queue import Claim, Queue
+
+NOTHING = 3
+
+
+def add_claim(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``claim``."""
+    parser.add_argument("queue")
+    add_wanted(parser)
+    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="wait so long for a task (0)")
+    parser.add_argument(
+        "--lease", type=float, default=300.0, metavar="S", help="hold it so long (300), whatever its lock"
+    )
+
+
+def add_wanted(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which tasks a consumer takes."""
+    parser.add_argument("--node", action="append", metavar="K=V", help="what the consumer offers for a filter")
+    parser.add_argument("--filter-method", choices=("absolute", "at_least"), default="absolute")
+    parser.add_argument("--selector", metavar="TEXT", help="such as 'region==eu, size<=10'; instead of --node")
+
+
+def wanted(args: argparse.Namespace) -> dict[str, Any]:
+    """Those options as `Queue.claim` and `Worker` take them."""
+    node = pairs("--node", args.node) or None
+    return {"node": node, "filter_method": args.filter_method, "selector": args.selector}
+
+
+def claim(args: argparse.Namespace, given: Common) -> int:
+    """Take a task, under a lease; its token settles it from another process."""
+    asked = wanted(args)
+    with given.connect() as zk:
+        found = zk.queue(args.queue).claim(**asked, timeout=args.timeout, lease=args.lease)
+        if found is None:
+            say({"queue": args.queue, "id": None}, "", as_json=given.as_json)
+            print(f"zkmq: nothing to claim in {args.queue}", file=sys.stderr)
+            return NOTHING
+        try:
+            _say_claim(found, args, given)
+        except OSError:
+            found.release()  # nobody learned the token
+            raise
+    return 0
+
+
+def _say_claim(found: Claim, args: argparse.Namespace, given: Common) -> None:
+    task = found.task
+    data = payload("data", task.data)
+    value = {
+        "queue": args.queue,
+        "id": task.id,
+        "token": found.token,
+        "lease": args.lease,
+        "attempt": task.attempt,
+        "priority": task.priority,
+        "filters": task.filters,
+        "metadata": task.metadata,
+        **data,
+    }
+    text = facts(
+        {"id": task.id, "token": found.token, "attempt": task.attempt, "filters": spread(task.filters), **data}
+    )
+    say(value, text, as_json=given.as_json)
+
+
+def add_settle(parser: argparse.ArgumentParser) -> None:
+    """Add what every verb on a claim needs."""
+    parser.add_argument("queue")
+    parser.add_argument("task", metavar="TASK")
+    parser.add_argument("--token", type=int, required=True, metavar="T", help="what claim printed")
+
+
+def add_complete(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``complete``."""
+    add_settle(parser)
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--result", metavar="R", help="a text to keep")
+    group.add_argument("--result-file", type=Path, metavar="F", help="take the result from a file")
+    parser.add_argument("--dedupe", type=float, metavar="S", help="refuse its id for another S seconds")
+
+
+def complete(args: argparse.Namespace, given: Common) -> int:
+    """Finish a task."""
+    result = None if args.result is None else os.fsencode(args.result)
+    if args.result_file is not None:
+        result = read_file(args.result_file)
+    return _settle(args, given, None, lambda queue: _complete(queue, args, result))
+
+
+def _complete(queue: Queue, args: argparse.Namespace, result: bytes | None) -> str:
+    """Finish the task; its state then, which is not finished where another run of it was held in escrow."""
+    from airflow_provider_zkmq.engine.errors import ZkmqError
+
+    queue.complete(args.task, args.token, result, dedupe=args.dedupe)
+    try:
+        return str(queue.task(args.task).state)
+    except ZkmqError:  # collected, say; that it was finished is certain
+        return "finished"
+
+
+def add_fail(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fail``."""
+    add_settle(parser)
+    parser.add_argument("--error", required=True, metavar="TEXT", help="what went wrong")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--no-retry", action="store_true", help="to the dead letters at once")
+    group.add_argument("--backoff", type=float, metavar="S", help="try again after S seconds, not by the policy")
+
+
+def fail(args: argparse.Namespace, given: Common) -> int:
+    """Report a failure."""
+    error = os.fsencode(args.error).decode(errors="replace")
+    retry = {"retry": not args.no_retry, "backoff": args.backoff}
+    return _settle(args, given, None, lambda queue: str(queue.fail(args.task, args.token, error, **retry)))
+
+
+def release(args: argparse.Namespace, given: Common) -> int:
+    """Give a task back."""
+    return _settle(args, given, "inserted", lambda queue: queue.release(args.task, args.token))
+
+
+def add_snooze(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``snooze``."""
+    add_settle(parser)
+    parser.add_argument("--delay", type=float, required=True, metavar="S", help="not to be handled before S seconds")
+
+
+def snooze(args: argparse.Namespace, given: Common) -> int:
+    """Give a task back for later."""
+    return _settle(args, given, "inserted", lambda queue: queue.snooze(args.task, args.token, args.delay))
+
+
+def add_extend(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``extend``."""
+    add_settle(parser)
+    parser.add_argument("--lease", type=float, required=True, metavar="S", help="hold it S seconds from now")
+
+
+def extend(args: argparse.Namespace, given: Common) -> int:
+    """Hold a claim longer."""
+    return _settle(args, given, "claimed", lambda queue: queue.extend(args.task, args.token, args.lease))
+
+
+def add_progress(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``progress``."""
+    add_settle(parser)
+    parser.add_argument("value", type=float, metavar="VALUE", help="from 0 to 1")
+    parser.add_argument("--note", default="", metavar="TEXT", help="what is being done")
+
+
+def progress(args: argparse.Namespace, given: Common) -> int:
+    """Report how far the handling has come."""
+    note = os.fsencode(args.note).decode(errors="replace")
+    return _settle(args, given, "claimed", lambda queue: queue.progress(args.task, args.token, args.value, note))
+
+
+def _settle(args: argparse.Namespace, given: Common, state: str | None, act: Callable[[Queue], str | None]) -> int:
+    """Do something with a claim; `state`: the task's state after it, else what `act` returns."""
+    with given.connect() as zk:
+        told = act(zk.queue(args.queue))
+    state = state or told
+    value = {"queue": args.queue, "id": args.task, "token": args.token, "state": state}
+    say(value, f"{args.task} is {state}", as_json=given.as_json)
+    return 0

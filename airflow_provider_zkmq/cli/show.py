@@ -1,0 +1,133 @@
+"""``zkmq show``: all there is to a task, why nobody takes it, and what becomes of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_zkmq.cli.options import Common
+from airflow_provider_zkmq.cli.output import facts, percent, printable, say, table, task_facts, task_record
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine.core.context import Context
+    from airflow_provider_zkmq.engine.core.explain import Explanation
+    from airflow_provider_zkmq.engine.core.inspect import Task, Znode
+    from airflow_provider_zkmq.engine.core.ops import Procedure
+    from airflow_provider_zkmq.engine.queue import Queue
+
+FAILED = 5
+_LATER = ("claim", "result", "requeue")  # the znodes of a task that its enqueue does not write
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``show``."""
+    parser.add_argument("queue")
+    parser.add_argument("task", metavar="TASK")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--why", action="store_true", help="why it is not being handled, and which consumers accept or refuse it"
+    )
+    group.add_argument(
+        "--watch",
+        action="store_true",
+        help="follow it until it ends: a line (of JSON with --json) whenever its status, attempt, progress or note "
+        "changes; 5 if it ends dead or cancelled",
+    )
+
+
+def show(args: argparse.Namespace, given: Common) -> int:
+    """Show all there is to a task, or why it is where it is, or what becomes of it."""
+    with given.connect() as zk:
+        queue = zk.queue(args.queue)
+        if args.watch:
+            return _watch(queue, args.task, given)
+        why = queue.explain(args.task) if args.why else None
+        if why is not None and not given.as_json:
+            say(None, "\n".join(map(printable, why.lines())), as_json=False)
+            return 0
+        task, tree = queue.task(args.task), queue.tree(args.task)
+    value = {"queue": args.queue, **task_record(task), "znodes": [asdict(node) for node in tree]}
+    value["enqueue_transactions"] = enqueue_transactions(tree)
+    if why is not None:
+        value["why"] = _why_record(why)
+    say(value, _page(task, tree), as_json=given.as_json)
+    return 0
+
+
+def _why_record(why: Explanation) -> dict[str, Any]:
+    consumers = [asdict(verdict) for verdict in why.consumers]
+    return {"status": why.status, "reasons": why.reasons, "consumers": consumers}
+
+
+def _page(task: Task, tree: list[Znode]) -> str:
+    """Everything for people."""
+    parts = [
+        facts(task_facts(task) | {"enqueue transactions": enqueue_transactions(tree)}),
+        table(
+            [(at.number, at.outcome, at.consumer, at.claimed, at.ended, at.error) for at in task.history],
+            ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED_MS", "ENDED_MS", "ERROR"),
+        ),
+        table([(node.path, node.bytes, node.czxid, node.mzxid) for node in tree], ("ZNODE", "BYTES", "CZXID", "MZXID")),
+    ]
+    return "\n\n".join(parts)
+
+
+def enqueue_transactions(tree: list[Znode]) -> int:
+    """In how many transactions the znodes of a task were created: 1, as a task is written whole.
+
+    The data of an id that was enqueued again is written anew, in one more transaction.
+    """
+    base = min((node.path for node in tree), key=len, default="")
+    later = {f"{base}/{part}" for part in _LATER}
+    return len({node.czxid for node in tree if node.path not in later})
+
+
+def _watch(queue: Queue, task_id: str, given: Common) -> int:
+    """Print a line for each change until the task ends; 5 if it ends dead or cancelled."""
+    from airflow_provider_zkmq.engine.fronts import blocking
+
+    told: list[tuple[object, ...]] = []
+
+    def tell(task: Task) -> None:
+        seen = (task.status, task.attempt, task.progress, task.note)
+        if told[-1:] != [seen]:
+            told.append(seen)
+            say(_line_record(queue.name, task), _line(task), as_json=given.as_json)
+
+    task = blocking(_follow)(queue, task_id, tell)
+    return FAILED if task.state in {"dead", "cancelled"} else 0
+
+
+def _line_record(queue: str, task: Task) -> dict[str, Any]:
+    plain = {name: getattr(task, name) for name in ("id", "attempt", "progress", "note", "error", "version")}
+    return {"queue": queue, "state": str(task.state), "status": str(task.status), **plain}
+
+
+def _line(task: Task) -> str:
+    ends = (percent(task.progress), task.note, task.error)
+    return "  ".join([f"{task.status}  attempt {task.attempt}", *(printable(text) for text in ends if text)])
+
+
+def _follow(context: Context, task_id: str, tell: Callable[[Task], None]) -> Procedure[Task]:
+    """Call `tell` with a task now and whenever its record or its claim changes, until it has ended; watches only."""
+    from airflow_provider_zkmq.engine.core.context import shared_nodes, unsubscribe
+    from airflow_provider_zkmq.engine.core.inspect import read_task
+    from airflow_provider_zkmq.engine.core.ops import Wait
+    from airflow_provider_zkmq.engine.core.states import ENDED
+
+    yield from read_task(context, task_id)  # refuses a bad id, and one that is not there
+    mine = context.run.new_signal()
+    paths = [context.paths.task(task_id, part) for part in ("state", "claim")]
+    try:
+        while True:
+            seen = mine.count
+            yield from shared_nodes(context, paths, mine)
+            task = yield from read_task(context, task_id)
+            tell(task)
+            if task.state in ENDED:
+                return task
+            yield Wait(mine, seen, None)
+    finally:
+        unsubscribe(context, paths, mine)
