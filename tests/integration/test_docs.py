@@ -63,7 +63,12 @@ def test_the_guide_runs(zookeeper: str) -> None:
     """The blocks of the guide are one program, and it runs as it stands."""
     code = "".join(blocks("docs/guide.md", "python")).replace("/guide", fresh_root())
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(zookeeper), capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        env=environment(zookeeper),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "the queue is paused" in done.stdout

@@ -341,3 +341,70 @@ def test_emptied_index_buckets_vanish_by_themselves(tmp_path: Path, monkeypatch:
             q.cancel(task_id)
             eventually(lambda: client.get_children("/zkmq/q/scheduled") == [])
         assert q.counts()["cancelled"] == 2
+
+
+def test_what_exceeds_a_request_is_refused_wherever_it_comes_from(q: Queue) -> None:
+    """A result beside a run in escrow that is too large for one request is one error at once; a smaller one is taken."""
+    q.enqueue(b"1", task_id="a")
+    claim = q.claim()
+    assert claim is not None
+    with pytest.raises(TaskTooLarge, match="requeue takes"):
+        q.enqueue(b"x" * 1_000_000, task_id="a", requeue=True)
+    q.enqueue(b"x" * 900_000, task_id="a", requeue=True)
+    with pytest.raises(TaskTooLarge, match="not sent"):
+        claim.complete(b"y" * 300_000)
+    claim.complete(b"y" * 100_000)
+    again = q.claim()
+    assert again is not None
+    assert len(again.task.data) == 900_000
+
+
+def test_a_member_whose_run_failed_has_failed_though_another_follows(q: Queue) -> None:
+    """A batch counts the run it was enqueued with: its failure is told, and the run in escrow is no member."""
+    q.enqueue_many([Message(b"1", task_id="a")], batch="b")
+    claim = q.claim()
+    assert claim is not None
+    q.enqueue(b"2", task_id="a", requeue=True)
+    claim.fail("no", retry=False)
+    batch = q.wait_batch("b", timeout=20)
+    assert (batch.failed, batch.done) == (("a",), True)
+    assert (q.task("a").data, q.task("a").batch) == (b"2", None)
+
+
+def test_a_batch_takes_only_what_it_can_keep(q: Queue) -> None:
+    """The same call again is fine until it is written; another message for a member's id, or an update, is refused."""
+    with pytest.raises(ConfigError, match="update or requeue"):
+        q.enqueue_many([Message(b"1")], batch="b", then=Message(b"2", task_id="x", update=True))
+    q.enqueue(b"in use", task_id="taken")
+    messages = [Message(b"1"), Message(b"2", task_id="taken")]
+    with pytest.raises(DuplicateTask):
+        q.enqueue_many(messages, batch="b")
+    with pytest.raises(WaitTimeout, match="never written to its end"):
+        q.wait_batch("b", timeout=0)
+    with pytest.raises(DuplicateTask):
+        q.enqueue_many([Message(b"other data")], batch="b")
+    q.cancel("taken")
+    assert q.enqueue_many(messages, batch="b") == ["b.000000", "taken"]
+    with pytest.raises(WaitTimeout) as caught:
+        q.wait_batch("b", timeout=0)
+    assert caught.value.left == ("b.000000", "taken")
+
+
+def test_a_batch_nobody_finished_writing_is_collected(q: Queue) -> None:
+    """Once its members have ended and been kept long enough, an unfinished batch is deleted; what should follow is not run."""
+    q.enqueue(b"in use", task_id="taken")
+    with pytest.raises(DuplicateTask):
+        q.enqueue_many([Message(b"1"), Message(b"2", task_id="taken")], batch="b", then=Message(b"3", task_id="then"))
+    q.cancel("b.000000")
+    q.collect_garbage(3600)
+    assert q.batch("b").written is False
+    eventually(lambda: q.collect_garbage(0).ran and not _there(q, "b"))
+    assert {task.id for task in q.tasks()} == {"taken"}
+
+
+def _there(q: Queue, batch: str) -> bool:
+    try:
+        q.batch(batch)
+    except TaskNotFound:
+        return False
+    return True

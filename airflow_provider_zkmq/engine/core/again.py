@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
+from typing import Final
 
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.inspect import status_of
 from airflow_provider_zkmq.engine.core.lanes import Lane
 from airflow_provider_zkmq.engine.core.moves import Moving, move, move_to_lane, moved, written
 from airflow_provider_zkmq.engine.core.ops import (
+    MAX_REQUEST,
     Create,
     Delete,
     Failure,
@@ -33,7 +35,10 @@ from airflow_provider_zkmq.engine.core.records import TaskState
 from airflow_provider_zkmq.engine.core.states import Event, State, Status, step
 from airflow_provider_zkmq.engine.core.transact import refused, server_time, transact
 from airflow_provider_zkmq.engine.core.tree import Tree, due_of, pack, unpack
-from airflow_provider_zkmq.engine.errors import OutcomeUnknown
+from airflow_provider_zkmq.engine.errors import OutcomeUnknown, TaskTooLarge
+
+#: Left beside a run in escrow for the record, whose texts may be ten past errors and one present, and for a result.
+ESCROW_ROOM: Final = 120_000
 
 
 class Met(Enum):
@@ -198,7 +203,16 @@ def _write_over(
 
 
 def _hold_in_escrow(context: Context, tree: Tree, version: int, state: TaskState) -> Procedure[bool]:
-    """Keep the message beside the run under way, to be inserted when that has ended."""
+    """Keep the message beside the run under way, to be inserted when that has ended.
+
+    Raises `TaskTooLarge`: the transaction that inserts it must hold the record with its history, too.
+    """
+    if len(tree.data) > MAX_REQUEST - ESCROW_ROOM:
+        msg = (
+            f"the data for another run of task {tree.task_id!r} have {len(tree.data):,} bytes; a requeue takes "
+            f"{MAX_REQUEST - ESCROW_ROOM:,}"
+        )
+        raise TaskTooLarge(msg)
     nonce = context.nonce()
     after = replace(
         state,

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.inspect import Task, read_task
 from airflow_provider_zkmq.engine.core.ops import Children, GetMany, Node, Procedure
 from airflow_provider_zkmq.engine.core.records import load
 from airflow_provider_zkmq.engine.core.selectors import parse_selector
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.states import State, Status
 from airflow_provider_zkmq.engine.core.transact import server_time
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
@@ -67,6 +67,8 @@ def _reasons(conf: Conf, task: Task, now: int, verdicts: tuple[ConsumerVerdict, 
     match task.state:
         case State.CLAIMED:
             yield f"it is with consumer {task.consumer}, attempt {task.attempt}"
+        case State.FINISHED if task.status is Status.DONE_WITH_REQUEUE:
+            yield f"it is finished; another run is held in escrow for {_span((task.dedupe_ms or now) - now)}"
         case State.FINISHED if task.dedupe_ms is not None and task.dedupe_ms > now:
             yield f"it is finished; its id is refused for another {_span(task.dedupe_ms - now)} (dedupe window)"
         case State.FINISHED:

@@ -158,8 +158,15 @@ def _multi(context: Context, it: Moving, after: TaskState, slot: list[Write]) ->
     ops = Ops().set(context.paths.task(it.task_id, "state"), after.encode(), it.version)
     ops.extend(departure(context, it.task_id, it.before, claim_gone=it.claim_gone)).extend(it.extra).extend(slot)
     if leaves_batch(it.before, after):
-        ops.extend(membership(context, it.task_id, it.before, failed=after.state in {State.DEAD, State.CANCELLED}))
+        ops.extend(membership(context, it.task_id, it.before, failed=_failed(it.before, after)))
     return ops.extend([arrival(context, after)]).multi()
+
+
+def _failed(before: TaskState, after: TaskState) -> bool:
+    """Whether a run ended in failure, also where another one follows it."""
+    if after.state is State.INSERTED:
+        return not before.history or before.history[-1].outcome != "finished"
+    return after.state in {State.DEAD, State.CANCELLED}
 
 
 def _ensure_parents(context: Context, after: TaskState) -> Procedure[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 
 class Signal(Protocol):
@@ -240,6 +240,11 @@ class Ops:
     def multi(self) -> Multi:
         """The transaction."""
         return Multi(tuple(self.items))
+
+
+#: ZooKeeper's default ``jute.maxbuffer`` is 1 048 575 bytes for a whole request; a larger one is answered by a
+#: dropped connection, which would look like an outage. Some room is left for the server's own framing.
+MAX_REQUEST: Final = 1_040_000
 
 
 def request_size(ops: Iterable[WriteOp]) -> int:

@@ -13,6 +13,7 @@ from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 MAX_HISTORY: Final = 10
 MAX_ERROR: Final = 4_000
+MAX_PAST_ERROR: Final = 1_000
 
 
 def dump(record: object) -> bytes:
@@ -114,7 +115,9 @@ class TaskState:
 
     def with_attempt(self, outcome: str, ended: int, error: str | None) -> TaskState:
         """The record with the current delivery added to its history (the last ten are kept)."""
-        done = Attempt(self.attempt, self.consumer or "", self.claimed or 0, ended, outcome, clip(error))
+        done = Attempt(
+            self.attempt, self.consumer or "", self.claimed or 0, ended, outcome, clip(error, MAX_PAST_ERROR)
+        )
         return replace(self, history=(*self.history, done)[-MAX_HISTORY:])
 
     def retry(self, default: RetryPolicy) -> RetryPolicy:
@@ -158,9 +161,9 @@ def _slim(attempt: Attempt) -> dict[str, Any]:
     return {name: value for name, value in asdict(attempt).items() if value is not None}
 
 
-def clip(text: str | None) -> str | None:
+def clip(text: str | None, most: int = MAX_ERROR) -> str | None:
     """An error text at the length that is kept."""
-    return text if text is None or len(text) <= MAX_ERROR else text[: MAX_ERROR - 1] + "…"
+    return text if text is None or len(text) <= most else text[: most - 1] + "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,7 @@ class Message:
     ``lock``: seconds (or a duration) that a claim of it holds without being extended; overrides the queue's.
 
     With a task id that is in use: ``update`` replaces a task that is still queued (it keeps its place, and its time
-    unless ``delay`` is given), ``requeue`` has this message run once more when the run under way has ended.
+    unless ``delay`` is given; in a queue of strict order a change of filters or priority costs it its place), ``requeue`` has this message run once more when the run under way has ended.
     """
 
     data: bytes | str

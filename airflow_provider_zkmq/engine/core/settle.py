@@ -15,6 +15,7 @@ from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_c
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.moves import Moving, lease_path, move, moved
 from airflow_provider_zkmq.engine.core.ops import (
+    MAX_REQUEST,
     Check,
     Create,
     Failure,
@@ -30,7 +31,6 @@ from airflow_provider_zkmq.engine.core.records import TaskState, clip, dump, enc
 from airflow_provider_zkmq.engine.core.states import Event, State
 from airflow_provider_zkmq.engine.core.take import Held
 from airflow_provider_zkmq.engine.core.transact import never, refused, server_time, transact
-from airflow_provider_zkmq.engine.core.tree import MAX_REQUEST
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskNotFound, TaskTooLarge
 
 #: One try at ending a claim: the record it left, or None where it was refused.

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from airflow_provider_zkmq.engine.core.configure import lock_seconds, optional_seconds
 from airflow_provider_zkmq.engine.core.context import Conf, Context
 from airflow_provider_zkmq.engine.core.filters import parse_filters
 from airflow_provider_zkmq.engine.core.lanes import Lane, check_priority
-from airflow_provider_zkmq.engine.core.ops import Create, Procedure, WriteOp, request_size
+from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST, Create, Procedure, WriteOp, request_size
 from airflow_provider_zkmq.engine.core.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.records import Message, TaskState, dump, encode_data, encode_metadata, load
 from airflow_provider_zkmq.engine.core.schedule import index_path
 from airflow_provider_zkmq.engine.core.states import State
 from airflow_provider_zkmq.engine.core.transact import ensure_bucket, server_time
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskTooLarge
-
-#: ZooKeeper's default ``jute.maxbuffer`` is 1 048 575 bytes for a whole request; a larger one is answered by a
-#: dropped connection, which would look like an outage. Some room is left for the server's own framing.
-MAX_REQUEST: Final = 1_040_000
 
 
 @dataclass(slots=True)

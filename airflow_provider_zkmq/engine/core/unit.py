@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.context import Context, OpenSegment
 from airflow_provider_zkmq.engine.core.moves import departure, notes_of
 from airflow_provider_zkmq.engine.core.ops import (
+    MAX_REQUEST,
     Create,
     Failure,
     Get,
@@ -29,7 +30,7 @@ from airflow_provider_zkmq.engine.core.records import Message, TaskState, encode
 from airflow_provider_zkmq.engine.core.settle import fail, finished, result_op, still_ours
 from airflow_provider_zkmq.engine.core.take import Held
 from airflow_provider_zkmq.engine.core.transact import ensure_bucket, failed_at, refused, server_time, transact
-from airflow_provider_zkmq.engine.core.tree import MAX_REQUEST, Tree, prepare
+from airflow_provider_zkmq.engine.core.tree import Tree, prepare
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,

@@ -25,6 +25,7 @@ from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import ZnodeStat
 
 from airflow_provider_zkmq.engine.core.ops import (
+    MAX_REQUEST,
     Check,
     Children,
     Create,
@@ -40,8 +41,9 @@ from airflow_provider_zkmq.engine.core.ops import (
     SetData,
     Stat,
     WriteOp,
+    request_size,
 )
-from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
+from airflow_provider_zkmq.engine.errors import SessionLost, TaskTooLarge, ZkmqError
 from airflow_provider_zkmq.engine.zk.requests import ContainerCreation, MultiRead
 from airflow_provider_zkmq.engine.zk.session import Session
 
@@ -74,6 +76,7 @@ def submit(session: Session, op: Request) -> Any:
 def _request(session: Session, op: Request) -> Any:
     match op:
         case Multi(ops):
+            _check_size(ops)
             return wire.Transaction([_write(session, item) for item in ops])
         case CreateContainer(path):
             return ContainerCreation(path, session.acl)
@@ -85,6 +88,18 @@ def _request(session: Session, op: Request) -> Any:
             return wire.GetChildren(path, watch and session.watcher(watch))
         case Exists(path, watch):
             return wire.Exists(path, watch and session.watcher(watch))
+
+
+def _check_size(ops: tuple[WriteOp, ...]) -> None:
+    """Refuse what the server would answer by dropping the connection, which would look like an unknown outcome."""
+    size = request_size(ops)
+    if size > MAX_REQUEST:
+        largest = max(ops, key=lambda op: len(getattr(op, "data", b"")))
+        msg = (
+            f"a transaction of {size:,} bytes was not sent: ZooKeeper takes {MAX_REQUEST:,}; "
+            f"most of it is {largest.path}"
+        )
+        raise TaskTooLarge(msg)
 
 
 def _write(session: Session, op: WriteOp) -> Any:
