@@ -48,6 +48,8 @@ class AsyncQueue(Front):
     redrive = awaitable(admin.redrive)
     cancel = awaitable(admin.cancel)
     clear = awaitable(admin.clear)
+    replace = awaitable(admin.replace_data)
+    drop = awaitable(admin.drop)
     complete = awaitable(by_token(settle.complete))
     fail = awaitable(by_token(settle.fail))
     release = awaitable(by_token(settle.release))

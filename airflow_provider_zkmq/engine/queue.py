@@ -69,6 +69,8 @@ class Queue(Front):
     redrive = blocking(admin.redrive)
     cancel = blocking(admin.cancel)
     clear = blocking(admin.clear)
+    replace = blocking(admin.replace_data)
+    drop = blocking(admin.drop)
     complete = blocking(by_token(settle.complete))
     fail = blocking(by_token(settle.fail))
     release = blocking(by_token(settle.release))

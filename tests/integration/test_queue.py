@@ -408,3 +408,30 @@ def _there(q: Queue, batch: str) -> bool:
     except TaskNotFound:
         return False
     return True
+
+
+def test_an_operator_s_change_is_refused_when_the_task_changed(q: Queue) -> None:
+    """redrive, replace and drop with a version: done while the task is what was read, refused and harmless after."""
+    q.configure(policy=RetryPolicy(attempts=1))
+    for name in ("a", "b"):
+        q.enqueue(b"old", task_id=name)
+        claim = q.claim()
+        assert claim is not None
+        claim.fail("no")
+    version = q.task("a").version
+    q.redrive("a", version, b"new")
+    assert (q.task("a").status, q.task("a").data) == ("queued", b"new")
+    for late in (lambda: q.redrive("a", version), lambda: q.drop("a", version), lambda: q.replace("a", b"x", version)):
+        with pytest.raises(IllegalTransition, match="has changed since"):
+            late()
+    q.replace("a", b"newer", q.task("a").version)
+    claim = q.claim()
+    assert claim is not None
+    assert claim.task.data == b"newer"
+    for late in (lambda: q.drop("a"), lambda: q.replace("a", b"x"), lambda: q.redrive("a")):
+        with pytest.raises(IllegalTransition, match="claimed"):
+            late()
+    q.drop("b", q.task("b").version)
+    with pytest.raises(TaskNotFound):
+        q.drop("b")
+    assert q.counts()["dead"] == 0

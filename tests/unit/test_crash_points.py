@@ -198,6 +198,9 @@ CASES = [
     Case("progress", held, lambda w: settle.progress(w.context, HELD(w), 0.5, "half"), {"a": State.CLAIMED}),
     Case("cancel claimed", requeued, lambda w: admin.cancel(w.context, "a"), {"a": State.CANCELLED}),
     Case("cancel abandoned", abandoned, lambda w: admin.cancel(w.context, "a"), {"a": State.CANCELLED}),
+    Case("drop", cancelled, lambda w: admin.drop(w.context, "a"), {}),
+    Case("replace", due, lambda w: admin.replace_data(w.context, "a", b"new"), {"a": State.INSERTED}),
+    Case("redrive with data", cancelled, lambda w: admin.redrive(w.context, "a", data=b"n"), {"a": State.INSERTED}),
     Case("clear", requeued, lambda w: admin.clear(w.context), {}),
     Case(
         "batch",

@@ -1,8 +1,9 @@
-"""What an operator does to tasks: cancel, redrive, clear."""
+"""What an operator does to tasks: cancel, redrive, replace, drop, clear."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.batch import close_batch, membership
@@ -10,7 +11,7 @@ from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.inspect import as_state, task_ids
 from airflow_provider_zkmq.engine.core.lanes import Lane
-from airflow_provider_zkmq.engine.core.moves import Moving, departure, move, move_to_lane, moved, tree_deletes
+from airflow_provider_zkmq.engine.core.moves import Moving, departure, move, move_to_lane, moved, tree_deletes, written
 from airflow_provider_zkmq.engine.core.ops import (
     Delete,
     Exists,
@@ -25,10 +26,10 @@ from airflow_provider_zkmq.engine.core.ops import (
     WriteOp,
 )
 from airflow_provider_zkmq.engine.core.paths import check_name, entry_name
-from airflow_provider_zkmq.engine.core.records import TaskState
+from airflow_provider_zkmq.engine.core.records import TaskState, encode_data
 from airflow_provider_zkmq.engine.core.states import Event, State, step
 from airflow_provider_zkmq.engine.core.transact import never, refused, server_time, transact
-from airflow_provider_zkmq.engine.errors import CorruptRecord, TaskNotFound
+from airflow_provider_zkmq.engine.errors import CorruptRecord, IllegalTransition, TaskNotFound
 
 CHUNK: Final = 128
 
@@ -77,25 +78,91 @@ def _notice(context: Context, task_id: str, state: TaskState) -> Procedure[list[
     return ops
 
 
-def redrive(context: Context, task_id: str) -> Procedure[None]:
+def redrive(
+    context: Context, task_id: str, version: int | None = None, data: bytes | str | None = None
+) -> Procedure[None]:
     """Put a dead or cancelled task at the end of its lane, its attempts reset, its history kept.
 
-    Raises `TaskNotFound`, or `IllegalTransition` for a task in any other state.
+    `version`: only if the task is still what was read as `Task.version`. `data` replaces the payload in the same
+    transaction. Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task in any other state or version.
     """
+    payload = None if data is None else encode_data("data", data)
     while True:
-        state, node = yield from read_state(context, task_id)
+        state, node = yield from _read_as(context, task_id, version)
         step(task_id, state.state, Event.REDRIVE)
 
         def after(place: str, state: TaskState = state) -> TaskState:
             fresh = moved(context, task_id, state, Event.REDRIVE)
             return replace(fresh, place=place, attempt=0, error=None, claimed=None, ended=None, rank=None, batch=None)
 
-        it = Moving(task_id, node.stat.version, state)
+        it = Moving(task_id, node.stat.version, state, _new_data(context, task_id, payload))
         lane = Lane(state.priority, dict(state.filters))
         yield from read_conf(context)
         outcome, multi = yield from move_to_lane(context, it, lane, entry_name(context.stamp(), task_id), after)
         if _changed(f"redrive of task {task_id!r}", outcome, multi):
             return
+
+
+def _read_as(context: Context, task_id: str, version: int | None) -> Procedure[tuple[TaskState, Node]]:
+    """A task's record, if it is still of a version. Raises what `read_state` does, and `IllegalTransition`."""
+    state, node = yield from read_state(context, task_id)
+    if version is not None and node.stat.mzxid != version:
+        msg = f"task {task_id!r} has changed since it was read: it is {state.state} by now, attempt {state.attempt}"
+        raise IllegalTransition(msg)
+    return state, node
+
+
+def _new_data(context: Context, task_id: str, payload: bytes | None) -> list[WriteOp]:
+    return [] if payload is None else [SetData(context.paths.task(task_id, "data"), payload)]
+
+
+def replace_data(context: Context, task_id: str, data: bytes | str, version: int | None = None) -> Procedure[None]:
+    """Replace the payload of a pending task, which keeps its place; see `redrive` for `version`.
+
+    Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task that is not pending any more.
+    """
+    payload = encode_data("data", data)
+    while True:
+        state, node = yield from _read_as(context, task_id, version)
+        after = moved(context, task_id, state, Event.UPDATE, due=state.due)
+        record = SetData(context.paths.task(task_id, "state"), after.encode(), node.stat.version)
+        multi = Multi((record, *_new_data(context, task_id, payload)))
+        outcome = yield from transact(multi, partial(written, context, task_id, after.nonce))
+        if _changed(f"new data for task {task_id!r}", outcome, multi):
+            return
+
+
+def drop(context: Context, task_id: str, version: int | None = None) -> Procedure[None]:
+    """Delete a task that is not claimed, whole and unarchived; see `redrive` for `version`.
+
+    Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or another version.
+    """
+    while True:
+        state, node = yield from _read_as(context, task_id, version)
+        if state.state is State.CLAIMED:
+            msg = f"task {task_id!r} is claimed: it cannot be dropped; cancel it first"
+            raise IllegalTransition(msg)
+        multi = Multi(tuple(_tree(context, task_id, state, node.stat.version)))
+        outcome = yield from transact(multi, partial(_dropped, context, task_id))
+        if _changed(f"drop of task {task_id!r}", outcome, multi):
+            yield from close_batch(context, state.batch)
+            return
+
+
+def _dropped(context: Context, task_id: str) -> Procedure[Outcome | None]:
+    gone = (yield Exists(context.paths.task(task_id))) is None
+    return Outcome(committed=True) if gone else None
+
+
+def _tree(context: Context, task_id: str, state: TaskState, version: int, *, claim_gone: bool = False) -> list[WriteOp]:
+    """The deletes of a task and of all that lists it."""
+    ops = tree_deletes(context, task_id, state, version)
+    return [
+        ops[0],  # the record first: if that is another by now, the refusal says so
+        *departure(context, task_id, state, claim_gone=claim_gone),
+        *ops[1:],
+        *membership(context, task_id, state),
+    ]
 
 
 def _carried_out(context: Context, what: str, it: Moving, after: TaskState) -> Procedure[bool]:
@@ -141,9 +208,7 @@ def _delete_task(context: Context, task_id: str, node: Node | None, wanted: Stat
         if wanted is not None and state.state is not wanted:
             return False
         gone = yield from _claim_gone(context, task_id, state)
-        ops = departure(context, task_id, state, claim_gone=gone)
-        ops += tree_deletes(context, task_id, state, node.stat.version)
-        ops += membership(context, task_id, state)
+        ops = _tree(context, task_id, state, node.stat.version, claim_gone=gone)
         outcome = yield from transact(Multi(tuple(ops)), never)
         if outcome.committed:
             yield from close_batch(context, state.batch)
