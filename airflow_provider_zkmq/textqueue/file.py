@@ -1,0 +1,378 @@
+"""`TextQueue`: a queue in a file that people can read and edit."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from airflow_provider_zkmq.textqueue import mutex
+from airflow_provider_zkmq.textqueue.errors import HostileFile, StaleMessage, TextQueueError
+from airflow_provider_zkmq.textqueue.lines import BOM, Limits, scan, uses_crlf
+from airflow_provider_zkmq.textqueue.parse import BYTE, Record, Status, records
+from airflow_provider_zkmq.textqueue.watch import changes
+from airflow_provider_zkmq.textqueue.write import CRLF, NEWLINE, check_variable, decode, spell
+
+QUEUED: Final = "queued"
+ALL: Final = "all"
+
+
+class Message:
+    """A message or comment of a file, as it stood when it was read; its marks are written in place."""
+
+    def __init__(self, queue: TextQueue, record: Record) -> None:
+        self._queue = queue
+        self._record = record
+
+    @property
+    def status(self) -> Status:
+        """``queued``, ``processed``, ``error`` or ``comment``."""
+        return self._record.status
+
+    @property
+    def data(self) -> bytes:
+        """The message's bytes: its lines without their first byte, joined by newlines."""
+        return self._record.data
+
+    @property
+    def text(self) -> str:
+        """The same as text; bytes that are no UTF-8 stand as surrogates."""
+        return decode(self.data)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables as they stand, padding included."""
+        return tuple(decode(value) for _, value in self._record.variables)
+
+    @property
+    def offset(self) -> int:
+        """The offset of its control byte in the file."""
+        return self._record.offset
+
+    @property
+    def end(self) -> int:
+        """The offset after its last line."""
+        return self._record.end
+
+    @property
+    def path(self) -> Path:
+        """The file it stands in."""
+        return self._queue.path
+
+    def mark_processed(self) -> None:
+        """It is done. Raises `StaleMessage` unless it still stands there as queued; then nothing is written."""
+        self._mark(Status.PROCESSED)
+
+    def mark_error(self) -> None:
+        """It ended in a critical error. Raises `StaleMessage` unless it still stands there as queued."""
+        self._mark(Status.ERROR)
+
+    def _mark(self, status: Status) -> None:
+        with self._queue.locked():
+            self._queue.overwrite(self.offset, self._record.head[:1], BYTE[status], self._record, self.status)
+        self._record.status = status
+        self._record.head = BYTE[status] + self._record.head[1:]
+
+    def set_variable(self, index: int, value: str) -> None:
+        """Write a variable in place, padded with spaces to the room it has.
+
+        Raises `ValueError` where it does not fit (in bytes) or holds a newline, `IndexError` for a variable that is
+        not there, `StaleMessage` where the file holds something else by now; then nothing is written.
+        """
+        with self._queue.locked():
+            self._set(index, value)
+
+    def _set(self, index: int, value: str) -> None:
+        offset, now = self._record.variables[index]
+        data = check_variable(value, self._queue.newline)
+        if len(data) > len(now):
+            msg = f"variable {value!r} takes {len(data)} bytes; there is room for {len(now)} at byte {offset}"
+            raise ValueError(msg)
+        data = data.ljust(len(now), b" ")
+        self._queue.overwrite(offset, now, data, self._record, self.status)
+        self._record.variables[index] = (offset, data)
+
+    def try_lock(self, owner: str, seconds: float) -> bool:
+        """Take the message's mutex for so long; False while another holds it, or if it is no longer queued.
+
+        Raises `TextQueueError` for a message without a mutex variable, `ValueError` where the owner does not fit.
+        """
+        with self._queue.locked():
+            if not self._queue.refresh(self._record) or self.status is not Status.QUEUED:
+                return False
+            index = self._mutex()
+            held = mutex.holder(self.variables[index])
+            if held is not None and held[0] != owner and held[1] > time.time():
+                return False
+            self._set(index, mutex.taken(self.variables[index], owner, time.time() + seconds))
+            return True
+
+    def holds(self, owner: str) -> bool:
+        """Whether `owner` has the message, which is still queued, and its time is not over."""
+        if not self._queue.refresh(self._record) or self.status is not Status.QUEUED:
+            return False
+        held = mutex.holder(self.variables[self._mutex()])
+        return held is not None and held[0] == owner and held[1] > time.time()
+
+    def settle(self, owner: str, status: Status | None) -> None:
+        """End what `try_lock` began: mark the message (None: leave it queued) and free its mutex, in one lock.
+
+        Raises `StaleMessage` unless `owner` still has it; then nothing is written.
+        """
+        with self._queue.locked():
+            if not self.holds(owner):
+                msg = f"{self.path}: {owner} does not have the message at byte {self.offset} any more"
+                raise StaleMessage(msg)
+            if status is not None:  # first: a crash in between leaves an ended message with a mutex nobody heeds
+                self._queue.overwrite(self.offset, self._record.head[:1], BYTE[status], self._record, self.status)
+                self._record.status = status
+                self._record.head = BYTE[status] + self._record.head[1:]
+            index = self._mutex()
+            self._set(index, mutex.free(self.variables[index]))
+
+    def _mutex(self) -> int:
+        for index, variable in enumerate(self.variables):
+            if mutex.is_mutex(variable):
+                return index
+        msg = f"{self.path}: the message at byte {self.offset} has no mutex variable; append it with mutex=True"
+        raise TextQueueError(msg)
+
+    def count_down(self, name: str = "retries") -> int:
+        """Take one off the number in the variable ``name=…`` and return what is left; 0 without one.
+
+        Raises `TextQueueError` for a message without that variable.
+        """
+        with self._queue.locked():
+            self._queue.refresh(self._record)
+            for index, variable in enumerate(self.variables):
+                key, found, number = variable.partition("=")
+                if found and key == name:
+                    left = max(0, int(number) - 1) if number.strip().isdigit() else 0
+                    self._set(index, f"{name}={left}")
+                    return left
+        msg = f"{self.path}: the message at byte {self.offset} has no variable {name!r}"
+        raise TextQueueError(msg)
+
+    def __repr__(self) -> str:
+        return f"<{self.status} message at byte {self.offset} of {self.path}>"
+
+
+class TextQueue:
+    """A queue in a file: read, appended to, and edited in place, at exact offsets; a context manager.
+
+    A byte that this library did not have to change is never written. Appends and edits hold a lock on the file
+    (``flock``), which other processes of this library respect; people's editors do not, so that every edit checks that
+    what it replaces still stands there. A reader beside one appender is safe but for the final message, which may
+    be incomplete: ``messages(final=False)`` leaves it out.
+    """
+
+    def __init__(self, path: Path, descriptor: int, limits: Limits) -> None:
+        self.path = path
+        self.limits = limits
+        #: What was not understood, as (offset, why), found by reading.
+        self.reports: dict[int, str] = {}
+        self._descriptor = descriptor
+        self._depth = 0
+        self._threads = threading.RLock()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, create: bool = True, limits: Limits | None = None) -> Self:
+        """Open a file, made where it does not exist (unless `create` is False).
+
+        Raises `OSError`, and `HostileFile` for a file that is too large or no plain file.
+        """
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+        queue = cls(Path(path), os.open(path, flags, 0o644), limits or Limits())
+        try:
+            queue._check()
+        except BaseException:
+            queue.close()
+            raise
+        return queue
+
+    def _check(self) -> None:
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            msg = f"{self.path} is no plain file"
+            raise HostileFile(msg)
+        if found.st_size > self.limits.file:
+            msg = f"{self.path} has {found.st_size:,} bytes, more than {self.limits.file:,}"
+            raise HostileFile(msg)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """At most `size` bytes from `offset`."""
+        return os.pread(self._descriptor, size, offset)
+
+    @property
+    def newline(self) -> bytes:
+        """How the file ends its lines."""
+        return CRLF if uses_crlf(self) else NEWLINE
+
+    def messages(
+        self, include: str | Collection[str] = QUEUED, *, start: int = 0, final: bool = True
+    ) -> Iterator[Message]:
+        """The messages in the order of the file: ``"queued"`` ones, ``"all"`` with comments, or those of some statuses.
+
+        `start`: the offset of a line to begin at. `final=False` leaves out the last one, which somebody may still be
+        writing. What is not understood is stepped over, and noted in `reports`. Raises `HostileFile`.
+        """
+        wanted = set(Status) if include == ALL else {include} if isinstance(include, str) else set(include)
+        if unknown := wanted - set(Status):
+            msg = f"include {sorted(unknown)} is not known: use {', '.join(Status)}, or all"
+            raise ValueError(msg)
+        self._check()
+        lines = scan(str(self.path), self, self.limits, start)
+        last: Record | None = None
+        for record in records(str(self.path), lines, self.limits, self._report):
+            if last is not None and last.status in wanted:
+                yield Message(self, last)
+            last = record
+        if final and last is not None and last.status in wanted:
+            yield Message(self, last)
+
+    def _report(self, offset: int, why: str) -> None:
+        if len(self.reports) < self.limits.variables:
+            self.reports[offset] = why
+
+    def append(
+        self, text: str | bytes, variables: Sequence[str] = (), *, status: Status = Status.QUEUED, mutex: bool = False
+    ) -> int:
+        """Add a message at the end, in one write; returns its offset. `mutex`: with a mutex variable, free.
+
+        Raises `ValueError` for what would not read back as it is given: a variable with a newline, a carriage
+        return where the file's lines end with one.
+        """
+        with self.locked():
+            size = os.fstat(self._descriptor).st_size
+            newline = self.newline
+            reserved = [_mutex_variable()] if mutex else []
+            data = spell(text, [*variables, *reserved], newline, status)
+            if size <= len(BOM) and data.partition(NEWLINE)[0].endswith(b"\r"):
+                msg = "the first line of a file cannot end with a carriage return: it would tell how all its lines end"
+                raise ValueError(msg)
+            gap = b"" if size == 0 or self._ends_whole(size) else newline
+            self._write(gap + data, size)
+            return size + len(gap)
+
+    def _ends_whole(self, size: int) -> bool:
+        return self.read(1, size - 1) == NEWLINE or (size == len(BOM) and self.read(size, 0) == BOM)
+
+    def claim(self, owner: str, seconds: float, *, start: int = 0) -> Message | None:
+        """Take the first queued message whose mutex is free or expired, for so long; None: there is none.
+
+        `settle` ends it. Messages without a mutex are left alone. `start` spares reading what has ended.
+        """
+        for message in self.messages(start=start):
+            if any(map(mutex.is_mutex, message.variables)) and message.try_lock(owner, seconds):
+                return message
+        return None
+
+    def watch(self, stop: threading.Event, include: str | Collection[str] = QUEUED) -> Iterator[Message]:
+        """The messages that are there, then those that are appended, until `stop` is set.
+
+        Changes are told by the system where the package ``watchfiles`` is there, else looked for regularly. What was
+        given is not given again, also when it is edited. Raises `HostileFile`.
+        """
+        start = 0
+        for _ in changes(self.path, stop):
+            with self.locked():  # no append is under way: the final message is whole
+                found = list(self.messages(ALL, start=start))
+            wanted = set(Status) if include == ALL else {include} if isinstance(include, str) else set(include)
+            for message in found:
+                start = message.end
+                if message.status in wanted:
+                    yield message
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the file's mutex: no other process of this library writes meanwhile. May be nested.
+
+        Raises `StaleMessage` if the file was replaced, as some editors do on saving: open it again.
+        """
+        with self._threads:
+            if self._depth == 0:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            self._depth += 1
+            try:
+                self._same_file()
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _same_file(self) -> None:
+        mine = os.fstat(self._descriptor)
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            msg = f"{self.path} was replaced since it was opened; nothing was written: open it again"
+            raise StaleMessage(msg)
+
+    def overwrite(self, offset: int, expected: bytes, data: bytes, record: Record, status: Status) -> None:
+        """Replace bytes in place, within `locked`, if they and the message they belong to are still what they were."""
+        if status is not Status.QUEUED and offset == record.offset:
+            msg = f"{self.path}: the message at byte {record.offset} is {status}; only a queued one can be marked"
+            raise StaleMessage(msg)
+        head, there = self.read(len(record.head), record.offset), self.read(len(expected), offset)
+        if head != record.head or there != expected:
+            msg = f"{self.path} holds something else at byte {offset} by now; nothing was written: read it again"
+            raise StaleMessage(msg)
+        self._write(data, offset)
+
+    def _write(self, data: bytes, offset: int) -> None:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._descriptor, data[done:], offset + done)
+
+    def refresh(self, record: Record) -> bool:
+        """Read a message's status and variables again; False if another message, or none, stands there now."""
+        head = self.read(len(record.head), record.offset)
+        if head[1:] != record.head[1:]:
+            return False
+        found = {byte: status for status, byte in BYTE.items()}.get(head[:1])
+        if found is None:
+            return False
+        record.status, record.head = found, head
+        record.variables = [(offset, self.read(len(value), offset)) for offset, value in record.variables]
+        return True
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def read_all(
+    paths: Iterable[str | os.PathLike[str]], include: str | Collection[str] = QUEUED
+) -> Iterator[Iterator[Message]]:
+    """The messages of several files, one after the other, each marked in its own; so that every writer has its own.
+
+    Raises `OSError`, `HostileFile`.
+    """
+    with contextlib.ExitStack() as stack:
+        queues = [stack.enter_context(TextQueue.open(path, create=False)) for path in paths]
+        yield (message for queue in queues for message in queue.messages(include))
+
+
+def _mutex_variable() -> str:
+    return mutex.RESERVED
