@@ -12,6 +12,7 @@ import pytest
 
 from airflow_provider_zkmq import engine
 from airflow_provider_zkmq.engine import Claim, Queue, Running, UnitOfWork, Worker, Zkmq
+from airflow_provider_zkmq.textqueue import TextQueue
 from tests.support import fresh_root
 
 TOP = Path(__file__).parents[2]
@@ -74,9 +75,29 @@ def test_the_guide_runs(zookeeper: str) -> None:
     assert "the queue is paused" in done.stdout
 
 
+def test_the_page_on_queue_files_runs(tmp_path: Path) -> None:
+    """The blocks are one program, and the first example reads as its words say."""
+    code = "".join(blocks("docs/textqueue.md", "python"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "shown.tq").write_text("".join(blocks("docs/textqueue.md", "text")))
+    with TextQueue.open(tmp_path / "shown.tq") as queue:
+        shown = list(queue.messages("all"))
+    assert [str(it.status) for it in shown] == ["queued", "processed", "error", "queued", "comment"]
+    assert shown[3].variables[0].endswith("    ")
+
+
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/quickstart.md", "docs/guide.md", "docs/architecture.md", "docs/semantics.md", "docs/tree.md"],
+    [
+        "README.md",
+        "docs/quickstart.md",
+        "docs/guide.md",
+        "docs/architecture.md",
+        "docs/semantics.md",
+        "docs/textqueue.md",
+        "docs/tree.md",
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link of a page names a file of the repository."""
@@ -111,7 +132,15 @@ def test_every_row_of_the_semantics_names_a_test_that_exists() -> None:
 
 def test_every_call_of_the_semantics_exists() -> None:
     """Each call that a statement names is a public name."""
-    homes = {"q": Queue, "claim": Claim, "zk": Zkmq, "tx": UnitOfWork, "worker": Worker, "task": Running}
+    homes = {
+        "TextQueue": TextQueue,
+        "q": Queue,
+        "claim": Claim,
+        "zk": Zkmq,
+        "tx": UnitOfWork,
+        "worker": Worker,
+        "task": Running,
+    }
     calls = [call for row in rows("docs/semantics.md") if len(row) > 2 for call in re.findall(r"`([^`]+)`", row[-2])]
     assert calls
     for call in calls:
