@@ -64,6 +64,8 @@ VERBS = {
     "batch": Verb("say how a batch stands, or wait for its end", "tasks", "batch", "add_batch"),
     "gc": Verb("delete what ended long ago", "queues", "collect", "add_gc"),
     "redrive": Verb("put dead or cancelled tasks back", "queues", "redrive", "add_redrive"),
+    "export": Verb("write dead letters to a file that people can read and edit", "bridge", "export", "add_export"),
+    "import": Verb("do what an edited export asks for: redrive, drop, new text", "bridge", "import_", "add_import"),
     "cancel": Verb("withdraw tasks that have not ended", "queues", "cancel", "add_cancel"),
     "clear": Verb("delete every task of a queue, or every one in a state", "queues", "clear", "add_clear"),
     "pause": Verb("hand out nothing", "queues", "pause", "add_queue"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.aqueue import AsyncClaim, AsyncQueue
+    from airflow_provider_zkmq.engine.aworker import AsyncWorker
     from airflow_provider_zkmq.engine.client import AsyncZkmq, Zkmq
     from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
     from airflow_provider_zkmq.engine.core.batch import Batch
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         WaitTimeout,
         ZkmqError,
     )
-    from airflow_provider_zkmq.engine.handling import Running
+    from airflow_provider_zkmq.engine.handling import Running, RunningAsync
     from airflow_provider_zkmq.engine.monitoring import Poll, monitor
     from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
     from airflow_provider_zkmq.engine.queue import Claim, Queue
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "aqueue": ("AsyncClaim", "AsyncQueue"),
+    "aworker": ("AsyncWorker",),
     "client": ("AsyncZkmq", "Zkmq"),
     "config": ("ConnectionConfig", "Tls"),
     "core.batch": ("Batch",),
@@ -59,7 +61,7 @@ _HOME = {
         "OutcomeUnknown", "QueueError", "QueueFull", "QueuePaused", "SessionLost", "TaskNotFound", "TaskTooLarge",
         "TransportError", "Unavailable", "WaitTimeout", "ZkmqError",
     ),
-    "handling": ("Running",),
+    "handling": ("Running", "RunningAsync"),
     "monitoring": ("Poll", "monitor"),
     "outcomes": ("Error", "Retry", "Snooze", "Success"),
     "queue": ("Claim", "Queue"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_zkmq.engine.core import admin, batch, configure, enqueue, explain, gc, inspect, settle
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.configure import seconds
+from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.selectors import Selector
@@ -16,6 +17,11 @@ from airflow_provider_zkmq.engine.core.wait import find_matching
 from airflow_provider_zkmq.engine.core.wait import wait as wait_for
 from airflow_provider_zkmq.engine.fronts import Front, InHand, Method, awaitable, by_token, settling_async, wanted
 from airflow_provider_zkmq.engine.zk.drivers import arun
+from airflow_provider_zkmq.engine.zk.session import Session
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine.aworker import AsyncWorker
+    from airflow_provider_zkmq.engine.unit_of_work import AsyncUnitOfWork
 
 
 class AsyncClaim(InHand):
@@ -31,6 +37,22 @@ class AsyncClaim(InHand):
 
 class AsyncQueue(Front):
     """A queue on an event loop; its methods are `Queue`'s."""
+
+    def __init__(
+        self,
+        session: Session,
+        context: Context,
+        used: Callable[[Context], None],
+        begin: Callable[[], AsyncUnitOfWork],
+    ) -> None:
+        super().__init__(session, context, used)
+        self._begin = begin
+
+    def worker(self, handler: Callable[..., Any], **options: Any) -> AsyncWorker:
+        """A worker that claims, awaits `handler` and settles; the options are `AsyncWorker`'s."""
+        from airflow_provider_zkmq.engine.aworker import AsyncWorker
+
+        return AsyncWorker(self, handler, **options)
 
     pause = awaitable(configure.pause)
     resume = awaitable(configure.resume)

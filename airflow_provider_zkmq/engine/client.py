@@ -149,7 +149,7 @@ class AsyncZkmq(_Client):
 
     def queue(self, name: str) -> AsyncQueue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
-        return AsyncQueue(self._session, self._context(name), self._used)
+        return AsyncQueue(self._session, self._context(name), self._used, self.transaction)
 
     def transaction(self) -> AsyncUnitOfWork:
         """A unit of work over the queues of this connection."""

@@ -11,6 +11,7 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, TransportError, ZkmqE
 from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 
 if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine.aqueue import AsyncClaim
     from airflow_provider_zkmq.engine.queue import Claim
     from airflow_provider_zkmq.engine.unit_of_work import UnitOfWork
 
@@ -44,6 +45,35 @@ class Running(Task):
     def extend(self, lease: object) -> None:
         """Hold the task `lease` more seconds from now, where it has a lock or a lease. Raises `ClaimLost`."""
         self._claim.extend(lease)
+
+
+class RunningAsync(Task):
+    """`Running` for a coroutine: its methods are awaited."""
+
+    __slots__ = ("_claim",)
+    _claim: AsyncClaim
+
+    def __init__(self, claim: AsyncClaim) -> None:
+        super().__init__(**{spec.name: getattr(claim.task, spec.name) for spec in fields(Task)})
+        object.__setattr__(self, "_claim", claim)
+
+    @property
+    def cancelled(self) -> bool:
+        """See `Running.cancelled`."""
+        return self._claim.cancelled
+
+    @property
+    def token(self) -> int:
+        """The fencing token of this delivery."""
+        return self._claim.token
+
+    async def report(self, progress: float, note: str = "") -> None:
+        """See `Running.report`."""
+        await self._claim.progress(progress, note)
+
+    async def extend(self, lease: object) -> None:
+        """See `Running.extend`."""
+        await self._claim.extend(lease)
 
 
 def outcome_of(returned: object) -> Success | Error | Retry | Snooze:

@@ -61,6 +61,15 @@ class _Transaction:
         self._unit.taken.append((context, held))
         return held_task(held)
 
+    def adopt(self, queue: str, held: Held) -> None:
+        """Make a claim of the same session part of this transaction; a transactional worker does."""
+        self._check()
+        self._taken(self._context_of(queue), held)
+
+    def disown(self, task_id: str) -> None:
+        """Let go of a claim that was adopted: who gave it settles it."""
+        self._unit.taken = [(context, held) for context, held in self._unit.taken if held.task_id != task_id]
+
     def _committed(self) -> None:
         self._open = False
         for context, held in self._unit.taken:
@@ -93,17 +102,6 @@ class UnitOfWork(_Transaction):
             context = self._context_of(queue)
             held = run(self._session, self._take(context, node, filter_method, selector, timeout))
             return self._taken(context, held)
-
-    def adopt(self, queue: str, held: Held) -> None:
-        """Make a claim of the same session part of this transaction; a transactional worker does."""
-        with self._lock:
-            self._check()
-            self._taken(self._context_of(queue), held)
-
-    def disown(self, task_id: str) -> None:
-        """Let go of a claim that was adopted: who gave it settles it."""
-        with self._lock:
-            self._unit.taken = [(context, held) for context, held in self._unit.taken if held.task_id != task_id]
 
     def put(self, queue: str, data: bytes | str, filters: Mapping[str, object] | None = None, **options: Any) -> str:
         """Remember a task to write on commit; returns its id. Nothing is written, but what is wrong is refused now."""

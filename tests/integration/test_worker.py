@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import (
+    AsyncUnitOfWork,
+    AsyncZkmq,
     ClaimLost,
     ConfigError,
     ConsumeTimes,
@@ -18,6 +21,7 @@ from airflow_provider_zkmq.engine import (
     Retry,
     RetryPolicy,
     Running,
+    RunningAsync,
     Snooze,
     Success,
     UnitOfWork,
@@ -316,3 +320,67 @@ def test_throttle_keeps_a_pause_between_two_tasks(q: Queue) -> None:
     worker.stop()
     worker.join()
     assert (worker.finished, q.counts()["inserted"]) == (1, 1)
+
+
+async def test_the_asynchronous_worker_does_the_same(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
+    """Coroutines settle by what they return or raise, side by side; they report progress; `until_empty` ends."""
+    q.configure(policy=ConsumeTimes(2))
+    for name in ("good", "bad", "snooze"):
+        q.enqueue(b"x", task_id=name)
+    met = asyncio.Event()
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
+
+        async def handler(task: RunningAsync) -> object:
+            await task.report(0.5, "half")
+            if task.id == "bad":
+                met.set()
+                raise ValueError("no")
+            await asyncio.wait_for(met.wait(), 20)
+            return Snooze(60) if task.id == "snooze" else "done"
+
+        worker = own.queue("census").worker(handler, threads=3)
+        await worker.run(until_empty=True)
+    assert {name: str(q.task(name).status) for name in ("good", "bad", "snooze")} == {
+        "good": "done-awaiting-gc",
+        "bad": "dead",
+        "snooze": "queued-with-backoff",
+    }
+    assert (worker.finished, worker.failed) == (1, 3)
+
+
+async def test_an_asynchronous_worker_stops_and_gives_back(zookeeper: str, root: str, q: Queue) -> None:
+    """After the grace a handler that goes on is cancelled, and its task is there for others, no attempt counted."""
+    q.enqueue(b"x", task_id="a")
+    begun = asyncio.Event()
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
+
+        async def handler(_task: RunningAsync) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        worker = own.queue("census").worker(handler, grace=0.1)
+        running = asyncio.create_task(worker.run())
+        await asyncio.wait_for(begun.wait(), 20)
+        assert [worker.stop(), worker.stop()] == [True, False]
+        await asyncio.wait_for(running, 20)
+    assert (q.task("a").status, q.task("a").attempt) == ("queued", 0)
+
+
+async def test_an_asynchronous_transactional_worker(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
+    """Its handler's puts come with its task's completion, or not at all; a lock is extended while it works."""
+    q.configure(policy=ConsumeTimes(1), lock=1)
+    q.enqueue(b"good")
+    q.enqueue(b"bad")
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
+
+        async def handler(task: RunningAsync, tx: AsyncUnitOfWork) -> None:
+            await tx.put("out", task.data)
+            await asyncio.sleep(2)  # longer than the lock: the work
+            if task.data == b"bad":
+                raise ValueError("no")
+
+        await own.queue("census").worker(handler, threads=2, transactional=True).run(until_empty=True)
+        with pytest.raises(ConfigError, match="coroutine"):
+            own.queue("census").worker(lambda _task: None)
+    assert [task.data for task in zk.queue("out").tasks()] == [b"good"]
+    assert (q.counts()["finished"], q.counts()["dead"]) == (1, 1)
