@@ -181,5 +181,5 @@ def test_mutex_times_are_this_machine_s(tmp_path: Path, monkeypatch: pytest.Monk
         message = next(queue.messages())
         assert message.try_lock("ann", 60)
         later = time.time() + 3600
-        monkeypatch.setattr("airflow_provider_zkmq.textqueue.file.time.time", lambda: later)
+        monkeypatch.setattr("airflow_provider_zkmq.textqueue.message.time.time", lambda: later)
         assert message.try_lock("bob", 60)
