@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self, cast
 
 from airflow_provider_zkmq.engine.aqueue import AsyncQueue
 from airflow_provider_zkmq.engine.config import DEFAULT_HOSTS, DEFAULT_ROOT, ConnectionConfig
 from airflow_provider_zkmq.engine.core.consumers import unregister
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.ops import Children
-from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts import new_context
 from airflow_provider_zkmq.engine.queue import Queue
 from airflow_provider_zkmq.engine.unit_of_work import AsyncUnitOfWork, UnitOfWork
 from airflow_provider_zkmq.engine.upkeep import Upkeep
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session, log
+
+#: Hosts that begin so are a folder of queue files on this machine; see `airflow_provider_zkmq.filequeue`.
+FILES: Final = "textqueue://"
 
 
 class _Client:
@@ -84,7 +87,13 @@ class Zkmq(_Client):
         (``"user:password"``: what is created then belongs to that user), ``tls`` (`Tls` or a mapping),
         ``session_timeout``, ``connect_timeout``, ``request_timeout`` (seconds). `gc`: take part in clean-up.
         Raises `ConfigError`, `Unavailable` (naming the hosts), `AccessDenied`.
+
+        ``textqueue:///path/dir`` instead of hosts: a `FileClient`, which has the same methods over files.
         """
+        if isinstance(hosts, str) and hosts.startswith(FILES):
+            from airflow_provider_zkmq.filequeue.client import FileClient
+
+            return cast("Self", FileClient.connect(hosts, root, gc=gc, **options))
         client = cls(ConnectionConfig.of(hosts, root, **options), gc=gc)
         client._session.start()
         return client
@@ -129,7 +138,12 @@ class AsyncZkmq(_Client):
 
     @classmethod
     def connect(cls, hosts: str = DEFAULT_HOSTS, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: Any) -> Self:
-        """A connection to be awaited or entered; the arguments are `Zkmq.connect`'s."""
+        """A connection to be awaited or entered; the arguments are `Zkmq.connect`'s, without files."""
+        if isinstance(hosts, str) and hosts.startswith(FILES):
+            msg = (
+                f"refused: queue files ({hosts}) have no asynchronous use (nor deferrable operators). ZooKeeper has it"
+            )
+            raise ConfigError(msg)
         return cls(ConnectionConfig.of(hosts, root, **options), gc=gc)
 
     async def _start(self) -> Self:

@@ -23,7 +23,8 @@ DEEP = b"[" * 100_000
     [
         {"policy": 3}, {"policy": {"x": 1}}, {"policy": {"attempts": 0}}, {"due": "x"}, {"index": 3}, {"lease": 5},
         {"attempt": True}, {"settled": [1]}, {"filters": {"a": 3}}, {"filters": []}, {"v": 2}, {"state": "odd"},
-        {"history": [{"x": 1}]}, {"history": 3}, {"settled": 3},
+        {"history": [{"x": 1}]}, {"history": 3}, {"settled": 3}, {"lock": "x"}, {"requeue": 1}, {"dedupe": "x"},
+        {"rank": "x"}, {"batch": 3}, {"bound": 1}, {"result": "x"}, {"requeue": None},
     ],
 )  # fmt: skip
 def test_a_state_record_with_a_wrong_field_is_corrupt(field: dict) -> None:
@@ -72,3 +73,26 @@ def test_foreign_znodes_stop_nobody(zookeeper: str) -> None:
         assert q.claim() is None
         assert q.collect_garbage(lifetime=0).collected == 1
         assert [task.id for task in q.tasks()] == []
+
+
+def test_foreign_znodes_with_an_id_or_a_batch_s_name_are_named(zookeeper: str) -> None:
+    """An enqueue that meets what is no task, and new fields that are malformed, are one error each, not a loop."""
+    root = fresh_root()
+    with Zkmq.connect(zookeeper, root=root, gc=False) as zk:
+        q = zk.queue("q")
+        q.enqueue(b"good", task_id="good")
+        client, base = zk._session.client, f"{root}/q"
+        client.create(f"{base}/tasks/torso", b"")
+        with pytest.raises(CorruptRecord, match="tasks/torso"):
+            q.enqueue(b"x", task_id="torso")
+        for name, data in (("lock", b"soon"), ("order", b"lifo"), ("task_gc_interval", b"\xff")):
+            client.set(f"{base}/conf/{name}", data)
+        for name in ("locks", "requeued", "batches-done"):
+            client.create(f"{base}/{name}/strange", b"{}")
+        client.create(f"{base}/batches/strange", b"not json")
+        claim = q.claim()
+        assert claim is not None
+        claim.complete()
+        assert q.collect_garbage(lifetime=0).ran
+        with pytest.raises(CorruptRecord, match="batches/strange"):
+            q.batch("strange")

@@ -23,6 +23,7 @@ from airflow_provider_zkmq.engine.core.ops import (
     Delete,
     Failure,
     Get,
+    GetMany,
     Multi,
     Node,
     Outcome,
@@ -35,7 +36,7 @@ from airflow_provider_zkmq.engine.core.records import TaskState
 from airflow_provider_zkmq.engine.core.states import Event, State, Status, step
 from airflow_provider_zkmq.engine.core.transact import refused, server_time, transact
 from airflow_provider_zkmq.engine.core.tree import Tree, due_of, pack, unpack
-from airflow_provider_zkmq.engine.errors import OutcomeUnknown, TaskTooLarge
+from airflow_provider_zkmq.engine.errors import CorruptRecord, OutcomeUnknown, TaskTooLarge
 
 #: Left beside a run in escrow for the record, whose texts may be ten past errors and one present, and for a result.
 ESCROW_ROOM: Final = 120_000
@@ -61,6 +62,7 @@ def meet(context: Context, tree: Tree, *, uncertain: bool) -> Procedure[Met | st
             msg = f"task {tree.task_id!r} was written or not, and what stood there has been collected meanwhile"
             raise OutcomeUnknown(msg)
         if node is None:
+            yield from _refuse_a_torso(context, tree.task_id)
             return Met.GONE
         state = TaskState.decode(path, node.data)
         ours = uncertain and state.place.endswith("/" + tree.entry)
@@ -72,6 +74,14 @@ def meet(context: Context, tree: Tree, *, uncertain: bool) -> Procedure[Met | st
             return str(status)
         if (yield from action(context, tree, node.stat.version, state)):
             return Met.WRITTEN
+
+
+def _refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
+    """Raise `CorruptRecord` for a znode that has the id and is no task; the id would never be free."""
+    nodes: list[Node | None] = yield GetMany((context.paths.task(task_id), context.paths.task(task_id, "state")))
+    if nodes[0] is not None and nodes[1] is None:
+        msg = f"{context.paths.task(task_id)} has no state: it is no task of ours; delete it, or choose another id"
+        raise CorruptRecord(msg)
 
 
 def _same_member(context: Context, tree: Tree, state: TaskState) -> Procedure[bool]:
