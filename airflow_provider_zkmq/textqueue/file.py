@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from airflow_provider_zkmq.textqueue import mutex
-from airflow_provider_zkmq.textqueue.errors import HostileFile, StaleMessage
+from airflow_provider_zkmq.textqueue.errors import HostileFile, StaleMessage, TextQueueError
 from airflow_provider_zkmq.textqueue.lines import BOM, Limits, scan, uses_crlf
 from airflow_provider_zkmq.textqueue.message import Message
 from airflow_provider_zkmq.textqueue.parse import BYTE, Record, Status, records
@@ -118,8 +118,20 @@ class TextQueue:
                 msg = "the first line of a file cannot end with a carriage return: it would tell how all its lines end"
                 raise ValueError(msg)
             gap = b"" if size == 0 or self._ends_whole(size) else newline
-            self._write(gap + data, size)
-            return size + len(gap)
+            return self._write_at_the_end(gap + data) - len(data)
+
+    def _write_at_the_end(self, data: bytes) -> int:
+        """One write where the file ends by then, since a person's shell may append meanwhile; where it ends afterwards."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            written = os.write(descriptor, data)
+            end = os.lseek(descriptor, 0, os.SEEK_CUR)
+        finally:
+            os.close(descriptor)
+        if written != len(data):
+            msg = f"{self.path}: only {written:,} of {len(data):,} bytes could be appended; is the disk full?"
+            raise TextQueueError(msg)
+        return end
 
     def _ends_whole(self, size: int) -> bool:
         return self.read(1, size - 1) == NEWLINE or (size == len(BOM) and self.read(size, 0) == BOM)
@@ -127,11 +139,14 @@ class TextQueue:
     def claim(self, owner: str, seconds: float, *, start: int = 0) -> Message | None:
         """Take the first queued message whose mutex is free or expired, for so long; None: there is none.
 
-        `settle` ends it. Messages without a mutex are left alone. `start` spares reading what has ended.
+        `settle` ends it. Messages without a mutex are left alone, and so are those that `owner` has already. `start`
+        spares reading what has ended.
         """
         for message in self.messages(start=start):
-            if any(map(mutex.is_mutex, message.variables)) and message.try_lock(owner, seconds):
-                return message
+            if any(map(mutex.is_mutex, message.variables)):
+                with self.locked():
+                    if not message.holds(owner) and message.try_lock(owner, seconds):
+                        return message
         return None
 
     def watch(self, stop: threading.Event, include: str | Collection[str] = QUEUED) -> Iterator[Message]:

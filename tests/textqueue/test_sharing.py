@@ -96,6 +96,7 @@ def test_a_message_s_mutex_has_an_owner_and_an_end(tmp_path: Path) -> None:
         eventually(lambda: second.try_lock("bob", 60))
         with pytest.raises(StaleMessage, match="ann does not have"):
             first.settle("ann", Status.PROCESSED)
+        assert queue.claim("bob", 60) is None
         second.settle("bob", None)
         assert second.variables[1].strip() == "mutex="
         assert first.try_lock("ann", 60) is True
@@ -129,6 +130,23 @@ def test_retries_are_counted_down_in_a_variable(tmp_path: Path) -> None:
         assert message.variables == ("retries=0 ",)
         with pytest.raises(TextQueueError, match="no variable 'tries'"):
             message.count_down("tries")
+
+
+def test_a_line_that_a_shell_appends_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shells know no lock: what one adds between the look at the file and the write stands there afterwards, too."""
+    path = tmp_path / "a.tq"
+    path.write_bytes(b"-one\n")
+
+    def meanwhile(self: TextQueue, size: int) -> bool:
+        with path.open("ab") as shell:
+            shell.write(b"-a person's\n")
+        return self.read(1, size - 1) == b"\n"
+
+    monkeypatch.setattr(TextQueue, "_ends_whole", meanwhile)
+    with TextQueue.open(path) as queue:
+        offset = queue.append("ours")
+        assert [it.text for it in queue.messages()] == ["one", "a person's", "ours"]
+        assert path.read_bytes()[offset:] == b"-ours\n"
 
 
 def test_a_reader_beside_an_appender_leaves_out_the_final_message(tmp_path: Path) -> None:

@@ -1,0 +1,151 @@
+"""A queue file, read whole and changed while its lock is held."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from airflow_provider_zkmq.engine.core.inspect import Task
+from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.errors import TaskNotFound
+from airflow_provider_zkmq.filequeue.conf import Conf, replace_file
+from airflow_provider_zkmq.filequeue.items import Item
+from airflow_provider_zkmq.filequeue.variables import ELSEWHERE, KEPT, MOVED, ROOMS, pad, quoted_result, spell, unquote
+from airflow_provider_zkmq.textqueue import Status, TextQueue
+from airflow_provider_zkmq.textqueue.file import ALL
+from airflow_provider_zkmq.textqueue.parse import BYTE, Record
+
+
+class Book:
+    """The tasks of a file by their ids, in the order of the lines, for as long as its lock is held."""
+
+    def __init__(self, file: TextQueue, conf: Conf) -> None:
+        self.file = file
+        self.conf = conf
+        self.now = time.time()
+        self.tasks: dict[str, Item] = {}
+        self.read()
+        copies = [item for item in self.tasks.values() if item.is_copy]
+        for item in copies:  # at once: their ids must not depend on what becomes of the tasks they were copied from
+            self._copy(item)
+        if copies:
+            self.read()
+
+    def read(self) -> None:
+        """Read the file, after a move that a crash cut off was brought to its end."""
+        items = self._items()
+        cut_off = [item for item in items if item.value(MOVED)]
+        for item in cut_off:
+            self._end_move(item, {other.message.offset: other for other in items})
+        self.tasks = name_all(self._items() if cut_off else items)
+
+    def _items(self) -> list[Item]:
+        return [Item(found) for found in self.file.messages(ALL) if found.status is not Status.COMMENT]
+
+    def find(self, task_id: str) -> Item:
+        """Raises `TaskNotFound`."""
+        try:
+            return self.tasks[task_id]
+        except KeyError:
+            msg = f"task {task_id!r} is not in {self.file.path}: never enqueued, or its line was deleted"
+            raise TaskNotFound(msg) from None
+
+    def state(self, item: Item) -> State:
+        """The state of a task now."""
+        return item.state(self.conf, self.now)
+
+    def task(self, item: Item) -> Task:
+        """What is known of a task."""
+        return item.task(self.conf, self.now, self._result(item))
+
+    def append(self, text: str | bytes, values: Mapping[str, str], more: list[str] | None = None) -> None:
+        """Add a message with its variables at the end."""
+        self.file.append(text, [*spell(values), *(more or [])])
+
+    # --- moving
+
+    def whole(self, item: Item) -> Item:
+        r"""The item with all its variables, each with its room.
+
+        A plain line, or one whose rooms an editor trimmed, is moved to the end, what stood there becoming a comment.
+        A copy of another task begins anew. The new message is written first; its ``\moved-from=<offset>`` says that
+        the old one does not count any more.
+        """
+        if item.whole:
+            return item
+        self._copy(item)
+        self.read()
+        return self.tasks[item.id]
+
+    def _copy(self, item: Item) -> None:
+        names = KEPT if item.is_copy else (*ROOMS, *KEPT)
+        values = {"id": item.id} | {name: item.value(name) for name in names}
+        came = pad(f"{MOVED}={item.message.offset}", len(MOVED) + 16)
+        self.append(item.message.data, values, [*item.foreign, came])
+
+    def _end_move(self, item: Item, others: Mapping[int, Item]) -> None:
+        old = others.get(item.number(MOVED))
+        if old is not None and old is not item and old.message.data == item.message.data:
+            self._comment_out(old)
+        item.set(MOVED, "")
+
+    def _comment_out(self, item: Item) -> None:
+        it = item.message
+        if it.status is Status.QUEUED:
+            head = BYTE[it.status] + it.data.split(b"\n")[0]
+            record = Record(it.status, it.offset, it.end, head, [])
+            self.file.overwrite(it.offset, head[:1], BYTE[Status.COMMENT], record, it.status)
+
+    # --- results
+
+    def _result(self, item: Item) -> bytes | None:
+        if item.message.status is not Status.PROCESSED:
+            return None
+        value = item.value("result")
+        if value != ELSEWHERE:
+            return unquote(value).encode("utf-8", "surrogateescape")
+        try:
+            return result_path(self.file.path, item.id).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def keep_result(self, item: Item, data: bytes) -> None:
+        """Keep a result in its variable, or in a file of its own where it is too large or no text."""
+        value = quoted_result(data)
+        if value == ELSEWHERE:
+            path = result_path(self.file.path, item.id)
+            path.parent.mkdir(exist_ok=True)
+            replace_file(path, data)
+        item.set("result", value)
+
+
+def result_path(queue: Path, task_id: str) -> Path:
+    """Where a task's result is, if it is not in the queue's file."""
+    return queue.with_name(f"{queue.stem}.results") / task_id
+
+
+def name_all(items: list[Item]) -> dict[str, Item]:
+    """The tasks by id. The later of two with one id is another run of it if the first has ended, else a copy.
+
+    Copies and lines without an id are named by their place: ``line-<offset>``.
+    """
+    tasks: dict[str, Item] = {}
+    nameless = []
+    for item in items:
+        name = item.own_id
+        if name is None or (name in tasks and tasks[name].message.status is Status.QUEUED):
+            nameless.append(item)
+            continue
+        item.id = name
+        tasks.pop(name, None)
+        tasks[name] = item
+    for item in nameless:
+        item.id = _free(f"line-{item.message.offset}", tasks)
+        tasks[item.id] = item
+    return dict(sorted(tasks.items(), key=lambda pair: pair[1].message.offset))
+
+
+def _free(name: str, used: Mapping[str, Item]) -> str:
+    names = (name if number == 1 else f"{name}-{number}" for number in range(1, len(used) + 2))
+    return next(candidate for candidate in names if candidate not in used)

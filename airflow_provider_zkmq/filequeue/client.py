@@ -1,0 +1,64 @@
+"""`FileClient`: what ``Zkmq.connect("textqueue:///path/dir")`` gives."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from airflow_provider_zkmq.engine.config import DEFAULT_ROOT, ConnectionConfig
+from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.zk.session import log
+from airflow_provider_zkmq.filequeue import settling
+from airflow_provider_zkmq.filequeue.folder import Folder
+from airflow_provider_zkmq.filequeue.queue import FileQueue
+from airflow_provider_zkmq.filequeue.refusals import SERVERS, TRANSACTIONS, refuse, refused
+
+
+class FileClient:
+    """A folder of queue files, with the interface of `Zkmq`; usable from several threads, and as a context manager."""
+
+    transaction = refused(TRANSACTIONS)
+
+    def __init__(self, url: str) -> None:
+        self.config = ConnectionConfig(hosts=url)
+        self._folder = Folder(url)
+
+    @classmethod
+    def connect(cls, url: str, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: Any) -> Self:
+        """Open a folder, made where it does not exist. `gc` does nothing.
+
+        Raises `ConfigError` for a URL that is not understood, and for what is said of servers (a root of its own, TLS,
+        credentials, time-outs); `Unavailable` where there can be no such folder.
+        """
+        del gc
+        given = sorted(name for name, value in options.items() if value is not None)
+        refuse({f"{SERVERS} ({', '.join(given)})": given, f"{SERVERS} (root)": root != DEFAULT_ROOT})
+        return cls(url)
+
+    def queue(self, name: str) -> FileQueue:
+        """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
+        return FileQueue(self._folder, name)
+
+    def queues(self) -> list[str]:
+        """The names of the files in the folder that are queues."""
+        return self._folder.queues()
+
+    def close(self) -> None:
+        """Give back what was claimed without a lease; its next claim is another attempt. Idempotent."""
+        for queue, task_id, token in list(self._folder.in_hand):
+            try:
+                self._folder.carry_out(queue, partial(settling.expire, task_id=task_id, token=token))
+            except ZkmqError as error:
+                log.info("giving back %r: %s", task_id, error)
+        self._folder.in_hand.clear()
+        self._folder.closed = True
+        self._folder.alarms.fire()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,90 @@
+"""A queue's configuration: ``<queue>.conf.json``, which may be missing; a person may edit it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.configure import ORDERS, seconds
+from airflow_provider_zkmq.engine.core.filters import FilterType, check_types, decode_types, encode_types
+from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.records import dump, load
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from airflow_provider_zkmq.filequeue.refusals import ENDLESS, refusal
+
+#: How long a claim holds without being extended, where neither it, nor its task, nor the queue says so.
+DEFAULT_LOCK: Final = 60.0
+#: The longest; its end must fit into a mutex's room.
+LONGEST_LOCK: Final = 1e8
+
+
+@dataclass(frozen=True, slots=True)
+class Conf:
+    """The declared filters, when failed tasks run again, and how long a claim holds (seconds)."""
+
+    types: Mapping[str, FilterType] = field(default_factory=dict)
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    lock: float = DEFAULT_LOCK
+
+    def changed(
+        self, filters: Mapping[str, FilterType] | None, policy: RetryPolicy | None, lock: object, order: str | None
+    ) -> Conf:
+        """This with what is given. Raises `ConfigError`; both of ZooKeeper's orders are that of the lines."""
+        if order is not None and order not in ORDERS:
+            msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
+            raise ConfigError(msg)
+        return replace(
+            self,
+            types=self.types if filters is None else check_types(filters),
+            policy=policy or self.policy,
+            lock=self.lock if lock is None else lock_span("lock", lock),
+        )
+
+
+def lock_span(what: str, value: object) -> float:
+    """How long a claim holds: more than 0 seconds. Raises `ConfigError`."""
+    span = seconds(what, value)
+    if span == 0:
+        raise refusal(ENDLESS)
+    if span > LONGEST_LOCK:
+        msg = f"{what} {value!r} is not allowed: at most {LONGEST_LOCK:.0f} seconds"
+        raise ConfigError(msg)
+    return span
+
+
+def read_conf(path: Path) -> Conf:
+    """The configuration; the defaults without the file. Raises `CorruptRecord`."""
+    try:
+        record = load(str(path), path.read_bytes())
+    except FileNotFoundError:
+        return Conf()
+    return Conf(
+        types=decode_types(str(path), dump(record.get("filters", {}))),
+        policy=RetryPolicy.decode(str(path), dump(record.get("policy", {}))),
+        lock=_lock(path, record.get("lock", DEFAULT_LOCK)),
+    )
+
+
+def _lock(path: Path, value: Any) -> float:
+    try:
+        return lock_span("lock", value)
+    except ConfigError as error:
+        msg = f"{path}: {error}"
+        raise CorruptRecord(msg) from error
+
+
+def write_conf(path: Path, conf: Conf) -> None:
+    """Put it in place of what was there; who reads meanwhile sees one or the other."""
+    record = {"filters": json.loads(encode_types(conf.types)), "policy": conf.policy.record(), "lock": conf.lock}
+    replace_file(path, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole, beside it first."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    beside.write_bytes(data)
+    beside.replace(path)

@@ -1,0 +1,106 @@
+"""The folder of the queue files: what the queues of one connection share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from airflow_provider_zkmq.engine.core.paths import check_name
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, SessionLost, Unavailable, ZkmqError
+from airflow_provider_zkmq.filequeue.book import Book
+from airflow_provider_zkmq.filequeue.conf import Conf, read_conf, write_conf
+from airflow_provider_zkmq.filequeue.follow import Alarms
+from airflow_provider_zkmq.textqueue import HostileFile, StaleMessage, TextQueue
+from airflow_provider_zkmq.textqueue.mutex import new_owner
+
+T = TypeVar("T")
+SCHEME: Final = "textqueue://"
+SUFFIX: Final = ".tq"
+#: How often a change is begun anew because somebody replaced the file meanwhile.
+TRIES: Final = 20
+
+
+class Folder:
+    """Opens the files; names the owner of what is claimed; remembers what that is.
+
+    Raises `ConfigError` for what is no absolute path, `Unavailable` where there can be no such folder.
+    """
+
+    def __init__(self, url: str) -> None:
+        path = url.removeprefix(SCHEME)
+        if not url.startswith(SCHEME) or not path.startswith("/") or "\0" in path:
+            msg = f"{url!r} is not understood: write textqueue:///path/dir, for a folder on this machine"
+            raise ConfigError(msg)
+        self.path = Path(path)
+        self.owner = new_owner()
+        self.alarms = Alarms()
+        self.closed = False
+        #: What was claimed without a lease: (queue, task id, token).
+        self.in_hand: set[tuple[str, str, int]] = set()
+        self._lock = threading.Lock()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            msg = f"{url}: {error}"
+            raise Unavailable(msg) from error
+
+    def file(self, queue: str) -> Path:
+        """A queue's file. Raises `ConfigError` for a bad name."""
+        return self.path / f"{check_name('queue name', queue)}{SUFFIX}"
+
+    def queues(self) -> list[str]:
+        """The names of the queues."""
+        return sorted(path.stem for path in self.path.glob(f"*{SUFFIX}") if path.is_file())
+
+    def hold(self, queue: str, task_id: str, token: int, *, held: bool) -> None:
+        """Remember, or forget, what is to be given back at the end."""
+        with self._lock:
+            (self.in_hand.add if held else self.in_hand.discard)((queue, task_id, token))
+
+    def carry_out(
+        self, queue: str, work: Callable[[Book], T], *, create: bool = False, missing: type[ZkmqError] = ConfigError
+    ) -> T:
+        """Do something with a queue's file while it is locked; from the start again if it is replaced meanwhile.
+
+        Raises `missing` where there is no file, unless it is to be made; `SessionLost` once the connection is closed;
+        `CorruptRecord` for a file that is no queue's or too large; `Unavailable` where it cannot be read or written.
+        """
+        if self.closed:
+            msg = f"the connection to {self.path} is closed"
+            raise SessionLost(msg)
+        path = self.file(queue)
+        try:
+            return self._try(path, work, create=create)
+        except FileNotFoundError:
+            msg = f"queue {queue!r} does not exist: {path}; create it with configure() or enqueue()"
+            raise missing(msg) from None
+        except HostileFile as error:
+            raise CorruptRecord(str(error)) from error
+        except OSError as error:
+            raise Unavailable(str(error)) from error
+
+    def _try(self, path: Path, work: Callable[[Book], T], *, create: bool) -> T:
+        for _ in range(TRIES):
+            try:
+                with TextQueue.open(path, create=create) as file, file.locked():
+                    return work(Book(file, read_conf(conf_path(path))))
+            except StaleMessage:
+                continue
+        msg = f"{path} is being written by something that does not respect its lock, such as an editor"
+        raise Unavailable(msg)
+
+    def configure(self, queue: str, change: Callable[[Conf], Conf]) -> None:
+        """Make the queue if it is not there, and change its configuration."""
+
+        def work(book: Book) -> None:
+            if (conf := change(book.conf)) != Conf() or conf_path(book.file.path).exists():
+                write_conf(conf_path(book.file.path), conf)
+
+        self.carry_out(queue, work, create=True)
+
+
+def conf_path(queue: Path) -> Path:
+    """Where a queue's configuration stands."""
+    return queue.with_name(f"{queue.stem}.conf.json")

@@ -1,0 +1,96 @@
+"""Enqueue: what a message becomes in the file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from airflow_provider_zkmq.engine.core.configure import lock_seconds, optional_seconds
+from airflow_provider_zkmq.engine.core.filters import parse_filters
+from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST
+from airflow_provider_zkmq.engine.core.paths import check_name
+from airflow_provider_zkmq.engine.core.records import Message, dump, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, TaskTooLarge
+from airflow_provider_zkmq.filequeue.book import Book
+from airflow_provider_zkmq.filequeue.conf import Conf, lock_span
+from airflow_provider_zkmq.filequeue.refusals import check_message
+from airflow_provider_zkmq.filequeue.variables import body_of, spell_time
+
+#: So much of a request ZooKeeper needs for itself, and for the task's record; the same limit holds here.
+OVERHEAD = 20_000
+
+
+@dataclass(slots=True)
+class Putting:
+    """Messages on their way into a file; carried on with, where the file is replaced meanwhile."""
+
+    messages: Sequence[Message]
+    ids: list[str] = field(init=False)
+    written: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.ids = [
+            new_id() if check_message(message).task_id is None else check_name("task id", message.task_id)
+            for message in self.messages
+        ]
+        twin, most = Counter(self.ids).most_common(1)[0] if self.ids else ("", 0)
+        if most > 1:
+            msg = f"task id {twin!r} stands twice in the same call; nothing was written"
+            raise ConfigError(msg)
+
+    def write(self, book: Book) -> list[str]:
+        """Validate every message, then append those whose ids are free; returns the ids in order.
+
+        Raises `ConfigError`, `TaskTooLarge`, and `DuplicateTask`, which tells what was refused and what was written.
+        """
+        spelled = [spell_message(book.conf, *pair) for pair in zip(self.messages, self.ids, strict=True)]
+        used = {name: book.task(book.tasks[name]) for name in self.ids if name in book.tasks}
+        theirs = {name: task for name, task in used.items() if name not in self.written}
+        refused = [name for name, task in theirs.items() if task.state is not State.FINISHED]
+        for name, (text, values) in zip(self.ids, spelled, strict=True):
+            if name in theirs and name not in refused:  # another run: its tokens go on, so that a late owner has none
+                values["claims"] = str(theirs[name].version)
+            if name not in refused and (name in theirs or name not in used):
+                book.append(text, values)
+                self.written.add(name)
+        if refused:
+            raise _duplicates(refused, str(used[refused[0]].status), [name for name in self.ids if name not in refused])
+        return self.ids
+
+
+def _duplicates(refused: list[str], status: str, enqueued: list[str]) -> DuplicateTask:
+    more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+    msg = f"task id {refused[0]!r}{more} is in use (status: {status}); choose another or delete its lines"
+    return DuplicateTask(msg, status=status, duplicates=refused, enqueued=enqueued)
+
+
+def new_id() -> str:
+    """An id that no other task has; later ones sort after earlier ones."""
+    return f"{time.time_ns():016x}-{os.urandom(4).hex()}"
+
+
+def spell_message(conf: Conf, message: Message, task_id: str) -> tuple[str, dict[str, str]]:
+    """A message's text and variables. Raises `ConfigError`, `TaskTooLarge`."""
+    data, metadata = encode_data("data", message.data), encode_metadata(message.metadata)
+    if (size := len(data) + len(metadata)) > MAX_REQUEST - OVERHEAD:
+        msg = f"task {task_id!r} has {size:,} bytes; as in ZooKeeper, {MAX_REQUEST - OVERHEAD:,} are taken"
+        raise TaskTooLarge(msg)
+    filters = parse_filters(conf.types, message.filters)
+    now, delay, lock = time.time(), optional_seconds("delay", message.delay), lock_seconds(message.lock)
+    body, encoding = body_of(data)
+    return body, {
+        "id": task_id,
+        "attempts": "0",
+        "claims": "0",
+        "due": spell_time(now + delay) if delay else "",
+        "enqueued": spell_time(now),
+        "filters": dump(filters).decode() if filters else "",
+        "metadata": metadata.decode() if message.metadata else "",
+        "policy": "" if message.policy is None else message.policy.encode().decode(),
+        "lock": "" if lock is None else repr(lock_span("lock", lock)),
+        "encoding": encoding,
+    }

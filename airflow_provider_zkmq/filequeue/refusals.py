@@ -1,0 +1,56 @@
+"""What queue files cannot promise: each is refused with one `ConfigError` that names it, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+from airflow_provider_zkmq.engine.core.records import Message
+from airflow_provider_zkmq.engine.errors import ConfigError
+
+TRANSACTIONS: Final = "transactions over several queues"
+BATCHES: Final = "batches (batch=, then=, wait_batch)"
+PRIORITIES: Final = "priorities: the order is that of the lines"
+UPDATES: Final = "updates of a queued task (update=): edit its line"
+ESCROW: Final = "a run in escrow (requeue=)"
+DEDUPE: Final = "dedupe windows (dedupe=)"
+PROGRESS: Final = "progress reports (progress, on_progress=)"
+COLLECTION: Final = "clean-up of finished tasks (task_gc_…=, collect_garbage, clear): delete their lines"
+PAUSES: Final = "pauses (pause, resume)"
+CANCELLING: Final = "cancellation: make its line a comment, with # for its first character"
+REDRIVING: Final = "redrives: give the line a - for its ! again"
+ENDLESS: Final = "claims that end with a session (lock=0): a lock needs an end"
+SERVERS: Final = "servers to speak to"
+EXPLAINING: Final = "explanations (explain): the file shows the task's variables"
+TREES: Final = "znodes (tree)"
+FINDING: Final = "waiting for tasks that match (find)"
+
+
+def refusal(what: str) -> ConfigError:
+    """The error that names what is refused, and who has it."""
+    return ConfigError(f"refused: a queue file (textqueue://) has no {what}. ZooKeeper has it: connect to host:port")
+
+
+def refused(what: str) -> Callable[..., NoReturn]:
+    """A method of the interface that raises `ConfigError`, whatever it is given."""
+
+    def method(*_given: Any, **_named: Any) -> NoReturn:
+        raise refusal(what)
+
+    return method
+
+
+def refuse(given: Mapping[str, object]) -> None:
+    """Raise `ConfigError` for the first thing that was asked for, by what is refused."""
+    for what, value in given.items():
+        if value:
+            raise refusal(what)
+
+
+def check_message(message: object) -> Message:
+    """A message that a file can hold. Raises `ConfigError`."""
+    if not isinstance(message, Message):
+        msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
+        raise ConfigError(msg)
+    refuse({PRIORITIES: message.priority, UPDATES: message.update, ESCROW: message.requeue})
+    return message

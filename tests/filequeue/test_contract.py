@@ -1,0 +1,284 @@
+"""The same calls over a file and over ZooKeeper: only the connection differs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine import (
+    ClaimLost,
+    ConfigError,
+    ConsumeTimes,
+    DuplicateTask,
+    Error,
+    Message,
+    Queue,
+    RetryPolicy,
+    Snooze,
+    TaskNotFound,
+    TaskTooLarge,
+    WaitTimeout,
+    Zkmq,
+)
+from tests.filequeue.conftest import CLASSES
+from tests.support import eventually, fresh_root
+
+
+@pytest.fixture(params=["file", "zookeeper"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """The arguments of `Zkmq.connect`: all that changes."""
+    if request.param == "file":
+        return {"hosts": f"textqueue://{tmp_path}/queues"}
+    return {"hosts": request.getfixturevalue("zookeeper"), "root": fresh_root()}
+
+
+@pytest.fixture
+def zk(where: dict[str, Any]) -> Iterator[Zkmq]:
+    with Zkmq.connect(**where, gc=False) as client:
+        yield client
+
+
+@pytest.fixture
+def q(zk: Zkmq) -> Queue:
+    queue = zk.queue("census")
+    queue.configure(filters={"performance_class": CLASSES}, policy=ConsumeTimes(2))
+    return queue
+
+
+def taken(q: Queue, **asked: Any) -> Any:
+    """The claim that is there."""
+    claim = q.claim(**asked)
+    assert claim is not None
+    return claim
+
+
+def test_the_life_of_tasks(zk: Zkmq, q: Queue) -> None:
+    """Enqueue with filters, claim by node and at_least, complete, fail to retry and death, release: as one story."""
+    ids = [q.enqueue(f"of {name}", {"performance_class": name}, task_id=name) for name in CLASSES.values]
+    assert ids == list(CLASSES.values)
+    assert q.counts() == {"inserted": 4, "scheduled": 0, "claimed": 0, "finished": 0, "dead": 0, "cancelled": 0}
+
+    assert taken(q, node={"performance_class": "performance"}).task.id == "performance"
+    claim = taken(q, node={"performance_class": "low"}, filter_method="at_least")
+    assert (claim.task.id, claim.task.data, claim.task.attempt) == ("low", b"of low", 1)
+    assert q.claim({"performance_class": "low"}, "at_least") is None
+    claim.complete("the result")
+    done = q.task("low")
+    assert (str(done.state), str(done.status), done.result, done.error) == (
+        "finished", "done-awaiting-gc", b"the result", None,
+    )  # fmt: skip
+    with pytest.raises(ClaimLost):
+        claim.complete("twice")
+
+    for attempt, state in ((1, "inserted"), (2, "dead")):
+        claim = taken(q, selector="performance_class==standard")
+        assert claim.task.attempt == attempt
+        assert claim.fail(ValueError("broken")) == state
+    assert q.task("standard").error == "ValueError: broken"
+
+    claim = taken(q, selector="performance_class>=high_performance")
+    claim.release()
+    assert (q.task("high_performance").attempt, str(q.task("high_performance").state)) == (0, "inserted")
+    assert taken(q).task.attempt == 1
+    with pytest.raises(ClaimLost):
+        claim.complete()
+
+    listed = {
+        state: [task.id for task in q.tasks(state=state)] for state in ("inserted", "claimed", "finished", "dead")
+    }
+    assert {state: sorted(ids) for state, ids in listed.items()} == {
+        "inserted": [], "claimed": ["high_performance", "performance"], "finished": ["low"], "dead": ["standard"],
+    }  # fmt: skip
+    assert q.counts() == {"inserted": 0, "scheduled": 0, "claimed": 2, "finished": 1, "dead": 1, "cancelled": 0}
+    assert [task.id for task in q.tasks(selector="performance_class<=low")] == ["low"]
+    assert zk.queues() == ["census"]
+
+
+def test_an_id_in_use_is_refused_until_its_task_is_finished(q: Queue) -> None:
+    """A queued, claimed or dead task keeps its id, and the others of the call are written; a finished one is run anew."""
+    q.enqueue("x", task_id="a")
+    with pytest.raises(DuplicateTask) as caught:
+        q.enqueue_many([Message("y", task_id="a"), Message("z", task_id="b")])
+    assert (caught.value.duplicates, caught.value.enqueued, caught.value.status) == (("a",), ("b",), "queued")
+    claim = taken(q)
+    with pytest.raises(DuplicateTask, match="locked"):
+        q.enqueue("y", task_id="a")
+    claim.complete("first")
+    assert q.enqueue("again", task_id="a") == "a"
+    task = q.task("a")
+    assert (task.data, str(task.state), task.attempt, task.result) == (b"again", "inserted", 0, None)
+    assert sorted(it.id for it in q.tasks()) == ["a", "b"]
+    taken(q).fail("gone", retry=False)
+    taken(q).fail("gone", retry=False)
+    with pytest.raises(DuplicateTask, match="dead"):
+        q.enqueue("y", task_id="a")
+
+
+def test_what_is_given_comes_back(q: Queue) -> None:
+    """Any bytes and texts as data and as results, metadata, a policy of the task's own; generated ids are its own."""
+    payloads = [b"", b"\xff\x00", "zwei\nZeilen\n", " -=!#\\ ", "ünï\r\n", b"x" * 5_000, "\u2028"]
+    ids = q.enqueue_many([Message(data, metadata={"k": [1, "ü"]}, policy=ConsumeTimes(1)) for data in payloads])
+    assert len(set(ids)) == len(payloads)
+    for task_id, data in zip(ids, payloads, strict=True):
+        raw = data.encode() if isinstance(data, str) else data
+        task = q.task(task_id)
+        assert (task.data, task.metadata) == (raw, {"k": [1, "ü"]})
+        claim = taken(q)
+        assert claim.task.data == raw
+        claim.complete(data)
+        assert q.task(claim.task.id).result == raw
+    with pytest.raises(TaskTooLarge):
+        q.enqueue(b"x" * 2_000_000)
+    q.enqueue("x", policy=ConsumeTimes(1))
+    claim = taken(q)
+    with pytest.raises(TaskTooLarge):
+        claim.complete(b"x" * 2_000_000)
+    assert claim.fail("once only") == "dead"
+
+
+def test_a_delay_and_a_backoff_put_a_task_off(q: Queue) -> None:
+    """A task is scheduled until its time has come, after an enqueue, a failure and a snooze; a waiting claim gets it."""
+    q.enqueue("x", task_id="a", delay=3600)
+    assert (q.claim(), q.counts()["scheduled"], q.task("a").due_ms is not None) == (None, 1, True)
+    q.enqueue("x", task_id="b", policy=RetryPolicy(attempts=3, factor=0, min_backoff=3600, max_backoff=3600))
+    assert taken(q).fail("later") == "inserted"
+    assert str(q.task("b").status) == "queued-with-backoff"
+    q.enqueue("x", task_id="c", delay=0.2)
+    claim = taken(q, timeout=20)
+    assert claim.task.id == "c"
+    claim.snooze(0.2)
+    assert str(q.task("c").status) == "queued-with-backoff"
+    assert taken(q, timeout=20).task.attempt == 1
+
+
+def test_tasks_are_waited_for(q: Queue) -> None:
+    """`wait` returns when all have ended, whichever way; sooner for a claim; it names what was not there in time."""
+    q.enqueue_many([Message("x", task_id=name) for name in ("a", "b")])
+    with pytest.raises(WaitTimeout) as caught:
+        q.wait(["a", "b"], timeout=0.1)
+    assert caught.value.left == ("a", "b")
+    with pytest.raises(TaskNotFound):
+        q.wait(["a", "none"], timeout=1)
+    found: list[list[str]] = []
+
+    def wait(event: str) -> threading.Thread:
+        thread = threading.Thread(target=lambda: found.append([str(it.state) for it in q.wait(["b", "a"], event)]))
+        thread.start()
+        return thread
+
+    claimed = wait("claim")
+    claims = [taken(q), taken(q)]
+    claimed.join(20)
+    ended = wait("completion")
+    claims[0].complete()
+    claims[1].fail("broken", retry=False)
+    ended.join(20)
+    assert found == [["claimed", "claimed"], ["dead", "finished"]]
+
+
+def test_a_waiting_claim_is_woken_by_an_enqueue(q: Queue) -> None:
+    """A claim that waits gets the task that another thread enqueues."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(taken(q, timeout=30).task.id))
+    thread.start()
+    q.enqueue("x", task_id="a")
+    thread.join(30)
+    assert found == ["a"]
+
+
+def test_a_worker_settles_by_what_its_handler_returns(q: Queue) -> None:
+    """Results, exceptions to the last attempt, Error and Snooze; `until_empty` ends when nothing is left to claim."""
+
+    def handler(task: Any) -> object:
+        if task.id == "raises":
+            raise RuntimeError("broken")
+        return {"plain": b"r", "error": Error("no"), "snooze": Snooze(3600)}[task.id]
+
+    q.enqueue_many([Message("x", task_id=name) for name in ("plain", "raises", "error", "snooze")])
+    worker = q.worker(handler, threads=2)
+    worker.run(until_empty=True)
+    tasks = {task.id: (str(task.status), task.attempt, task.error) for task in q.tasks()}
+    assert tasks == {
+        "plain": ("done-awaiting-gc", 1, None),
+        "raises": ("dead", 2, "RuntimeError: broken"),
+        "error": ("dead", 1, "no"),
+        "snooze": ("queued-with-backoff", 0, None),
+    }
+    assert (worker.finished, worker.failed) == (1, 4)
+
+
+def test_a_worker_that_waits_is_stopped(q: Queue) -> None:
+    """A worker with nothing to do handles what comes, and ends when it is told to; a bad node is refused at its start."""
+    done = threading.Event()
+    worker = q.worker(lambda _task: done.set())
+    worker.start()
+    q.enqueue("x", task_id="a")
+    assert done.wait(30)
+    eventually(lambda: q.task("a").state == "finished")
+    assert worker.stop()
+    worker.join()
+    with pytest.raises(ConfigError, match="not declared"):
+        q.worker(print, node={"colour": "red"}).run(until_empty=True)
+
+
+def test_a_claim_goes_by_its_token(q: Queue) -> None:
+    """Another holder of id and token settles it; a token of an earlier claim settles nothing, whatever the attempt."""
+    q.enqueue("x", task_id="a")
+    first = taken(q)
+    q.release("a", first.token)
+    second = taken(q)
+    assert second.task.attempt == 1
+    with pytest.raises(ClaimLost):
+        q.complete("a", first.token)
+    q.complete("a", second.token, "r")
+    assert q.task("a").result == b"r"
+    with pytest.raises(TaskNotFound):
+        q.complete("none", 1)
+
+
+def test_a_lease_that_ended_is_taken_over(q: Queue) -> None:
+    """A claim that is not extended in time goes to another, attempt + 1; its late owner changes nothing."""
+    q.enqueue("x", task_id="a")
+    late = taken(q, lease=0.5)
+    second = taken(q, timeout=20)
+    assert (second.task.id, second.task.attempt) == ("a", 2)
+    for settle in (late.complete, late.release, lambda: late.fail("x"), lambda: late.extend(60)):
+        with pytest.raises(ClaimLost):
+            settle()
+    second.extend(60)
+    second.complete("in time")
+    assert q.task("a").result == b"in time"
+
+
+def test_what_is_in_hand_at_the_end_is_given_back(where: dict[str, Any], q: Queue) -> None:
+    """A claim ends with its connection: the next one is another attempt."""
+    q.enqueue("x", task_id="a")
+    with Zkmq.connect(**where, gc=False) as other:
+        assert other.queue("census").claim() is not None
+    claim = q.claim(timeout=20)
+    assert claim is not None
+    assert claim.task.attempt == 2
+
+
+def test_bad_arguments_are_config_errors(zk: Zkmq, q: Queue) -> None:
+    """Names, filters, states, selectors and lists that are not understood; a queue that does not exist."""
+    for ask in (
+        lambda: zk.queue("a/b"),
+        lambda: q.enqueue("x", {"colour": "red"}),
+        lambda: q.enqueue("x", {"performance_class": "huge"}),
+        lambda: q.enqueue("x", task_id="a b"),
+        lambda: q.enqueue_many([Message("x", task_id="a"), Message("x", task_id="a")]),
+        lambda: q.tasks(state="broken"),
+        lambda: q.claim(selector="colour=="),
+        lambda: q.claim(timeout="soon"),
+        lambda: q.wait("a"),
+        lambda: zk.queue("none").counts(),
+    ):
+        with pytest.raises(ConfigError):
+            ask()
+    assert q.counts()["inserted"] == 0
+    assert zk.queues() == ["census"]

@@ -1,0 +1,104 @@
+"""A process that dies between any two writes of a call: the task goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_zkmq.engine import ClaimLost, RetryPolicy, Zkmq
+from airflow_provider_zkmq.filequeue import FileClaim
+from airflow_provider_zkmq.textqueue import TextQueue
+
+CALLS: dict[str, Callable[[FileClaim], object]] = {
+    "complete": lambda claim: claim.complete("r"),
+    "complete in a file": lambda claim: claim.complete(b"\xff" * 300),
+    "fail": lambda claim: claim.fail("broken", backoff=0.01),
+    "fail for good": lambda claim: claim.fail("broken", retry=False),
+    "release": lambda claim: claim.release(),
+    "extend": lambda claim: claim.extend(0.1),
+}
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+def crash_after(monkeypatch: pytest.MonkeyPatch, writes: int, call: Callable[[], object]) -> bool:
+    """Carry out so many writes of a call and no more; whether there were more."""
+    left = [writes]
+
+    def counting(write: Callable[..., object]) -> Callable[..., object]:
+        def counted(*args: object) -> object:
+            if left[0] == 0:
+                raise Crash
+            left[0] -= 1
+            return write(*args)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        for name in ("_write", "_write_at_the_end"):
+            patch.setattr(TextQueue, name, counting(getattr(TextQueue, name)))
+        try:
+            call()
+        except Crash:
+            return True
+    return False
+
+
+def goes_on(folder: Path) -> int:
+    """Claim what is there until it has ended; how often that was possible."""
+    with Zkmq.connect(f"textqueue://{folder}") as zk:
+        q = zk.queue("a")
+        claims = 0
+        while q.counts()["finished"] + q.counts()["dead"] == 0:
+            claim = q.claim(timeout=20)
+            if claim is not None:
+                claims += 1
+                claim.complete("r")
+        tasks = q.tasks()
+        assert [(task.data, str(task.state) in {"finished", "dead"}) for task in tasks] == [(b"do this", True)]
+        assert tasks[0].attempt <= 3
+        return claims
+
+
+@pytest.mark.parametrize("line", ["-do this\n", "whole", "held"])
+def test_a_claim_that_is_cut_off_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Of a plain line, a whole message, and one that another let expire: it is claimed again, once, and its text whole."""
+    for writes in range(20):
+        folder = tmp_path / str(writes)
+        q = Zkmq.connect(f"textqueue://{folder}").queue("a")
+        if line.startswith("-"):
+            q.path.write_text(line)
+        else:
+            q.enqueue("do this", policy=RetryPolicy(attempts=3, factor=0))
+        late = q.claim(lease=0.05) if line == "held" else None
+        crashed = crash_after(monkeypatch, writes, lambda q=q: q.claim(lease=0.05, timeout=5))
+        assert goes_on(folder) == 1
+        if late is not None:
+            with pytest.raises(ClaimLost):
+                late.complete("late")
+        if not crashed:
+            break
+    assert (crashed, writes) == (False, {"-do this\n": 6, "whole": 3, "held": 3}[line])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_settlement_that_is_cut_off_happened_or_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Either the task has ended, or it is claimed again, within its attempts."""
+    for writes in range(20):
+        folder = tmp_path / str(writes)
+        q = Zkmq.connect(f"textqueue://{folder}").queue("a")
+        q.enqueue("do this", policy=RetryPolicy(attempts=3, factor=0))
+        claim = q.claim(lease=0.5)
+        assert claim is not None
+        crashed = crash_after(monkeypatch, writes, lambda claim=claim: CALLS[name](claim))
+        assert goes_on(folder) <= 1
+        if not crashed:
+            break
+    assert not crashed
+    assert writes >= 1

@@ -1,0 +1,290 @@
+"""Files that people write and edit, and what they find in them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine import ClaimLost, ConsumeTimes, CorruptRecord, String, Unavailable, Zkmq
+from airflow_provider_zkmq.filequeue import FileClient, FileQueue
+from airflow_provider_zkmq.filequeue.book import Book
+from airflow_provider_zkmq.filequeue.conf import Conf
+from airflow_provider_zkmq.textqueue import Status, TextQueue
+from airflow_provider_zkmq.textqueue.file import ALL
+from tests.support import eventually
+
+
+def taken(q: FileQueue, **asked: Any) -> Any:
+    """The claim that is there."""
+    claim = q.claim(**asked)
+    assert claim is not None
+    return claim
+
+
+def trim(path: Path) -> None:
+    """What many editors do on saving: no line keeps its trailing spaces."""
+    path.write_bytes(re.sub(rb"[ ]+$", b"", path.read_bytes(), flags=re.MULTILINE))
+
+
+def test_a_task_is_a_message_that_people_can_read(q: FileQueue) -> None:
+    """The text as it is, then its variables; what is done to it is done in place, its first byte telling its state."""
+    q.enqueue("do this\nand that", {"performance_class": "low"}, task_id="a", metadata={"k": 1})
+    before = q.path.read_bytes()
+    lines = [line.rstrip() for line in before.decode().splitlines() if not line.startswith("\\enqueued=")]
+    assert lines == [
+        "-do this", " and that", "\\id=a", "\\attempts=0", "\\claims=0", "\\due=", "\\error=", "\\result=", "\\mutex=",
+        '\\filters={"performance_class":"low"}', '\\metadata={"k":1}',
+    ]  # fmt: skip
+    taken(q).complete("it went well")
+    after = q.path.read_bytes()
+    assert len(after) == len(before)
+    assert after.startswith(b"=do this\n and that\n\\id=a\n\\attempts=1 ")
+    assert b'\n\\result="it went well" ' in after
+    assert b"\n\\mutex=  " in after
+
+
+def test_a_plain_line_is_a_task(q: FileQueue) -> None:
+    """It has an id by its place; its claim makes a comment of it and a message with all the variables of it."""
+    q.path.write_text("# things to do\n-do this\n and that\n\\from=me\n=was done\n-second")
+    tasks = {task.id: (task.data, str(task.state)) for task in q.tasks()}
+    assert tasks == {
+        "line-15": (b"do this\nand that", "inserted"),
+        "line-43": (b"was done", "finished"),
+        "line-53": (b"second", "inserted"),
+    }
+    claim = taken(q)
+    assert (claim.task.id, claim.task.attempt, claim.task.data) == ("line-15", 1, b"do this\nand that")
+    taken(q).fail("no", retry=False)
+    claim.complete("yes")
+    assert q.wait(["line-15"])[0].result == b"yes"
+    assert {task.id: str(task.state) for task in q.tasks()} == {
+        "line-15": "finished", "line-43": "finished", "line-53": "dead",
+    }  # fmt: skip
+    text = q.path.read_text()
+    assert text.startswith("# things to do\n#do this\n and that\n\\from=me\n=was done\n#second\n")
+    assert text.count("\\from=me\n") == 2
+    assert q.claim() is None
+
+
+def test_a_plain_line_may_have_variables_of_ours(q: FileQueue) -> None:
+    """An id, filters and a time that a person wrote count; what is not understood counts as not being there."""
+    q.path.write_text(
+        '-a\n\\id=mine\n\\filters={"performance_class":"low"}\n\\due=2000-01-01\n'
+        "-b\n\\id=not a name\n\\attempts=many\n\\filters=[]\n\\metadata={\n\\due=soon\n\\policy=none\n\\lock=long\n"
+        "\\error=oops\n\\MUTEX=\n\\encoding=base64\n"
+    )
+    claim = taken(q, selector="performance_class==low")
+    assert (claim.task.id, claim.task.filters) == ("mine", {"performance_class": "low"})
+    other = taken(q)
+    assert (other.task.attempt, other.task.filters, other.task.metadata, other.task.error) == (1, {}, {}, "oops")
+    assert [str(task.state) for task in q.tasks()] == ["claimed", "claimed"]
+    other.complete()
+    claim.complete()
+
+
+def test_an_editor_that_trims_lines_loses_nothing(q: FileQueue) -> None:
+    """Ids, attempts, claims and results stay; a message whose rooms are gone is moved to the end when it is changed."""
+    for name in ("done", "held", "left"):
+        q.enqueue(name, task_id=name)
+    taken(q).complete("r")
+    claim = taken(q)
+    trim(q.path)
+    assert {task.id: (str(task.state), task.attempt) for task in q.tasks()} == {
+        "done": ("finished", 1), "held": ("claimed", 1), "left": ("inserted", 0),
+    }  # fmt: skip
+    claim.fail("busy", backoff=0)
+    trim(q.path)
+    for name in ("left", "held"):
+        again = taken(q)
+        assert again.task.id == name
+        again.complete("r")
+    assert {task.id: (task.attempt, task.result) for task in q.tasks()} == {
+        "done": (1, b"r"), "left": (1, b"r"), "held": (2, b"r"),
+    }  # fmt: skip
+
+
+def test_a_copy_is_a_task_of_its_own(q: FileQueue) -> None:
+    """A queued message that was copied has an id by its place and begins anew; one of a finished task is another run."""
+    q.enqueue("x", task_id="a", policy=ConsumeTimes(3))
+    taken(q).fail("busy", backoff=0)
+    block = q.path.read_text()
+    with q.path.open("a") as file:
+        file.write(block)
+    name = f"line-{len(block)}"
+    assert [task.id for task in q.tasks()] == ["a", name]
+    taken(q).complete()
+    copy = taken(q)
+    assert (copy.task.id, copy.task.attempt, copy.task.error) == (name, 1, None)
+    copy.complete()
+    with q.path.open("a") as file:
+        file.write(block)
+    claim = taken(q)
+    assert (claim.task.id, [task.id for task in q.tasks()]) == ("a", [name, "a"])
+
+
+def test_a_dead_task_is_revived_by_hand(q: FileQueue) -> None:
+    """A `-` for its `!` gives it one more try."""
+    q.enqueue("x", task_id="a", policy=ConsumeTimes(1))
+    taken(q).fail("broken")
+    q.path.write_bytes(b"-" + q.path.read_bytes()[1:])
+    assert str(q.task("a").state) == "inserted"
+    claim = taken(q)
+    assert (claim.task.attempt, claim.fail("again")) == (2, "dead")
+
+
+@pytest.mark.parametrize("step", ["appended", "commented out"])
+def test_a_move_that_was_cut_off_is_carried_on_with(folder: Path, files: FileClient, step: str) -> None:
+    """A crash between the steps of a move leaves one task, not two, and not none."""
+    q = files.queue("a")
+    q.path.write_text("-do this\n-and this\n")
+    offset = q.path.stat().st_size
+    with TextQueue.open(q.path) as file:
+        with file.locked():
+            book = Book(file, Conf())
+            book._end_move = lambda *_: None  # type: ignore[method-assign]  # what a crash leaves
+            with pytest.raises(AssertionError):
+                assert not book.whole(book.tasks["line-0"])
+        first = next(file.messages(ALL))
+        if step == "commented out":
+            first._mark(Status.COMMENT)
+    assert q.path.stat().st_size > offset
+    claims = [taken(q), taken(q)]
+    assert q.claim() is None
+    assert sorted((claim.task.id, claim.task.data) for claim in claims) == [
+        ("line-0", b"do this"), ("line-9", b"and this"),
+    ]  # fmt: skip
+    assert q.path.read_text().startswith("#do this\n")
+
+
+def test_an_editor_may_replace_the_file(q: FileQueue) -> None:
+    """Saved as another file of the same name, the queue goes on; who waits sees what was written into it."""
+    q.enqueue("x", task_id="a")
+    claim = taken(q)
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(taken(q, timeout=30).task.data.decode()))
+    thread.start()
+    beside = q.path.with_name("saved")
+    beside.write_bytes(q.path.read_bytes() + b"-one more\n")
+    beside.replace(q.path)
+    thread.join(30)
+    assert found == ["one more"]
+    claim.complete("r")
+    assert q.task("a").result == b"r"
+
+
+def test_a_deleted_line_is_no_task(q: FileQueue) -> None:
+    """Its claim is lost, and nothing else is touched; a worker goes on with the next task."""
+    q.enqueue("x", task_id="a")
+    claim = taken(q)
+    q.path.write_text("-other\n")
+    with pytest.raises(ClaimLost, match="deleted"):
+        claim.complete()
+    assert q.path.read_text() == "-other\n"
+
+    def handler(task: Any) -> None:
+        if task.data == b"other":
+            q.path.write_text("-next\n")
+
+    q.worker(handler).run(until_empty=True)
+    assert [(task.data, str(task.state)) for task in q.tasks()] == [(b"next", "finished")]
+
+
+def test_lines_may_end_as_on_windows(q: FileQueue) -> None:
+    """The tasks of such a file are claimed and settled, and its lines stay of one kind."""
+    q.path.write_bytes(b"# todo\r\n-do this\r\n and that\r\n")
+    q.enqueue("more\r\n", task_id="a")
+    assert [taken(q).task.data for _ in range(2)] == [b"do this\nand that", b"more\r\n"]
+    q.complete("a", 1, "r\r\n")
+    assert q.task("a").result == b"r\r\n"
+    raw = q.path.read_bytes()
+    assert raw.count(b"\n") == raw.count(b"\r\n")
+
+
+def test_a_long_error_ends_visibly(q: FileQueue) -> None:
+    """What exceeds the room is cut between characters and ends with …; the file keeps its size."""
+    q.enqueue("x", task_id="a")
+    claim = taken(q)
+    size = q.path.stat().st_size
+    claim.fail('ä"\n' * 1000, retry=False)
+    error = q.task("a").error
+    assert error is not None
+    assert error.endswith("…")
+    assert ('ä"\n' * 1000).startswith(error[:-1])
+    assert (len(error) > 60, q.path.stat().st_size) == (True, size)
+
+
+@pytest.mark.parametrize("result", [b"\xff\x00", b"x" * 500, "ö" * 120], ids=["binary", "long", "wide"])
+def test_a_result_that_does_not_fit_has_a_file_of_its_own(q: FileQueue, result: bytes | str) -> None:
+    """It stands beside the queue's file, which says so; without it the task has no result."""
+    raw = result if isinstance(result, bytes) else result.encode()
+    q.enqueue("x", task_id="a")
+    taken(q).complete(result)
+    beside = q.path.with_name("census.results") / "a"
+    assert (q.task("a").result, beside.read_bytes()) == (raw, raw)
+    assert b"\n\\result=@file " in q.path.read_bytes()
+    beside.unlink()
+    assert q.task("a").result is None
+
+
+def test_the_configuration_is_a_file_that_people_may_edit(q: FileQueue, files: FileClient) -> None:
+    """What stands in it counts at once; what is not understood is an error that names it."""
+    conf = q.path.with_name("census.conf.json")
+    conf.write_text('{"filters": {"size": {"type": "Integer"}}, "policy": {"attempts": 1}, "lock": 5}')
+    q.enqueue("x", {"size": 3}, task_id="a")
+    claim = taken(q, selector="size>=3")
+    assert (claim.span, claim.fail("broken")) == (5.0, "dead")
+    for broken in ("{", "[]", '{"filters": 5}', '{"policy": {"attempts": 0}}', '{"lock": "long"}'):
+        conf.write_text(broken)
+        with pytest.raises(CorruptRecord, match="census.conf.json"):
+            q.counts()
+    files.queue("plain").enqueue("x")
+    assert not q.path.with_name("plain.conf.json").exists()
+    files.queue("other").configure(filters={"kind": String()})
+    assert files.queues() == ["census", "other", "plain"]
+
+
+def test_what_cannot_be_opened_is_said(folder: Path, files: FileClient, tmp_path: Path) -> None:
+    """A folder in place of a file, a file in place of the folder."""
+    (folder / "a.tq").mkdir(parents=True)
+    with pytest.raises(Unavailable, match=r"a\.tq"):
+        files.queue("a").counts()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match="file"):
+        Zkmq.connect(f"textqueue://{tmp_path}/file")
+
+
+def test_the_last_claim_that_expires_ends_the_task(q: FileQueue) -> None:
+    """It is dead for who looks and who waits; the next claim marks it so."""
+    q.enqueue("x", task_id="a", policy=ConsumeTimes(1), lock=0.3)
+    claim = taken(q)
+    assert str(q.wait(["a"], timeout=20)[0].state) == "dead"
+    with pytest.raises(ClaimLost):
+        claim.complete()
+    assert (q.counts()["dead"], q.path.read_bytes()[:1]) == (1, b"-")
+    assert q.claim() is None
+    assert q.path.read_bytes()[:1] == b"!"
+    assert "not extended" in (q.task("a").error or "")
+
+
+def test_a_worker_extends_what_it_handles(q: FileQueue) -> None:
+    """A handler that takes longer than the lock keeps its task; without heartbeat it is another's."""
+    q.configure(lock=1.5)
+    for heartbeat in (True, False):
+        q.enqueue("x", task_id="a")
+        go_on = threading.Event()
+        worker = q.worker(lambda _task, wait=go_on.wait: wait(60) and "done", heartbeat=heartbeat)
+        worker.start()
+        eventually(lambda: q.task("a").state == "claimed")
+        other = q.claim(timeout=4)
+        assert (other is None) is heartbeat
+        if other is not None:
+            other.complete("done")
+        go_on.set()
+        q.wait(["a"], timeout=20)
+        worker.stop()
+        worker.join()
+        assert q.task("a").attempt == (1 if heartbeat else 2)
