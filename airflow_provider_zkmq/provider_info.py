@@ -21,7 +21,7 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "hooks": [_modules("hooks")],
-        "operators": [_modules("operators")],
+        "operators": [_modules("operators", "zkmq", "bridge")],
         "sensors": [_modules("sensors")],
         "triggers": [_modules("triggers")],
         "connection-types": [
@@ -44,8 +44,9 @@ def get_provider_info() -> dict[str, Any]:
     }
 
 
-def _modules(kind: str) -> dict[str, Any]:
-    return {"integration-name": _INTEGRATION, "python-modules": [f"airflow_provider_zkmq.{kind}.zkmq"]}
+def _modules(kind: str, *names: str) -> dict[str, Any]:
+    modules = [f"airflow_provider_zkmq.{kind}.{name}" for name in names or ("zkmq",)]
+    return {"integration-name": _INTEGRATION, "python-modules": modules}
 
 
 def _connection_fields() -> dict[str, Any]:

@@ -43,12 +43,20 @@ class TextQueue:
         self._threads = threading.RLock()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, create: bool = True, limits: Limits | None = None) -> Self:
-        """Open a file, made where it does not exist (unless `create` is False).
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        write: bool = True,
+        limits: Limits | None = None,
+    ) -> Self:
+        """Open a file, made where it does not exist (unless `create` is False); `write=False`: only to be read.
 
         Raises `OSError`, and `HostileFile` for a file that is too large or no plain file.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
+        flags |= os.O_CREAT if create and write else 0
         queue = cls(Path(path), os.open(path, flags, 0o644), limits or Limits())
         try:
             queue._check()

@@ -75,6 +75,22 @@ def test_the_guide_runs(zookeeper: str) -> None:
     assert "the queue is paused" in done.stdout
 
 
+def test_the_page_on_queue_files_redrives(zookeeper: str, tmp_path: Path) -> None:
+    """Its shell commands export a dead letter, fix it with an editor's means, and import it."""
+    (script,) = blocks("docs/textqueue.md", "sh")
+    done = subprocess.run(
+        ["sh", "-eu", "-c", script],
+        env=environment(zookeeper),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"queued"' in done.stdout
+    assert "Elm Street 7" in done.stdout
+
+
 def test_the_page_on_queue_files_runs(tmp_path: Path) -> None:
     """The blocks are one program, and the first example reads as its words say."""
     code = "".join(blocks("docs/textqueue.md", "python"))

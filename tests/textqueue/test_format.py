@@ -180,6 +180,19 @@ def test_appends_end_the_last_line_first_and_keep_the_file_s_line_ends(tmp_path:
             queue.append("x", ["a\nb"])
 
 
+def test_a_file_may_be_opened_to_be_read_only(tmp_path: Path) -> None:
+    """`write=False` reads what may not be written, makes no file, and marks nothing."""
+    path = written(tmp_path / "a.tq", b"-a\n")
+    path.chmod(0o444)
+    with TextQueue.open(path, write=False) as queue:
+        (message,) = queue.messages()
+        with pytest.raises(OSError, match=r"descriptor"):
+            message.mark_processed()
+    assert path.read_bytes() == b"-a\n"
+    with pytest.raises(FileNotFoundError):
+        TextQueue.open(tmp_path / "none.tq", write=False)
+
+
 def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
     """A line, a message, its variables, the file: each has a limit, and one error names it; no plain file is opened."""
     limits = Limits(line=100, lines=500, message=200, variables=3, file=10_000)

@@ -1,0 +1,137 @@
+"""A file back to the queue, each message for itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from airflow_provider_zkmq.bridge.entries import Entry, digest, payload_of, variables_of
+from airflow_provider_zkmq.bridge.exporting import origin
+from airflow_provider_zkmq.bridge.header import Origin
+from airflow_provider_zkmq.bridge.judging import Action, Step, judge
+from airflow_provider_zkmq.bridge.payload import Refusal
+from airflow_provider_zkmq.bridge.reading import BadFile, Refused, opened, read
+from airflow_provider_zkmq.engine.core.inspect import CHUNK, Task, read_many
+from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST
+from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, ZkmqError
+from airflow_provider_zkmq.engine.fronts import blocking
+from airflow_provider_zkmq.engine.queue import Queue
+from airflow_provider_zkmq.textqueue import TextQueue, TextQueueError
+
+#: The largest payload: the rest of a request is for the task's record with its history.
+MOST_BYTES = MAX_REQUEST - 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What was done with a task, or would be: ``redrive``, ``replace`` or ``drop``, and if its payload is new."""
+
+    id: str
+    action: Action
+    new_data: bool
+
+
+@dataclass(slots=True)
+class Imported:
+    """What became of a file's messages; in a dry run, what would. ``refused`` is in the order of the file."""
+
+    queue: str
+    dry_run: bool
+    applied: list[Applied] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    unchanged: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "queue": self.queue,
+            "applied": [{**asdict(it), "action": str(it.action)} for it in self.applied],
+            "refused": [asdict(it) for it in self.refused],
+            "unchanged": self.unchanged,
+            "dry_run": self.dry_run,
+        }
+
+
+def import_file(
+    queue: Queue, path: str | os.PathLike[str], dry_run: bool = False, *, elsewhere: bool = False
+) -> Imported:
+    """Do what a file asks for, each message for itself, in the order of the file.
+
+    A task is only touched as it was exported: whatever happened to it since refuses its message. The file is read
+    to its end before anything is written. `dry_run`: nothing is. `elsewhere`: also from another queue or root.
+
+    Raises:
+        BadFile: the file cannot be read as an export, or is another queue's; nothing was written.
+        ConfigError: the queue does not exist.
+        OSError: the file cannot be opened.
+        TransportError: ZooKeeper went away; the message says how many were applied. Importing again is safe.
+
+    """
+    with opened(path) as file:
+        draft = read(file)
+        _check_origin(file, draft.origin, blocking(origin)(queue)[0], elsewhere=elsewhere)
+        done = Imported(queue.name, dry_run, refused=draft.refused)
+        try:
+            for entry, task in _paired(queue, draft.entries):
+                _one(queue, file, entry, task, done)
+        except TransportError as error:
+            msg = f"{error}; {len(done.applied)} message(s) were applied before: import again, those will be refused"
+            raise type(error)(msg) from error
+    done.refused.sort(key=lambda it: it.offset)
+    return done
+
+
+def _check_origin(file: TextQueue, found: Origin | None, here: Origin, *, elsewhere: bool) -> None:
+    if elsewhere or found == here:
+        return
+    said = "does not say where its tasks are from" if found is None else f"is from {found.root}/{found.queue}"
+    raise BadFile(f"{file.path} {said}: to import it into {here.root}/{here.queue}, say so explicitly")
+
+
+def _paired(queue: Queue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | None]]:
+    """Each message with its task as it is now, read a few at a time."""
+    for start in range(0, len(entries), CHUNK):
+        chunk = entries[start : start + CHUNK]
+        tasks = {task.id: task for task in blocking(read_many)(queue, [entry.id for entry in chunk])}
+        for entry in chunk:
+            yield entry, tasks.get(entry.id)
+
+
+def _one(queue: Queue, file: TextQueue, entry: Entry, task: Task | None, done: Imported) -> None:
+    try:
+        step = judge(entry, task)
+        if step is None:
+            done.unchanged += 1
+            return
+        data = _payload(file, entry) if step.new_data else None
+        if not done.dry_run:
+            _carry_out(queue, entry, step, data)
+    except (TransportError, ConfigError):
+        raise
+    except (Refusal, ZkmqError, TextQueueError) as why:
+        done.refused.append(Refused(entry.id, entry.offset, entry.line, str(why)))
+    else:
+        done.applied.append(Applied(entry.id, step.action, step.new_data))
+
+
+def _payload(file: TextQueue, entry: Entry) -> bytes:
+    """Read a payload again. Raises `Refusal` where it is too large, or the file was written to since it was read."""
+    message = next(file.messages("all", start=entry.offset), None)
+    data = b"" if message is None else payload_of(message, variables_of(message))
+    if digest(data) != entry.digest:
+        raise Refusal("the file was changed while it was read; import it again")
+    if len(data) > MOST_BYTES:
+        raise Refusal(f"its payload has {len(data):,} bytes; ZooKeeper takes {MOST_BYTES:,}")
+    return data
+
+
+def _carry_out(queue: Queue, entry: Entry, step: Step, data: bytes | None) -> None:
+    match step.action:
+        case Action.REDRIVE:
+            queue.redrive(entry.id, version=entry.version, data=data)
+        case Action.REPLACE:
+            queue.replace(entry.id, data or b"", version=entry.version)
+        case Action.DROP:
+            queue.drop(entry.id, version=entry.version)

@@ -1,0 +1,146 @@
+"""`ZkmqExportOperator` and `ZkmqImportOperator`: tasks as a file that people edit, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_zkmq.bridge import export_queue, exported_from, import_file
+from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, ZkmqHook, flag
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_zkmq.bridge import Imported
+
+_SHOWN = 5
+
+
+class ZkmqExportOperator(BaseOperator):
+    """Writes a queue's dead letters to a file that a person can read and edit; its XCom is ``{"path", "tasks"}``.
+
+    The file is on the worker's machine, readable for its user alone, and appears whole or not at all.
+
+    Args:
+        path: the file, by custom ``….tq``.
+        state: ``"dead"``, ``"cancelled"`` or ``"inserted"``.
+        selector: only tasks whose filters it accepts.
+        limit: so many tasks at the most.
+        force: replace a file that is there already, as a second try of the task finds it; else that is an error.
+        zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
+        zkmq_conn_id: the Airflow connection.
+
+    """
+
+    template_fields: Sequence[str] = ("path", "state", "selector", "zkmq_queue", "zkmq_conn_id")
+    ui_color = "#e8f0e4"
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        state: str = "dead",
+        selector: str | None = None,
+        limit: int | None = None,
+        force: bool = False,
+        zkmq_queue: str | None = None,
+        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+        self.state = state
+        self.selector = selector
+        self.limit = limit
+        self.force = force
+        self.zkmq_queue = zkmq_queue
+        self.zkmq_conn_id = zkmq_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        """Write the file. Raises what `bridge.export_queue` does."""
+        with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+            queue = hook.queue()
+            count = export_queue(
+                queue, self.path, self.state, selector=self.selector or None, limit=self.limit, force=self.force
+            )
+        self.log.info("Exported %d %s task(s) of queue %r to %s", count, self.state, queue.name, self.path)
+        return {"path": str(self.path), "tasks": count}
+
+
+class ZkmqImportOperator(BaseOperator):
+    """Does what an edited export asks for; its XCom is the report.
+
+    The report is ``{"queue", "applied", "refused", "unchanged", "dry_run"}``. A message whose task has changed since
+    the export is refused, as is whatever this operator did before: a second import of a file does nothing twice.
+
+    Args:
+        path: the file.
+        dry_run: write nothing, report what would be done; a template may give the text of a truth value.
+        fail_on_refused: fail, without another try, when a message was refused; the others are carried out first.
+        zkmq_queue: import into this queue, whichever the file is from; None: the queue that the file names, which must
+            be under the connection's root.
+        zkmq_conn_id: the Airflow connection.
+
+    """
+
+    template_fields: Sequence[str] = ("path", "dry_run", "zkmq_queue", "zkmq_conn_id")
+    ui_color = "#e8f0e4"
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        dry_run: bool | str = False,
+        fail_on_refused: bool = True,
+        zkmq_queue: str | None = None,
+        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+        self.dry_run = dry_run
+        self.fail_on_refused = fail_on_refused
+        self.zkmq_queue = zkmq_queue
+        self.zkmq_conn_id = zkmq_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        """Import the file.
+
+        Raises:
+            AirflowFailException: messages were refused; it names the first few.
+            ZkmqError, OSError: what `bridge.import_file` raises.
+
+        """
+        dry_run = flag("dry_run", self.dry_run)
+        name = self.zkmq_queue or self._named()
+        with ZkmqHook(self.zkmq_conn_id, name) as hook:
+            done = import_file(hook.queue(), self.path, dry_run, elsewhere=bool(self.zkmq_queue))
+        self._tell(done)
+        if done.refused and self.fail_on_refused:
+            raise AirflowFailException(_refusals(self.path, done))
+        return done.as_dict()
+
+    def _named(self) -> str:
+        origin = exported_from(self.path)
+        if origin is None:
+            raise ConfigError(f"{self.path} does not say which queue its tasks are from: give zkmq_queue")
+        return origin.queue
+
+    def _tell(self, done: Imported) -> None:
+        verb = "Would apply" if done.dry_run else "Applied"
+        numbers = (len(done.applied), len(done.refused), done.unchanged)
+        self.log.info("%s %d message(s) of %s; %d refused, %d unchanged", verb, numbers[0], self.path, *numbers[1:])
+        for it in done.refused:
+            self.log.warning("Line %d, task %r: %s", it.line, it.id, it.reason)
+
+
+def _refusals(path: str, done: Imported) -> str:
+    told = [f"line {it.line}, task {it.id!r}: {it.reason}" for it in done.refused[:_SHOWN]]
+    more = [f"and {len(done.refused) - _SHOWN} more"] if len(done.refused) > _SHOWN else []
+    applied = "would be applied" if done.dry_run else "were applied"
+    head = f"{len(done.refused)} message(s) of {path} were refused, {len(done.applied)} {applied}"
+    return f"{head}: {'; '.join([*told, *more])}"
