@@ -1,4 +1,4 @@
-"""`ZkmqEnqueueOperator`: enqueue tasks from a DAG."""
+"""`ZkmqEnqueueOperator`: enqueue tasks from a DAG. The operators of the bridge are found here, too."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, WaitTimeout
 from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, ZkmqHook, check_batch, check_outcomes, flag, items_of
+from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_zkmq.engine.queue import Queue
+
+__all__ = ["ZkmqEnqueueOperator", "ZkmqExportOperator", "ZkmqImportOperator"]
 
 _KEYS = ("data", "filters", "priority", "delay", "task_id", "metadata", "policy", "lock", "update", "requeue")
 
