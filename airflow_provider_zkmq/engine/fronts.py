@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import random
 import socket
@@ -29,6 +30,7 @@ from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 Method = FilterMethod | Mapping[str, FilterMethod]
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Front:
@@ -80,7 +82,7 @@ def blocking(
     def method(self: Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return run(self._session, procedure(self._context, *args, **kwargs))
 
-    return method
+    return _signed(method, procedure, 1, "self")
 
 
 def awaitable(
@@ -92,7 +94,7 @@ def awaitable(
     async def method(self: Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await arun(self._session, procedure(self._context, *args, **kwargs))
 
-    return method
+    return _signed(method, procedure, 1, "self")
 
 
 class InHand:
@@ -136,7 +138,7 @@ def settling(
     def method(self: InHand, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return run(self._session, procedure(self._context, self._held, *args, **kwargs))
 
-    return method
+    return _signed(method, procedure, 2, "self")
 
 
 def settling_async(
@@ -148,7 +150,7 @@ def settling_async(
     async def method(self: InHand, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await arun(self._session, procedure(self._context, self._held, *args, **kwargs))
 
-    return method
+    return _signed(method, procedure, 2, "self")
 
 
 def by_token(
@@ -157,11 +159,21 @@ def by_token(
     """A procedure on a claim, for whoever knows the task's id and the claim's token: another process, say."""
 
     @functools.wraps(procedure)
-    def handed_over(context: Context, task_id: str, token: int, /, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:
+    def handed_over(context: Context, task_id: str, token: int, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:
         held = yield from current_claim(context, task_id, token)
         return (yield from procedure(context, held, *args, **kwargs))
 
-    return handed_over
+    # Callers may name the first two as well, which the type of a ParamSpec cannot say.
+    return _signed(handed_over, procedure, 2, "context", "task_id", "token")  # type: ignore[return-value]
+
+
+def _signed(method: F, procedure: Callable[..., Any], taken: int, *lead: str) -> F:
+    """A wrapper that shows the procedure's parameters, those that it provides itself replaced by `lead`."""
+    signature = inspect.signature(procedure)
+    own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in lead]
+    rest = list(signature.parameters.values())[taken:]
+    method.__signature__ = signature.replace(parameters=[*own, *rest])  # type: ignore[attr-defined]
+    return method
 
 
 def held_task(held: Held) -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pendulum
@@ -11,6 +12,7 @@ from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import (
     AllOf,
     AnyOf,
+    Claim,
     ClaimLost,
     ConfigError,
     ConsumeTimes,
@@ -435,3 +437,15 @@ def test_an_operator_s_change_is_refused_when_the_task_changed(q: Queue) -> None
     with pytest.raises(TaskNotFound):
         q.drop("b")
     assert q.counts()["dead"] == 0
+
+
+def test_what_is_settled_from_elsewhere_may_be_named(q: Queue) -> None:
+    """The settling methods take their arguments by name, and show them."""
+    q.enqueue(b"x", task_id="a")
+    claim = q.claim(lease=60)
+    assert claim is not None
+    q.extend(task_id="a", token=claim.token, lease=60)
+    q.complete(task_id="a", token=claim.token, result=b"r")
+    assert q.task(task_id="a").result == b"r"
+    assert list(inspect.signature(Queue.fail).parameters) == ["self", "task_id", "token", "error", "retry", "backoff"]
+    assert list(inspect.signature(Claim.fail).parameters) == ["self", "error", "retry", "backoff"]
