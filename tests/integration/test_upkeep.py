@@ -10,20 +10,28 @@ from tests.support import eventually
 
 
 def test_configuration_takes_effect_at_once_in_every_client(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
-    """A client that has read the configuration obeys what another one changes, from its next call on."""
+    """A client that has read the configuration obeys what another one changes, as soon as its watch has told it."""
     with Zkmq.connect(zookeeper, root=root, gc=False) as other:
         there = other.queue("census")
         assert there.claim() is None
+
+        def told() -> bool:
+            watch = there._context.conf_watch
+            return watch is not None and watch.fired
+
         q.configure(filters={"size": Integer()}, policy=RetryPolicy(attempts=1), lock=1)
+        eventually(told)
         there.enqueue(b"x", {"size": 3})
         first = there.claim(selector="size>=3")
         assert first is not None
         assert first._held.claim["lease"] == 1
         assert first.fail("once is enough") == "dead"
         q.pause()
+        eventually(told)
         there.enqueue(b"x")
         assert there.claim() is None
         q.resume()
+        eventually(told)
         assert there.claim() is not None
 
 
