@@ -29,7 +29,7 @@ def test_a_refusing_filter_is_named_for_each_live_consumer(zk: Zkmq, zookeeper: 
             "region==eu: the task has no 'region'; performance_class==low: the task's is 'high_performance'"
         )
         q.enqueue(b"x", {"region": "eu"}, task_id="b")
-        weak_takes_b = weak.queue("census").claim(selector="region==eu")
+        weak_takes_b = weak.queue("census").claim(selector="region==eu", timeout=20)
         assert weak_takes_b is not None
         assert "it is with consumer" in reasons(q, "b")
         q.enqueue(b"x", {"region": "eu"}, task_id="c")
