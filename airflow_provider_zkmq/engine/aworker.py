@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionL
 from airflow_provider_zkmq.engine.fronts import Method
 from airflow_provider_zkmq.engine.handling import Handler, RunningAsync, outcome_of
 from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.worker import BUSY_SECONDS, IDLE_SECONDS, KEEPER_SECONDS, RETRY_SECONDS
 from airflow_provider_zkmq.engine.zk.drivers import arun
 from airflow_provider_zkmq.engine.zk.session import log
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.aqueue import AsyncClaim, AsyncQueue
     from airflow_provider_zkmq.engine.unit_of_work import AsyncUnitOfWork
 
-RETRY_SECONDS = 0.5
-BUSY_SECONDS = 0.5
-IDLE_SECONDS = 30.0
-KEEPER_SECONDS = 1.0
 Outcome = Success | Error | Retry | Snooze
 
 
@@ -73,6 +70,7 @@ class AsyncWorker:
         self._throttle = seconds("throttle", throttle)
         self._transactional = transactional
         self._stopping = asyncio.Event()
+        self._wake = asyncio.Event()
         self._in_hand: dict[AsyncClaim, float] = {}
 
     async def run(self, *, until_empty: bool = False) -> None:
@@ -132,6 +130,8 @@ class AsyncWorker:
 
     async def _handle(self, claim: AsyncClaim) -> None:
         self._in_hand[claim] = time.monotonic()
+        self._wake.set()  # the keeper has one more to extend
+        transaction = None
         try:
             if self._stopping.is_set():
                 await claim.release()
@@ -145,7 +145,7 @@ class AsyncWorker:
             log.warning("task %r: %s", claim.task.id, error)
         except asyncio.CancelledError:
             with contextlib.suppress(ZkmqError):
-                await asyncio.shield(claim.release())
+                await asyncio.shield(_give_back(claim, transaction))
             raise
         finally:
             self._in_hand.pop(claim, None)
@@ -180,6 +180,7 @@ class AsyncWorker:
         """Rescue and promote while every slot is busy, and extend the locks and leases of what is in hand."""
         context, session = self.queue._context, self.queue._session  # noqa: SLF001
         while True:
+            self._wake.clear()
             try:
                 if context.consumer is not None and len(self._in_hand) >= self._threads:
                     await arun(session, tend(context))
@@ -191,13 +192,22 @@ class AsyncWorker:
             except ZkmqError as error:
                 log.info("looking after queue %r: %s", self.queue.name, error)
             spans = [claim._held.claim.get("lease") or KEEPER_SECONDS for claim in self._in_hand]  # noqa: SLF001
-            await asyncio.sleep(min([KEEPER_SECONDS, *(span / 6 for span in spans)]))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), min([KEEPER_SECONDS, *(span / 6 for span in spans)]))
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _give_back(claim: AsyncClaim, transaction: AsyncUnitOfWork | None) -> None:
+    """Release a task whose handler was cancelled, and whatever else its transaction had taken."""
+    if transaction is not None and transaction.open:
+        transaction.disown(claim.task.id)
+        await transaction.rollback()
+    await claim.release()
 
 
 async def _settle_once(claim: AsyncClaim, outcome: Outcome, transaction: AsyncUnitOfWork | None) -> bool:

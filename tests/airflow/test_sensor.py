@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -21,6 +20,7 @@ from airflow.sdk.exceptions import (
 from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from tests.airflow.conftest import Heard, finish, kill
+from tests.support import eventually
 
 
 def sensor(**arguments):
@@ -349,17 +349,10 @@ def test_progress_is_logged(queue, context, monkeypatch):
     threads = [threading.Thread(target=each.execute, args=[context]) for each in sensors]
     for thread in threads:
         thread.start()
-    until(lambda: log.lines == [f"Task {task_id}: 40 %, half way"])
+    eventually(lambda: log.lines == [f"Task {task_id}: 40 %, half way"])
     claim.progress(0.75)
-    until(lambda: log.lines[1:] == [f"Task {task_id}: 75 %"])
+    eventually(lambda: log.lines[1:] == [f"Task {task_id}: 75 %"])
     claim.complete()
     for thread in threads:
         thread.join()
     assert len(log.lines) == 2
-
-
-def until(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -384,3 +384,24 @@ async def test_an_asynchronous_transactional_worker(zk: Zkmq, zookeeper: str, ro
             own.queue("census").worker(lambda _task: None)
     assert [task.data for task in zk.queue("out").tasks()] == [b"good"]
     assert (q.counts()["finished"], q.counts()["dead"]) == (1, 1)
+
+
+async def test_an_asynchronous_handler_that_is_cancelled_leaves_no_lock(zookeeper: str, root: str, q: Queue) -> None:
+    """What its transaction had taken besides is given back, too, when the grace of a stop is over."""
+    q.enqueue(b"x", task_id="a")
+    q.enqueue(b"x", task_id="b")
+    begun = asyncio.Event()
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
+
+        async def handler(_task: RunningAsync, tx: AsyncUnitOfWork) -> None:
+            assert await tx.try_take("census") is not None
+            begun.set()
+            await asyncio.Event().wait()
+
+        worker = own.queue("census").worker(handler, grace=0.1, transactional=True)
+        running = asyncio.create_task(worker.run())
+        await asyncio.wait_for(begun.wait(), 20)
+        worker.stop()
+        await asyncio.wait_for(running, 20)
+        assert q.counts()["claimed"] == 0
+    assert q.counts()["inserted"] == 2

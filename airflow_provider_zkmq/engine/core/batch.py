@@ -160,8 +160,10 @@ def _close(context: Context, name: str) -> Procedure[bool]:
     multi = Multi((Delete(f"{base}/open"), done, *following, Create(context.paths.at(index))))
     outcome = yield from transact(multi, lambda: _closed(context, name))
     remember_opened(context, multi, outcome)
+    bucket_gone = failed_at(outcome, multi) == context.paths.at(index) and outcome.failure is Failure.NO_NODE
     return bool(outcome.committed) or not (
-        may_reopen(context, slots, multi, outcome)
+        bucket_gone
+        or may_reopen(context, slots, multi, outcome)
         or (yield from _then_is_in_use(context, base, record, multi, outcome))
     )
 
