@@ -27,6 +27,8 @@ from airflow_provider_zkmq.engine.core.ops import (
     Reconnect,
     SetData,
     Stat,
+    Sync,
+    Tell,
     Wait,
 )
 from airflow_provider_zkmq.engine.core.paths import Paths
@@ -233,8 +235,10 @@ def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
             return signal.count > seen
         case Pipeline(ops):
             return [execute(zk, session, item, faults) for item in ops]
-        case Reconnect():
+        case Reconnect() | Sync():
             return None
+        case Tell(call):
+            return call()
         case EnsureRoot(path):
             parts = path.strip("/").split("/")
             for depth in range(1, len(parts) + 1):
@@ -294,6 +298,7 @@ def new_context(zk: FakeZooKeeper, session: int, queue: str = "q", name: str = "
         session=lambda: session,
         report=lambda _path, _why: None,
         zxid=lambda: zk.zxid,
+        unwatch=lambda _path: None,
     )
     return Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, ThreadSignal(), {"name": name})
 

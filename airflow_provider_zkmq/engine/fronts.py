@@ -66,6 +66,7 @@ def new_context(session: Session, queue: str, consumer_name: str | None = None) 
             session=lambda: session.id,
             report=lambda path, why: log.warning("%s: %s", path, why),
             zxid=lambda: int(session.client.last_zxid),
+            unwatch=session.unwatch,
         ),
         signal=ThreadSignal(),
     )

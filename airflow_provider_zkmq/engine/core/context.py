@@ -86,6 +86,8 @@ class Runtime:
     report: Callable[[str, str], None]
     zxid: Callable[[], int]
     """The latest transaction that the session has seen."""
+    unwatch: Callable[[str], None]
+    """Nobody waits for changes of this znode's data any more: its watch may go. Does not wait, does not raise."""
 
 
 @dataclass(slots=True, eq=False)

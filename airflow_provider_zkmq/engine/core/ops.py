@@ -7,7 +7,7 @@ one. Reads that meet no znode give None; every other failure is thrown into the 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
@@ -113,7 +113,7 @@ class Outcome:
     """How a transaction ended: committed, refused at one operation, or unknown.
 
     ``time`` is the server's clock at commit in milliseconds, where the transaction set data (else None);
-    ``zxid`` likewise its number.
+    ``zxid`` likewise its number. ``sent``: when the driver sent the request, by its monotonic clock.
     """
 
     committed: bool
@@ -123,6 +123,7 @@ class Outcome:
     time: int | None = None
     zxid: int | None = None
     unknown: bool = False
+    sent: float | None = None
 
 
 # --- operations of a procedure
@@ -195,13 +196,40 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
+class Sync:
+    """Have the server that we are connected to catch up with its leader: what is read afterwards is not older."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Call a function of the user's, outside of the lock on the client's memory; what it raises is thrown."""
+
+    call: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
 class EnsureRoot:
     """Create a persistent path and its parents where missing."""
 
     path: str
 
 
-Op: TypeAlias = Get | Children | Exists | GetMany | Multi | CreateContainer | Pipeline | Wait | Reconnect | EnsureRoot
+Op: TypeAlias = (
+    Get
+    | Children
+    | Exists
+    | GetMany
+    | Multi
+    | CreateContainer
+    | Pipeline
+    | Wait
+    | Reconnect
+    | Sync
+    | Tell
+    | EnsureRoot
+)
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Op, Any, T]
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar, cast
 
 from kazoo.exceptions import NodeExistsError
 
-from airflow_provider_zkmq.engine.core.ops import EnsureRoot, Op, Pipeline, Procedure, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.ops import EnsureRoot, Op, Pipeline, Procedure, Reconnect, Sync, Tell, Wait
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.wire import LOST, UNKNOWN, WRITES, Request, failed, mapped, receive, submit
@@ -48,6 +48,11 @@ def _execute(session: Session, op: Op) -> Any:
             return _connected(session)
         case EnsureRoot(path):
             return _ensure(session, path)
+        case Sync(path):
+            _connected(session)
+            return session.client.sync_async(path).get(timeout=session.config.request_timeout)
+        case Tell(call):
+            return call()
         case _:
             return _pipeline(session, (op,))[0]
 
@@ -145,6 +150,11 @@ async def _aexecute(session: Session, op: Op) -> Any:
             return await _aconnected(session)
         case EnsureRoot(path):
             return await asyncio.to_thread(_ensure, session, path)
+        case Sync(path):
+            await _aconnected(session)
+            return await _ready(session.client.sync_async(path), session.config.request_timeout)
+        case Tell(call):
+            return call()
         case _:
             return (await _apipeline(session, (op,)))[0]
 

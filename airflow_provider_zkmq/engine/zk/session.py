@@ -108,6 +108,9 @@ class Session:
             self._watches.add(watch)
         return _Callback(watch, self)
 
+    def unwatch(self, path: str) -> None:
+        """Nobody waits for changes of this znode's data any more."""
+
     def discard(self, watch: Watch) -> None:
         """The watch has fired."""
         with self._lock:
