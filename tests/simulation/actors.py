@@ -210,6 +210,11 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
         client.hands.pop(held.token, None)
 
 
+def opener(client: Client) -> Program:
+    """Resumes a queue whose operator died while it was paused."""
+    yield from told(lambda: Call("resume", configure.resume(client.context())))
+
+
 def sweeper(client: Client, queue: str) -> Program:
     """Once the faults have stopped: takes whatever there is, and completes it."""
     context = client.context(queue)
