@@ -36,7 +36,9 @@ from airflow_provider_zkmq.engine.errors import TaskTooLarge
 
 START_MS: Final = 1_700_000_000_000
 #: What the server does not take for a znode's path.
-_BAD_PATH: Final = re.compile(r"[^/]|/.*//|//|.+/$|.*/\.{1,2}(/|$)|.*[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]", re.DOTALL)
+_BAD_PATH: Final = re.compile(
+    r"[^/]|/.*//|//|.+/$|.*/\.{1,2}(/|$)|.*[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]", re.DOTALL
+)
 Event: TypeAlias = tuple[str, str]
 Deliver: TypeAlias = Callable[[int, Watch], None]
 
