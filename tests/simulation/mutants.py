@@ -121,7 +121,16 @@ class Verdict:
 
 def hunt(mutant: Mutant, seconds: float = SECONDS, seed: str | None = None) -> Verdict:
     """Run schedules with the mutant until one finds it."""
-    command = [sys.executable, "-m", "tests.simulation", "--forever", "--seconds", str(seconds), "--mutant", mutant.name]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.simulation",
+        "--forever",
+        "--seconds",
+        str(seconds),
+        "--mutant",
+        mutant.name,
+    ]
     command += ["--seed", seed] if seed else []
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -319,5 +319,9 @@ def shrink(found: Result, tries: int = 400) -> Result:
 def report(found: Result) -> str:
     """A failing schedule for people: its seed, a short plan near it, and that one's trace."""
     short = shrink(found)
-    lines = [f"replay it: python -m tests.simulation --replay {found.plan.seed}", "a short one near it:", str(short.plan)]
+    lines = [
+        f"replay it: python -m tests.simulation --replay {found.plan.seed}",
+        "a short one near it:",
+        str(short.plan),
+    ]
     return "\n".join([*lines, *short.trace])

@@ -122,7 +122,12 @@ def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Du
         except CorruptRecord as error:
             quarantine(context, entry, str(error))
             continue
-        if node is not None and state is not None and state.index is not None and context.paths.at(state.index) == entry:
+        if (
+            node is not None
+            and state is not None
+            and state.index is not None
+            and context.paths.at(state.index) == entry
+        ):
             found.append(_Due(entry, entry_task(name) or "", node.stat.version, state))
         elif context.cached(bucket).fresh:  # no watch has fired, so that the entry still stands there
             quarantine(context, entry, "an entry whose task is not scheduled by it; stepped over")

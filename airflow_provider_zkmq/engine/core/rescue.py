@@ -118,7 +118,12 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
     except CorruptRecord as error:
         quarantine(context, path, str(error))
         state = None
-    if node is None or state is None or state.state is not State.CLAIMED or note not in notes_of(context, task_id, state):
+    if (
+        node is None
+        or state is None
+        or state.state is not State.CLAIMED
+        or note not in notes_of(context, task_id, state)
+    ):
         yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
         return False
     expired = note != context.paths.current(state.consumer or "", task_id)
