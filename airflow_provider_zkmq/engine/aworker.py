@@ -6,26 +6,26 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from airflow_provider_zkmq.engine.asettler import AsyncSettler
 from airflow_provider_zkmq.engine.core.configure import optional_seconds, seconds
-from airflow_provider_zkmq.engine.core.outcome import Handled, settle_outcome
+from airflow_provider_zkmq.engine.core.outcome import Handled
 from airflow_provider_zkmq.engine.core.rescue import tend
 from airflow_provider_zkmq.engine.core.selectors import Selector
 from airflow_provider_zkmq.engine.deliveries import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
-from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, TransportError, ZkmqError
+from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts import Method
-from airflow_provider_zkmq.engine.handling import Handler, RunningAsync, outcome_of
+from airflow_provider_zkmq.engine.handling import Handler, RunningAsync, check_options, outcome_of
 from airflow_provider_zkmq.engine.outcomes import Retry
 from airflow_provider_zkmq.engine.settler import RETRY_SECONDS
-from airflow_provider_zkmq.engine.unit_of_work import AsyncUnitOfWork, is_over
+from airflow_provider_zkmq.engine.unit_of_work import AsyncUnitOfWork
 from airflow_provider_zkmq.engine.worker import (
     BUSY_SECONDS,
     GIVE_UP_SECONDS,
     IDLE_SECONDS,
     KEEPER_SECONDS,
-    LEFT_SECONDS,
 )
 from airflow_provider_zkmq.engine.zk.drivers import arun
 from airflow_provider_zkmq.engine.zk.session import log
@@ -33,7 +33,6 @@ from airflow_provider_zkmq.engine.zk.session import log
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.aqueue import AsyncClaim, AsyncQueue
 
-T = TypeVar("T")
 #: How long a cancelled handler is waited for, and how often a task is told again to end.
 CANCEL_SECONDS = 1.0
 MOST_CANCELLATIONS = 3
@@ -61,20 +60,13 @@ class AsyncWorker:
         heartbeat: bool = True,
         throttle: object = 0,
     ) -> None:
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-            msg = f"threads {threads!r} is not allowed: a whole number, 1 or more"
-            raise ConfigError(msg)
+        check_options(threads, 1, lease, transactional=transactional)
         if not inspect.iscoroutinefunction(handler):
             msg = f"handler {handler!r} is no coroutine function: give one that takes a task and returns its result"
-            raise ConfigError(msg)
-        if transactional and lease is not None:
-            msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
             raise ConfigError(msg)
         self.queue = queue
         self.handler = handler
         self.grace = grace
-        self.finished = 0
-        self.failed = 0
         self._threads = threads
         self._asked: dict[str, Any] = {"node": node, "filter_method": filter_method, "selector": selector}
         self._lease = optional_seconds("lease", lease)
@@ -84,8 +76,18 @@ class AsyncWorker:
         self._stopping = asyncio.Event()
         self._pulse = asyncio.Event()
         self._deliveries = Deliveries()
-        self._chores: set[asyncio.Task[Any]] = set()
+        self._settler = AsyncSettler(queue._session, queue._context, self._deliveries)  # noqa: SLF001  the two are one piece
         self._error: ConfigError | None = None
+
+    @property
+    def finished(self) -> int:
+        """How many tasks were completed."""
+        return self._settler.finished
+
+    @property
+    def failed(self) -> int:
+        """How many deliveries ended otherwise."""
+        return self._settler.failed
 
     async def run(self, *, until_empty: bool = False) -> None:
         """Work until `stop` is called; `until_empty`: or until nothing that fits is left to claim.
@@ -119,24 +121,13 @@ class AsyncWorker:
 
     async def _wind_up(self, loops: list[asyncio.Task[None]], others: list[asyncio.Task[Any]]) -> None:
         """End what still runs; heartbeats last, as they go on until everything in hand is settled."""
-        self._stopping.set()
-        for task in loops:
-            task.cancel()
         try:
             await _end(loops)
-            if self._chores:
-                await asyncio.wait(set(self._chores), timeout=GIVE_UP_SECONDS)
+            await self._settler.wait(GIVE_UP_SECONDS)
         finally:
             for task in others:
                 task.cancel()
         await _end(others)
-
-    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Have something done whatever becomes of who asked for it."""
-        task = asyncio.create_task(work)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
-        return task
 
     # --- claiming
 
@@ -165,13 +156,13 @@ class AsyncWorker:
         try:
             await asyncio.wait({claiming, stopped}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._in_background(self._unclaim(claiming))
+            self._settler.in_background(self._unclaim(claiming))
             raise
         finally:
             stopped.cancel()
         if claiming.done():
             return None if claiming.cancelled() else claiming.result()
-        await asyncio.shield(self._in_background(self._unclaim(claiming)))
+        await asyncio.shield(self._settler.in_background(self._unclaim(claiming)))
         return None
 
     async def _unclaim(self, claiming: asyncio.Task[AsyncClaim | None]) -> None:
@@ -183,7 +174,7 @@ class AsyncWorker:
         if claim is not None:
             delivery = self._add(claim)
             self._deliveries.decide(delivery, NOT_BEGUN)
-            await self._settle(delivery)
+            await self._settler.settle(delivery)
 
     # --- handling
 
@@ -195,7 +186,7 @@ class AsyncWorker:
 
     def _begin(self, claim: AsyncClaim) -> AsyncUnitOfWork:
         """The transaction that the handler gets, with the claim in it."""
-        transaction = self.queue._begin()  # noqa: SLF001  the two are one piece
+        transaction = self.queue._begin()  # noqa: SLF001
         transaction.adopt(self.queue.name, claim._held)  # noqa: SLF001
         return transaction
 
@@ -206,7 +197,7 @@ class AsyncWorker:
         try:
             await asyncio.wait({calling})
         finally:  # also when cancelled
-            settling = self._in_background(self._end_delivery(delivery, calling))
+            settling = self._settler.in_background(self._end_delivery(delivery, calling))
         await asyncio.shield(settling)
 
     async def _call(self, delivery: Delivery) -> Handled:
@@ -234,48 +225,7 @@ class AsyncWorker:
             self._deliveries.decide(delivery, calling.result())
         else:
             self._deliveries.give_up(delivery)
-        await self._settle(delivery)
-
-    # --- settling
-
-    async def _settle(self, delivery: Delivery) -> None:
-        """Settle, however long ZooKeeper is away while the session lives: what was done must not be done again."""
-        try:
-            while not await self._try_to_settle(delivery):  # noqa: ASYNC110  the pause between two tries
-                await asyncio.sleep(RETRY_SECONDS)
-        except (ClaimLost, SessionLost) as error:
-            log.warning("task %r: %s", delivery.claim.task.id, error)
-        except Exception:  # noqa: BLE001  one task's trouble must not end the others
-            log.exception("task %r could not be settled; this will be tried again", delivery.claim.task.id)
-            self._in_background(self._settle_later(delivery))
-        finally:
-            self._deliveries.drop(delivery)
-
-    async def _settle_later(self, delivery: Delivery) -> None:
-        """What could not be settled by whatever means is tried again, while others are handled."""
-        await asyncio.sleep(LEFT_SECONDS)
-        delivery.progress.refusals = 0
-        await self._settle(delivery)
-
-    async def _try_to_settle(self, delivery: Delivery) -> bool:
-        """Whether it was possible; raises what says that there is nothing left to settle, or no way to."""
-        session = self.queue._session  # noqa: SLF001
-        try:
-            good = await self._settle_once(delivery)
-        except TransportError as error:
-            if isinstance(error, SessionLost) and is_over(session, delivery.claim._held):  # noqa: SLF001
-                raise
-            log.warning("worker on queue %r: %s; trying again", self.queue.name, error)
-            return False
-        self.finished += good and delivery.begun
-        self.failed += not good and delivery.begun
-        return True
-
-    async def _settle_once(self, delivery: Delivery) -> bool:
-        context, held, outcome = self.queue._context, delivery.claim._held, delivery.outcome or NOT_BEGUN  # noqa: SLF001
-        if delivery.transaction is not None:
-            return await delivery.transaction.settle(context, held, outcome, delivery.progress)  # type: ignore[no-any-return]
-        return await arun(self.queue._session, settle_outcome(context, held, outcome, None, delivery.progress))  # noqa: SLF001
+        await self._settler.settle(delivery)
 
     # --- the keeper and the heart: neither waits for the other
 

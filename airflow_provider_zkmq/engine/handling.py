@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_zkmq.engine.core.inspect import Task
 from airflow_provider_zkmq.engine.core.outcome import Handled
+from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 
 if TYPE_CHECKING:
@@ -73,6 +74,16 @@ class RunningAsync(Task):
     async def extend(self, lease: object) -> None:
         """See `Running.extend`."""
         await self._claim.extend(lease)
+
+
+def check_options(threads: object, least: int, lease: object, *, transactional: bool) -> None:
+    """What both workers refuse. Raises `ConfigError`."""
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < least:
+        msg = f"threads {threads!r} is not allowed: a whole number, {least} or more"
+        raise ConfigError(msg)
+    if transactional and lease is not None:
+        msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
+        raise ConfigError(msg)
 
 
 def outcome_of(returned: object) -> Handled:

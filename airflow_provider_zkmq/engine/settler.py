@@ -12,6 +12,8 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, Transpor
 from airflow_provider_zkmq.engine.zk.session import log
 
 RETRY_SECONDS: Final = 0.5
+#: The pause between two tries at settling what cannot be settled.
+LEFT_SECONDS: Final = 5.0
 
 
 class Settler:

@@ -15,10 +15,10 @@ from airflow_provider_zkmq.engine.core.selectors import Selector
 from airflow_provider_zkmq.engine.deliveries import NOT_BEGUN, Deliveries, Delivery
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts import Method, wanted
-from airflow_provider_zkmq.engine.handling import Handler, Running, call
+from airflow_provider_zkmq.engine.handling import Handler, Running, call, check_options
 from airflow_provider_zkmq.engine.heart import Heart
 from airflow_provider_zkmq.engine.monitoring import Looks, Monitor, tell
-from airflow_provider_zkmq.engine.settler import RETRY_SECONDS, Settler
+from airflow_provider_zkmq.engine.settler import LEFT_SECONDS, RETRY_SECONDS, Settler
 from airflow_provider_zkmq.engine.unit_of_work import UnitOfWork, is_over
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import log
@@ -31,8 +31,6 @@ BUSY_SECONDS = 0.5
 KEEPER_SECONDS = 1.0
 #: How long `join` waits beyond the grace for what is in hand to be settled.
 GIVE_UP_SECONDS = 2.0
-#: The pause between two tries at settling what cannot be settled.
-LEFT_SECONDS = 5.0
 
 
 class Worker:
@@ -78,14 +76,9 @@ class Worker:
         monitor: Monitor | None = None,
         auto_start: bool | float = False,
     ) -> None:
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
-            msg = f"threads {threads!r} is not allowed: a whole number, 0 or more"
-            raise ConfigError(msg)
+        check_options(threads, 0, lease, transactional=transactional)
         if not callable(handler) or inspect.iscoroutinefunction(handler):
             msg = f"handler {handler!r} is no plain function: give one that takes a task and returns its result"
-            raise ConfigError(msg)
-        if transactional and lease is not None:
-            msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
             raise ConfigError(msg)
         self.queue = queue
         self.handler = handler

@@ -26,6 +26,7 @@ from airflow_provider_zkmq.engine import (
     Worker,
     Zkmq,
     ZkmqError,
+    asettler,
     aworker,
     upkeep,
     worker,
@@ -708,3 +709,53 @@ def test_queues_are_added_while_others_are_cleaned_up(zookeeper: str, root: str)
         assert len(table._due) == 200
         assert table._thread is not None
         assert table._thread.is_alive()
+
+
+# --- what cannot be settled
+
+
+def _stumbling(settle: Any, failed: list[str]) -> Any:
+    def stumble(context: Any, held: Any, *rest: Any) -> Any:
+        if held.task_id == "bad" and not failed:
+            failed.append("bad")
+            raise RuntimeError("not now")
+        return settle(context, held, *rest)
+
+    return stumble
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_what_cannot_be_settled_is_tried_again(q: Queue, monkeypatch: pytest.MonkeyPatch, *, stops: bool) -> None:
+    """Later, or as the worker is stopped; meanwhile its thread handles other tasks, and it is not handled twice."""
+    failed: list[str] = []
+    monkeypatch.setattr(worker, "settle_outcome", _stumbling(worker.settle_outcome, failed))
+    q.enqueue(b"x", task_id="bad")
+    q.enqueue(b"x", task_id="good")
+    it = q.worker(lambda _task: "done")
+    it.start()
+    eventually(lambda: q.task("good").state == "finished")
+    if not stops:
+        eventually(lambda: q.task("bad").state == "finished")
+    it.stop()
+    in_time(it.join, 20)
+    assert (failed, q.task("bad").result, q.task("bad").attempt, it.finished) == (["bad"], b"done", 1, 2)
+
+
+async def test_what_a_coroutine_s_worker_cannot_settle_is_tried_again(
+    zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of the asynchronous worker."""
+    failed: list[str] = []
+    monkeypatch.setattr(asettler, "settle_outcome", _stumbling(asettler.settle_outcome, failed))
+    q.enqueue(b"x", task_id="bad")
+    q.enqueue(b"x", task_id="good")
+
+    async def handler(_task: object) -> str:
+        return "done"
+
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
+        it = own.queue("census").worker(handler)
+        for _ in range(2):  # a worker that has emptied its queue may run again
+            await asyncio.wait_for(it.run(until_empty=True), 20)
+        await asyncio.to_thread(eventually, lambda: q.task("bad").state == "finished")
+        assert (failed, q.task("bad").attempt, q.task("good").result, it.finished) == (["bad"], 1, b"done", 2)
