@@ -15,6 +15,7 @@ from airflow_provider_zkmq.engine.core.paths import Paths
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 
 CLOCK_TRUSTED_SECONDS: Final = 300.0
+MAX_QUARANTINE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,24 @@ class Context:
     next_due: float | None = None
     counter: int = 0
     mark: str = ""
+    unclosed: set[str] = field(default_factory=set)
+    """Batches whose last member we took off, and which the connection's loss kept us from closing."""
+    gc_lock: str | None = None
+    """What the maintenance lock holds when it is this client's: made before it is first sent, kept for good."""
+    gc_busy: bool = False
+    gc_left: bool = False
+    """A clean-up of this client was cut short or never heard of its end: its lock may still stand."""
+    unresolved: list[Any] = field(default_factory=list)
+    """Enqueues whose callers were not told what became of them, see `core.repeat`."""
+
+    def report(self, path: str, why: str) -> None:
+        """Tell of a foreign or damaged znode, once."""
+        if path in self.quarantine:
+            return
+        if len(self.quarantine) >= MAX_QUARANTINE:
+            self.quarantine.clear()
+        self.quarantine.add(path)
+        self.run.report(path, why)
 
     def new_watch(self) -> Watch:
         """A watch whose event wakes whoever waits for this queue."""

@@ -22,7 +22,7 @@ def lane_fits(context: Context, taker: Taker, name: str) -> Procedure[bool | Non
     if lane is None and is_shortened(name):
         lane = yield from _read_lane(context, name)
     if lane is None:
-        context.run.report(context.paths.at("queue", name), "no lane of ours; stepped over")
+        context.report(context.paths.at("queue", name), "no lane of ours; stepped over")
         return None
     if lane.filters is None:
         return False
@@ -36,7 +36,7 @@ def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
         try:
             lane = None if node is None else Lane.decode(path, node.data)
         except CorruptRecord as error:
-            context.run.report(path, str(error))
+            context.report(path, str(error))
             lane = None
         context.verdicts[path] = None if lane is None else dict(lane.filters or {})
     filters = context.verdicts[path]
@@ -66,5 +66,5 @@ def _filters(context: Context, path: str, node: Node) -> dict[str, str] | None:
     try:
         return dict(TaskState.decode(path, node.data).filters)
     except CorruptRecord as error:
-        context.run.report(path, str(error))
+        context.report(path, str(error))
         return None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from airflow_provider_zkmq.engine.core import again
-from airflow_provider_zkmq.engine.core.batch import close_batches
+from airflow_provider_zkmq.engine.core.closing import close_batches
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.consumers import heed
 from airflow_provider_zkmq.engine.core.context import Context, listing
@@ -95,7 +95,7 @@ def _rescue(context: Context, task_id: str, note: str) -> Procedure[bool]:
     try:
         state = None if node is None else TaskState.decode(path, node.data)
     except CorruptRecord as error:
-        context.run.report(path, str(error))
+        context.report(path, str(error))
         state = None
     held = state is not None and state.state is State.CLAIMED and note in notes_of(context, task_id, state)
     if node is None or state is None or not held:
@@ -168,7 +168,7 @@ def _note_lease(context: Context, path: str, node: Node) -> None:
     except (CorruptRecord, KeyError, TypeError, ValueError) as error:
         if path not in context.quarantine:
             context.quarantine.add(path)
-            context.run.report(path, f"no lease of ours: {error}")
+            context.report(path, f"no lease of ours: {error}")
 
 
 # --- scheduled tasks
@@ -191,7 +191,7 @@ def _promote_index(context: Context, index: str) -> Procedure[int]:
     for name in buckets:
         start = bucket_start(name)
         if start is None:
-            context.run.report(context.paths.at(index, name), "no bucket of ours; stepped over")
+            context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
         elif start > now:
             _wake_at(context, now, start)
             break
@@ -247,7 +247,7 @@ def _promote_one(context: Context, entry: str, task_id: str, path: str, node: No
         state = TaskState.decode(path, node.data)
     except CorruptRecord as error:
         context.quarantine.add(entry)
-        context.run.report(path, str(error))
+        context.report(path, str(error))
         return False
     if state.index is None or context.paths.at(state.index) != entry:
         return False
