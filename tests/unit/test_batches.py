@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import admin, batch, closing, enqueue, gc, settle, unit
-from airflow_provider_zkmq.engine.core.ops import Create, Delete, Exists
+from airflow_provider_zkmq.engine.core import admin, batch, closing, enqueue, gc, inspect, settle, unit
+from airflow_provider_zkmq.engine.core.ops import Create, Delete, Exists, Get, GetMany, Sync
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.states import State
 from airflow_provider_zkmq.engine.core.take import Held
@@ -167,3 +168,51 @@ def test_a_member_whose_batch_is_gone_goes_on_without_it(name: str) -> None:
     client.do(END[name](client, held))
     assert client.check()["a"].batch is None
     assert len(client.reports) == 1
+
+
+@pytest.mark.parametrize("part", ["open/a", "failed"])
+@pytest.mark.parametrize("name", [*END, "drop", "clear"])
+def test_a_batch_that_lacks_a_part_holds_up_no_member(name: str, part: str) -> None:
+    """The member's entry is missing, or the list of the failed: it is settled or deleted, and the batch ends."""
+    client = new_queue()
+    write(client, "a")
+    held = client.held() if name in END else None
+    client.zk.multi(0, (Delete(context_path(client, part)),))
+    procedures = {"drop": lambda: admin.drop(client.context, "a"), "clear": lambda: admin.clear(client.context)}
+    client.do(END[name](client, held) if held is not None else procedures[name]())
+    if held is None:
+        assert client.zk.names(client.context.paths.at("tasks")) == []
+    else:
+        assert client.state("a").state in {State.FINISHED, State.DEAD, State.CANCELLED}
+    client.do(gc.collect_garbage(client.context))
+    assert done(client)
+
+
+def context_path(client: Client, part: str) -> str:
+    return client.context.paths.batch("b", *part.split("/"))
+
+
+def test_a_batch_and_its_tasks_are_looked_for_again_before_they_are_not_found() -> None:
+    """A server that lags behind does not know them yet: it is asked to catch up before the answer is no."""
+    client = new_queue()
+    write(client, "a")
+    for procedure in (
+        batch.read_batch(client.context, "b"),
+        inspect.read_task(client.context, "a"),
+        admin.cancel(client.context, "a"),
+    ):
+        behind(client, procedure)
+    assert client.state("a").state is State.CANCELLED
+
+
+def behind(client: Client, procedure: Any) -> None:
+    """Carry a procedure out whose reads find nothing until the server is told to catch up."""
+    result, caught_up = None, False
+    with suppress(StopIteration):
+        while True:
+            op = procedure.send(result)
+            caught_up = caught_up or isinstance(op, Sync)
+            blind = not caught_up and isinstance(op, Get | GetMany)
+            missing = [None] * len(op.paths) if isinstance(op, GetMany) else None
+            result = missing if blind else client._execute(op, lambda _op: None)
+    assert caught_up

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -23,12 +24,13 @@ from airflow_provider_zkmq.engine.core.ops import (
     Outcome,
     Procedure,
     SetData,
+    Sync,
     WriteOp,
 )
 from airflow_provider_zkmq.engine.core.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.records import TaskState, encode_data
 from airflow_provider_zkmq.engine.core.states import Event, State, step
-from airflow_provider_zkmq.engine.core.transact import never, server_time, transact
+from airflow_provider_zkmq.engine.core.transact import failed_at, never, server_time, transact
 from airflow_provider_zkmq.engine.core.tries import Tries
 from airflow_provider_zkmq.engine.errors import CorruptRecord, IllegalTransition, TaskNotFound
 
@@ -39,6 +41,9 @@ def read_state(context: Context, task_id: str) -> Procedure[tuple[TaskState, Nod
     """A task's record. Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`."""
     path = context.paths.task(check_name("task id", task_id), "state")
     node: Node | None = yield Get(path)
+    if node is None:
+        yield Sync(path)  # the server that we read from may lag behind the one that was written to
+        node = yield Get(path)
     if node is None:
         msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)
@@ -150,8 +155,8 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
         if state.state is State.CLAIMED:
             msg = f"task {task_id!r} is claimed: it cannot be dropped; cancel it first"
             raise IllegalTransition(msg)
-        multi = Multi(tuple(_tree(context, task_id, state, node.stat.version)))
-        outcome = yield from transact(multi, partial(_dropped, context, task_id))
+        deletes = _tree(context, task_id, state, node.stat.version)
+        outcome, multi = yield from _past_batch(context, state, deletes, partial(_dropped, context, task_id))
         if outcome.committed:
             yield from close_after(context, state.batch)
             return
@@ -161,6 +166,19 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
 def _dropped(context: Context, task_id: str) -> Procedure[Outcome | None]:
     gone = (yield Exists(context.paths.task(task_id))) is None
     return Outcome(committed=True) if gone else None
+
+
+def _past_batch(
+    context: Context, state: TaskState, deletes: list[WriteOp], ours: Callable[[], Procedure[Outcome | None]]
+) -> Procedure[tuple[Outcome, Multi]]:
+    """Delete a task; also where it is no member of its batch any more."""
+    multi = Multi(tuple(deletes))
+    outcome = yield from transact(multi, ours)
+    path = failed_at(outcome, multi)
+    if state.batch is None or not path.startswith(context.paths.batch(state.batch) + "/"):
+        return outcome, multi
+    multi = Multi(tuple(op for op in deletes if op.path != path))
+    return (yield from transact(multi, ours)), multi
 
 
 def _tree(context: Context, task_id: str, state: TaskState, version: int, *, claim_gone: bool = False) -> list[WriteOp]:
@@ -205,8 +223,8 @@ def _delete_task(context: Context, task_id: str, node: Node | None, wanted: Stat
             if wanted is not None and state.state is not wanted:
                 return False
             gone = yield from _claim_gone(context, task_id, state)
-            multi = Multi(tuple(_tree(context, task_id, state, node.stat.version, claim_gone=gone)))
-            outcome = yield from transact(multi, never)
+            deletes = _tree(context, task_id, state, node.stat.version, claim_gone=gone)
+            outcome, multi = yield from _past_batch(context, state, deletes, never)
             if outcome.committed:
                 yield from close_after(context, state.batch)
                 return True

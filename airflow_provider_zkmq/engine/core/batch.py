@@ -27,6 +27,7 @@ from airflow_provider_zkmq.engine.core.ops import (
     Outcome,
     Procedure,
     SetData,
+    Sync,
     Wait,
     WriteOp,
 )
@@ -139,7 +140,11 @@ def seal_batch(context: Context, name: str, total: int) -> Procedure[None]:
 def read_batch(context: Context, name: str) -> Procedure[Batch]:
     """How a batch stands. Raises `TaskNotFound` for one that does not exist or was collected."""
     base = context.paths.batch(check_name("batch", name))
-    nodes: list[Node | None] = yield GetMany((base, f"{base}/open", f"{base}/open/{WRITING}"))
+    paths = (base, f"{base}/open", f"{base}/open/{WRITING}")
+    nodes: list[Node | None] = yield GetMany(paths)
+    if nodes[0] is None:
+        yield Sync(base)  # the server that we read from may lag behind
+        nodes = yield GetMany(paths)
     record, left, writing = nodes
     if record is None:
         msg = f"batch {name!r} is not in queue {context.queue!r}: never enqueued, or collected"

@@ -10,7 +10,7 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.lanes import is_lane, segments_of
-from airflow_provider_zkmq.engine.core.ops import Children, Exists, GetMany, Node, Pipeline, Procedure, Stat
+from airflow_provider_zkmq.engine.core.ops import Children, Exists, GetMany, Node, Pipeline, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.paths import SEPARATOR, check_name, entry_task
 from airflow_provider_zkmq.engine.core.records import Attempt, TaskState, load
 from airflow_provider_zkmq.engine.core.schedule import bucket_start
@@ -109,6 +109,9 @@ def read_task(context: Context, task_id: str) -> Procedure[Task]:
     """One task. Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`."""
     check_name("task id", task_id)
     found = yield from read_many(context, [task_id], strict=True)
+    if not found:
+        yield Sync(context.paths.task(task_id))  # the server that we read from may lag behind
+        found = yield from read_many(context, [task_id], strict=True)
     if not found:
         msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)

@@ -104,7 +104,7 @@ class Moving:
     claim_gone: bool = False
     """The claim's ephemeral vanished with its session."""
     noted: bool = False
-    """Its batch lists it among the failed already."""
+    """Its batch lists it among the failed already, or has no such list."""
 
 
 def raced(context: Context, it: Moving, outcome: Outcome, multi: Multi) -> bool:
@@ -148,12 +148,12 @@ def move(context: Context, it: Moving, after: TaskState) -> Procedure[tuple[Outc
 def _past_batch(context: Context, it: Moving, outcome: Outcome, multi: Multi) -> Moving | None:
     """How to go on where a move was refused at its batch, which must hold up no task; None: it was not.
 
-    A member that ended as failed before, in an earlier run of the same id, is noted already.
+    A member that ended as failed before, in an earlier run of the same id, is noted already; it leaves the open ones.
     """
     path, name = failed_at(outcome, multi), it.before.batch
     if name is None or not path.startswith(context.paths.batch(name) + "/"):
         return None
-    if outcome.failure is Failure.NODE_EXISTS and not it.noted:
+    if path == context.paths.batch(name, "failed", it.task_id) and not it.noted:
         return replace(it, noted=True)
     context.report(path, f"task {it.task_id!r} is no member of its batch any more; it goes on without it")
     return replace(it, before=replace(it.before, batch=None))

@@ -177,5 +177,6 @@ def queue_deleted(context: Context) -> ConfigError:
     context.conf_watch = None
     context.open_segments.clear()
     context.buckets.clear()
+    context.unresolved.clear()
     msg = f"queue {context.queue!r} was deleted under {context.root!r}; configure() creates it anew"
     return ConfigError(msg)

@@ -94,7 +94,8 @@ def told(context: Context, call: Call, procedure: Procedure[T]) -> Procedure[T]:
         _keep(context, call)
         ids = tuple(call.sent)
         names = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
-        msg = f"tasks of queue {context.queue!r} were written or not ({names}); make the same call again: {error}"
+        what = f"tasks of queue {context.queue!r} were written or not ({names})" if ids else "a batch was begun or not"
+        msg = f"{what}; make the same call again: {error}"
         raise OutcomeUnknown(msg, task_ids=ids) from error
     except BaseException:
         _keep(context, call)
