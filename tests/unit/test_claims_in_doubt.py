@@ -66,8 +66,9 @@ def test_a_claim_whose_reply_is_lost_is_handed_out(order, kind, wanted):
 @pytest.mark.parametrize("wanted", KINDS, ids=["bound", "leased"])
 @pytest.mark.parametrize("carried_out", [True, False])
 def test_a_claim_cut_off_at_any_operation_is_given_back(order, wanted, carried_out):
-    """Cut off before or after any of its operations, the task is handed out by the client's next claim; with one
-    attempt in all, which shows that the one nobody got was not counted.
+    """Cut off before or after any of its operations, the task is handed out by the client's next claim.
+
+    There is one attempt in all, which shows that the one nobody got was not counted.
     """
     for at in range(60):
         world = fresh(order)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from airflow_provider_zkmq.engine.core import again
-from airflow_provider_zkmq.engine.core.batch import close_batches
+from airflow_provider_zkmq.engine.core.closing import close_batches
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.consumers import heed
 from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing
@@ -22,7 +22,6 @@ from airflow_provider_zkmq.engine.core.paths import SEPARATOR
 from airflow_provider_zkmq.engine.core.promote import promote_due
 from airflow_provider_zkmq.engine.core.records import TaskState, load
 from airflow_provider_zkmq.engine.core.states import Event, State
-from airflow_provider_zkmq.engine.core.take import quarantine
 from airflow_provider_zkmq.engine.core.transact import server_time
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
@@ -116,7 +115,7 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
     try:
         state = None if node is None else TaskState.decode(path, node.data)
     except CorruptRecord as error:
-        quarantine(context, path, str(error))
+        context.report(path, str(error))
         state = None
     if (
         node is None
@@ -212,5 +211,5 @@ def _end_of(context: Context, path: str, node: Node) -> int | None:
     try:
         return node.stat.mtime + int(float(load(path, node.data)["seconds"]) * 1000)
     except (CorruptRecord, KeyError, TypeError, ValueError, OverflowError) as error:
-        quarantine(context, path, f"no lease of ours: {error}")
+        context.report(path, f"no lease of ours: {error}")
         return None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.batch import close_batch, membership
+from airflow_provider_zkmq.engine.core.batch import membership
+from airflow_provider_zkmq.engine.core.closing import close_after
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.context import Context, OpenSegment
 from airflow_provider_zkmq.engine.core.moves import departure, notes_of
@@ -23,14 +24,21 @@ from airflow_provider_zkmq.engine.core.ops import (
     WriteOp,
     request_size,
 )
-from airflow_provider_zkmq.engine.core.paths import entry_name
-from airflow_provider_zkmq.engine.core.place import may_reopen, open_segment, remember_opened, slot_ops
+from airflow_provider_zkmq.engine.core.place import (
+    known_bucket,
+    may_reopen,
+    open_segment,
+    queue_deleted,
+    remember_opened,
+    slot_ops,
+)
 from airflow_provider_zkmq.engine.core.records import Message, TaskState, encode_data
 from airflow_provider_zkmq.engine.core.recover import recover_record
 from airflow_provider_zkmq.engine.core.settle import fail, finished, let_go, result_op, still_ours
 from airflow_provider_zkmq.engine.core.take import Held
-from airflow_provider_zkmq.engine.core.transact import ensure_bucket, failed_at, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.transact import failed_at, refused, server_time, transact
 from airflow_provider_zkmq.engine.core.tree import Tree, prepare
+from airflow_provider_zkmq.engine.core.tries import Races
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,
@@ -73,7 +81,7 @@ def check_put(context: Context, message: Message) -> Procedure[Tree]:
     if tree.update or tree.requeue:
         msg = "a transaction can put new tasks only; update or requeue one outside of the transaction"
         raise ConfigError(msg)
-    if tree.delay > 0:
+    if tree.delay:
         msg = "a transaction cannot put a delayed task; enqueue it with delay= outside of the transaction"
         raise ConfigError(msg)
     return tree
@@ -89,6 +97,7 @@ def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]
     lost, `DuplicateTask`; in each case nothing happened.
     """
     data = b"" if result is None else encode_data("result", result)
+    races = Races()
     while not unit.ended:
         asked_again = unit.sent is not None
         built = unit.sent or (yield from _build(unit, data))
@@ -102,7 +111,7 @@ def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]
             remember_opened(context, multi, outcome)
         if outcome.committed:
             _end(unit)
-        elif not (yield from _may_retry(unit, built, multi, outcome)):
+        elif races.lost(outcome, multi) or not (yield from _may_retry(unit, built, multi, outcome)):
             raise _refusal(unit, multi, outcome)
     yield from _close_batches(unit)
     return [tree.task_id for _, tree in unit.put]
@@ -139,7 +148,7 @@ def _end(unit: Unit) -> None:
 
 def _close_batches(unit: Unit) -> Procedure[None]:
     for context, held in unit.taken:
-        yield from close_batch(context, held.state.batch)
+        yield from close_after(context, held.state.batch)
 
 
 def _build(unit: Unit, result: bytes) -> Procedure[_Built]:
@@ -165,10 +174,7 @@ def _take_ops(context: Context, held: Held, built: _Built, result: bytes) -> Pro
     before = held.state
     state = finished(context, held, now)
     index = context.paths.at(state.index or "")
-    bucket = index.rpartition("/")[0]
-    if bucket not in context.buckets:
-        yield from ensure_bucket(bucket)
-        context.buckets.add(bucket)
+    yield from known_bucket(context, state.index or "")
     built.indexes.append(index)
     built.ops += [
         SetData(context.paths.task(held.task_id, "state"), state.encode(), held.version),
@@ -199,8 +205,7 @@ def _ours(marks: Sequence[tuple[Context, str, str]]) -> Procedure[Outcome | None
         msg = f"task {task_id!r} of an interrupted commit has been collected meanwhile"
         raise OutcomeUnknown(msg)
     state = TaskState.decode(path, node.data)
-    entry = state.place.rpartition("/")[2]
-    return Outcome(committed=True) if mark in state.settled or entry == entry_name(mark, task_id) else None
+    return Outcome(committed=True) if mark in state.settled or state.entry.startswith(mark) else None
 
 
 def _may_retry(unit: Unit, built: _Built, multi: Multi, outcome: Outcome) -> Procedure[bool]:
@@ -209,6 +214,10 @@ def _may_retry(unit: Unit, built: _Built, multi: Multi, outcome: Outcome) -> Pro
     for context, held in unit.taken:
         if path == context.paths.task(held.task_id, "state") and outcome.failure is Failure.BAD_VERSION:
             yield from still_ours(context, held)
+            return True
+        if held.state.batch is not None and path.startswith(context.paths.batch(held.state.batch) + "/"):
+            context.report(path, f"task {held.task_id!r} is no member of its batch any more; it goes on without it")
+            held.state = replace(held.state, batch=None)
             return True
     for context, slot in built.slots:
         if may_reopen(context, [slot], multi, outcome):
@@ -228,6 +237,8 @@ def _refusal(unit: Unit, multi: Multi, outcome: Outcome) -> ZkmqError:
         ):
             return ClaimLost(f"the claim of task {held.task_id!r} was lost; nothing was committed")
     for context, tree in unit.put:
+        if outcome.failure is Failure.NO_NODE and path.startswith(context.paths.base + "/"):
+            return queue_deleted(context)
         if path == context.paths.task(tree.task_id):
             return DuplicateTask(
                 f"task id {tree.task_id!r} is in use; nothing was committed", duplicates=[tree.task_id]
