@@ -119,7 +119,8 @@ def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Du
         try:
             state = None if node is None else TaskState.decode(path, node.data)
         except CorruptRecord as error:
-            context.report(entry, str(error))
+            context.report(path, str(error))
+            context.quarantine.add(entry)
             continue
         if (
             node is not None

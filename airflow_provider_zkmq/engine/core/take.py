@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.context import Conf, Consumer, Context
+from airflow_provider_zkmq.engine.core.exhaust import bury_exhausted, used_up
 from airflow_provider_zkmq.engine.core.moves import lease_path
 from airflow_provider_zkmq.engine.core.ops import Exists, Failure, Get, GetMany, Multi, Node, Ops, Outcome, Procedure
 from airflow_provider_zkmq.engine.core.paths import SEPARATOR, entry_task
@@ -141,6 +142,9 @@ def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: i
         context.report(entry, str(error))
         return None
     if state.state is not State.INSERTED or state.index is not None or paths.entry(state.place) != entry:
+        return None
+    if used_up(taker.conf, state):  # its policy was lowered meanwhile
+        yield from bury_exhausted(context, task_id, node.stat.version, state, (yield from server_time(context)))
         return None
     if rank is not None:
         state = replace(state, rank=rank)
