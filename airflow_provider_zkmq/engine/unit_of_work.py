@@ -8,17 +8,18 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
+from airflow_provider_zkmq.engine.claiming import handed_over, handed_over_async
 from airflow_provider_zkmq.engine.core import unit
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.configure import seconds
 from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.giveback import give_back
 from airflow_provider_zkmq.engine.core.inspect import Task
 from airflow_provider_zkmq.engine.core.ops import Procedure
 from airflow_provider_zkmq.engine.core.outcome import Handled, Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.selectors import Selector
-from airflow_provider_zkmq.engine.core.settle import release
-from airflow_provider_zkmq.engine.core.take import Held
+from airflow_provider_zkmq.engine.core.take import Caller, Held
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.fronts import Method, held_task, wanted
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
@@ -64,22 +65,19 @@ class _Transaction:
 
     def _take(
         self, context: Context, node: Mapping[str, object] | None, filter_method: Method,
-        selector: Selector | str | None, timeout: object,
+        selector: Selector | str | None, timeout: object, caller: Caller,
     ) -> Procedure[Held | None]:  # fmt: skip
         span = seconds("timeout", timeout)
         asked = yield from wanted(context, node, filter_method, selector, None)
         self._contexts.add(context)
-        held = yield from claim(context, asked, span, lambda: not self._open)
+        held = yield from claim(context, asked, span, lambda: not self._open or caller.left, caller)
         if held is None or self._open:
             return held
-        self._unit.taken.append((context, held))  # closed while this waited: should this fail, the rollback does it
-        yield from release(context, held)
-        self._unit.taken.remove((context, held))
+        caller.left = True  # closed while this waited: what it got is nobody's
+        yield from give_back(context)
         return None
 
-    def _taken(self, context: Context, held: Held | None) -> Task | None:
-        if held is None:
-            return None
+    def _taken(self, context: Context, held: Held) -> Task:
         self._session_id = self._session_id or held.session
         self._unit.taken.append((context, held))
         return held_task(held)
@@ -120,8 +118,12 @@ class UnitOfWork(_Transaction):
         with self._lock:
             self._check()
             context = self._context_of(queue)
-            held = run(self._session, self._take(context, node, filter_method, selector, timeout))
-            return self._taken(context, held)
+            return handed_over(
+                self._session,
+                context,
+                lambda caller: self._take(context, node, filter_method, selector, timeout, caller),
+                lambda held: self._taken(context, held),
+            )
 
     def put(self, queue: str, data: bytes | str, filters: Mapping[str, object] | None = None, **options: Any) -> str:
         """Remember a task to write on commit; returns its id. Nothing is written, but what is wrong is refused now."""
@@ -195,8 +197,12 @@ class AsyncUnitOfWork(_Transaction):
         async with self._lock:
             self._check()
             context = self._context_of(queue)
-            held = await arun(self._session, self._take(context, node, filter_method, selector, timeout))
-            return self._taken(context, held)
+            return await handed_over_async(
+                self._session,
+                context,
+                lambda caller: self._take(context, node, filter_method, selector, timeout, caller),
+                lambda held: self._taken(context, held),
+            )
 
     async def put(
         self, queue: str, data: bytes | str, filters: Mapping[str, object] | None = None, **options: Any
