@@ -20,9 +20,11 @@ from airflow_provider_zkmq.engine.core import (
     wait,
 )
 from airflow_provider_zkmq.engine.core.filters import OrderedEnum
+from airflow_provider_zkmq.engine.core.outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.selectors import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
+from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 from tests.simulation.parts import Call, Client, Pause
 from tests.simulation.world import World
 
@@ -135,6 +137,40 @@ def handle(client: Client, held: Any, rand: random.Random) -> Program:
     yield from until_settled(client, held, lambda: Call(name, make[verb](), {"queue": "q", "held": held}))
 
 
+def worker(client: Client, rand: random.Random, rounds: int) -> Program:
+    """A worker's thread: what its handler does settles the task, in a transaction or not; its keeper is `keeper`."""
+    transactional = rand.random() < 0.4
+    lease = None if transactional else rand.choice([None, 6.0])
+    for _ in range(rounds):
+        call = yield claiming(client, lease=lease, selector=None, timeout=rand.choice([0.0, 20.0]))
+        assert call is not None
+        if call.ok and call.value is not None:
+            yield from work(client, call.value, rand, transactional=transactional)
+        elif isinstance(call.error, TransportError):
+            yield Pause(0.5)
+
+
+def work(client: Client, held: Any, rand: random.Random, *, transactional: bool) -> Program:
+    """Handle a task, and settle it by what became of it; cut off, it goes on where it was."""
+    context = client.context()
+    client.hands[held.token] = held
+    taken = unit.Unit([(context, held)]) if transactional else None
+    if taken is not None and rand.random() < 0.5:
+        out = client.context("r")
+        checked = yield from told(lambda: Call("put", unit.check_put(out, Message(b"out"))))
+        if checked.ok:
+            taken.put.append((out, checked.value))
+    yield Pause(rand.choice([0, 0.01, 1.0, 7.0]))
+    outcome = rand.choice(
+        [Success(b"r"), Success(b"r"), Success(b"r", dedupe=2), Retry("e"), Error("e"), Snooze(1), Snooze(-1)]
+    )
+    progress = Settlement()
+    about = {"queue": "q", "held": held}
+    yield from until_settled(
+        client, held, lambda: Call("settle", settle_outcome(context, held, outcome, taken, progress), about)
+    )
+
+
 def until_settled(client: Client, held: Any, make: Any) -> Program:
     """Settle, however often it takes: a worker does not let go of what it has done."""
     while True:
@@ -153,6 +189,7 @@ def keeper(client: Client) -> Program:
         for held in list(client.hands.values()):
             span = held.claim.get("lease")
             if span and not held.lost:
+                client.kept.setdefault(held.token, client.world.now)
                 yield Call("extend", settle.extend(client.context(), held, span), {"queue": "q", "held": held})
         if client.context().consumer is not None:
             yield Call("tend", rescue.tend(client.context()))
@@ -214,9 +251,11 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
         yield Pause(rand.choice([0, 1.0]))
         good = number % 3 != 2
         while True:
-            done = yield Call(
-                "commit" if good else "rollback", unit.commit(work, b"r") if good else unit.rollback(work)
-            )
+            about = {"queue": "q", "held": held}
+            if good:
+                done = yield Call("commit", unit.commit(work, b"r"), about)
+            else:
+                done = yield Call("rollback", unit.rollback(work), about)
             assert done is not None
             if done.cancelled or (isinstance(done.error, TransportError) and not isinstance(done.error, SessionLost)):
                 yield Pause(0.2)

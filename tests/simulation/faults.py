@@ -21,6 +21,7 @@ def disconnect(world: World, client: Client, *, back_in: float, late: bool = Fal
         return
     world.tell(f"!! {client.name} is disconnected for {back_in:.1f} s")
     client.connected, client.back_at = False, world.now + back_in
+    client.troubled_at = max(client.troubled_at, world.now + back_in)
     client.expires_at = client.expires_at or world.now + SESSION_TIMEOUT
     if client.session in world.zk.at:
         world.zk.server(client.session).drop(client.session)
@@ -46,7 +47,7 @@ def disconnect(world: World, client: Client, *, back_in: float, late: bool = Fal
 def pause(world: World, client: Client, seconds: float) -> None:
     """A client stands still, its session as well: past its time-out that ends."""
     world.tell(f"!! {client.name} stands still for {seconds:.1f} s")
-    client.paused_until = world.now + seconds
+    client.paused_until = client.troubled_at = world.now + seconds
     client.expires_at = client.expires_at or world.now + SESSION_TIMEOUT
 
 

@@ -29,7 +29,9 @@ DEPTHS: Final = {
     "queue": 3, "scheduled": 2, "requeued": 2, "finished": 2, "cancelled": 2, "dlq": 1, "leases": 1, "locks": 1,
 }  # fmt: skip
 ALLOWED: Final = frozenset({(before, after) for (before, _), after in TRANSITIONS.items()} | {(s, s) for s in State})
-SETTLING: Final = frozenset({"complete", "fail", "release", "snooze", "settle"})
+SETTLING: Final = frozenset({"complete", "fail", "release", "snooze", "settle", "commit", "rollback"})
+#: Seconds without trouble in which a keeper extends whatever has a deadline.
+CALM: Final = 8.0
 #: Calls that change tasks of others on their way.
 CARETAKING: Final = frozenset({"claim", "gc", "tend"})
 REMOVING: Final = frozenset({"drop", "clear"})
@@ -184,13 +186,22 @@ class Oracles:
                 self.fail("strict order", f"{other[1]} ({node.czxid}) was passed by {key[1]} ({claimed.rank})")
 
     def _judge_end(self, key: Key, after: TaskState, call: Call | None, token: int | None) -> None:
-        if call is not None and call.verb in SETTLING and (held := call.about.get("held")) is not None:
-            if held.task_id == key[1] and token is not None and held.token != token:
-                self.fail("a stale owner changes nothing", f"{key[1]}: token {held.token}, the claim's is {token}")
+        held = call.about.get("held") if call is not None and call.verb in SETTLING else None
+        if held is not None and held.task_id == key[1] and token is not None and held.token != token:
+            self.fail("a stale owner changes nothing", f"{key[1]}: token {held.token}, the claim's is {token}")
+        if after.history and "its lease ended" in (after.history[-1].error or ""):
+            self._judge_expiry(key, token)
         if token is not None:
             self.ended[token] = after.state
             if call is not None:
                 self.ended_by[token] = call
+
+    def _judge_expiry(self, key: Key, token: int | None) -> None:
+        """A lease or lock that its owner's keeper could extend does not end."""
+        for client in self.world.clients:
+            calm = client.alive and client.connected and client.troubled_at < self.world.now - CALM
+            if calm and token in client.kept and client.kept[token] < self.world.now - CALM:
+                self.fail("what a keeper extends does not end", f"{key[1]} ({token}) of {client.name}")
 
     def _judge_removal(self, key: Key, before: TaskState, call: Call | None, txn: Any) -> None:
         self.removed.add(key)
@@ -202,7 +213,7 @@ class Oracles:
 
     # --- each call
 
-    def on_return(self, fiber: Fiber, call: Call) -> None:
+    def on_return(self, _fiber: Fiber, call: Call) -> None:
         """Judge what a caller got."""
         error = call.error
         if error is not None and not isinstance(error, ZkmqError):
@@ -215,13 +226,13 @@ class Oracles:
             self.fail("each call returns within its limit", f"{call.verb} took {self.world.now - call.began:.1f} s")
         judge = getattr(self, f"told_{call.verb}", None)
         if judge is not None:
-            judge(fiber, call)
+            judge(call)
         elif call.verb in SETTLING:
-            self.on_settle(fiber, call)
+            self.on_settle(call)
 
     quiet_since = float("inf")
 
-    def told_enqueue(self, fiber: Fiber, call: Call) -> None:
+    def told_enqueue(self, call: Call) -> None:
         """What is acknowledged is there, or was; what was asked for once is there once."""
         if call.ok:
             ids = call.value if isinstance(call.value, list) else [call.value]
@@ -234,7 +245,7 @@ class Oracles:
         if isinstance(call.error, TransportError) and not isinstance(call.error, OutcomeUnknown) and call.wrote:
             self.fail("never 'nothing was written' once something was", f"enqueue: {call.error!r}")
 
-    def told_claim(self, fiber: Fiber, call: Call) -> None:
+    def told_claim(self, call: Call) -> None:
         """A claim is handed out once, and is what its token says."""
         if not call.ok or call.value is None:
             return
@@ -245,11 +256,11 @@ class Oracles:
             self.fail("a token is its claim's transaction", f"{held.task_id} {held.token}")
         self.handed.add(held.token)
 
-    def on_settle(self, fiber: Fiber, call: Call) -> None:
+    def on_settle(self, call: Call) -> None:
         """Success, refusal and loss are told as they are."""
         held = call.about["held"]
         key = (call.about["queue"], held.task_id)
-        if call.ok and held.token not in self.ended:
+        if call.ok and call.verb != "rollback" and held.token not in self.ended:
             self.fail("no success is told that did not happen", f"{call.verb} of {held.task_id}")
         if isinstance(call.error, ClaimLost):
             if self.claims.get(key) == held.token:
@@ -258,7 +269,7 @@ class Oracles:
             if by is not None and by.about.get("held") is held and by.verb == call.verb:
                 self.fail("asking again tells what happened", f"{call.verb} of {held.task_id}: {call.error}")
 
-    def told_wait(self, fiber: Fiber, call: Call) -> None:
+    def told_wait(self, call: Call) -> None:
         """Who waits for a task that is there is not told that it is not."""
         for task in call.about["ids"]:
             key = (call.about["queue"], task)

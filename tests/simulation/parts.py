@@ -116,6 +116,10 @@ class Client:
         self.armed: set[Watch] = set()
         self.contexts: dict[str, Context] = {}
         self.hands: dict[int, Any] = {}
+        """What its callers have in hand, by token."""
+        self.kept: dict[int, float] = {}
+        """Since when a keeper extends it."""
+        self.troubled_at = 0.0
         self.random = random.Random(f"{world.seed}{name}")
 
     def context(self, queue: str = "q") -> Context:

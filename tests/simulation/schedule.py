@@ -28,7 +28,7 @@ FAULTS: Final = (
     "stall",
     "kill",
 )
-ROLES: Final = ("consumer", "consumer", "producer", "operator", "transactor", "upkeep", "keeper")
+ROLES: Final = ("consumer", "worker", "worker", "producer", "operator", "transactor", "upkeep", "keeper", "keeper")
 STEPS: Final = 6_000
 QUIET_SECONDS: Final = 600.0
 
@@ -179,6 +179,8 @@ def _program(actor: Actor, client: Client, world: World) -> Any:
             return actors.producer(client, rand, actor.rounds)
         case "consumer":
             return actors.consumer(client, rand, actor.rounds)
+        case "worker":
+            return actors.worker(client, rand, actor.rounds)
         case "operator":
             return actors.operator(client, rand, actor.rounds, world)
         case "transactor":
@@ -238,7 +240,7 @@ def _strike(world: World, client: Client, fault: Fault) -> None:
         case "pause":
             faults.pause(world, client, 10 * fault.amount)
         case "stall":
-            client.stalled_until = world.now + 25 * fault.amount
+            client.stalled_until = client.troubled_at = world.now + 25 * fault.amount
             world.tell(f"!! {client.name} gets no replies for {25 * fault.amount:.1f} s")
         case "kill":
             if sum(one.alive for one in world.clients) > 1:
