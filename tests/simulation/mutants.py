@@ -47,7 +47,14 @@ MUTANTS: Final = (
         "a claim's lost reply ignored", "take", "transact(multi, lambda: claimed(context, held))", "transact(multi, lambda: iter(()))"
     ),
     Mutant("what a cancelled claim took is kept", "giveback", "if not it.caller.left or it.busy:", "if True:"),
-    Mutant("entry before task", "enqueue", "yield Pipeline(tuple(it.multi for it in written))", "yield Pipeline(tuple(it.multi for it in written))"),
+    Mutant(
+        "entry before task",
+        "writing",
+        "    outcomes = yield from _send(\n        call, Pipeline(",
+        '    for it in written:\n        yield Multi(tuple(op for op in it.multi.ops if "/queue/" in op.path))\n'
+        '        it.multi = Multi(tuple(op for op in it.multi.ops if "/queue/" not in op.path))\n'
+        "    outcomes = yield from _send(\n        call, Pipeline(",
+    ),
     Mutant("attempt counted after the hand-out", "take", "attempt=before.attempt + 1", "attempt=before.attempt"),
     Mutant("watch not re-armed", "context", "return self.watch is not None and not self.watch.fired", "return self.watch is not None"),
     Mutant("wake-up dropped", "ops", "        self.fired = True\n        self.signal.fire()", "        self.fired = True"),
