@@ -200,4 +200,4 @@ def test_a_promotion_in_a_damaged_place_stops_nobody() -> None:
     other = Client(client.zk)
     other.do(rescue.tend(other.context))
     assert other.work() == ["b"]
-    assert [reported for reported, _ in other.reports] == [path]
+    assert (len(other.reports), path in str(other.reports)) == (1, True)

@@ -156,6 +156,16 @@ def test_what_was_not_sent_is_told_as_not_written() -> None:
     assert (client.context.unresolved, client.check()) == ([], {})
 
 
+def test_a_batch_that_was_not_begun_is_told_as_not_written() -> None:
+    """No server when the batch is to be opened: `Unavailable`, nothing is remembered, and the call can be made again."""
+    client = new_queue()
+    call = lambda: enqueue.enqueue_batch(client.context, [Message(b"x")], "b")
+    with pytest.raises(Unavailable):
+        client.do(call(), lambda op: GONE if isinstance(op, Multi) else None)
+    assert (client.context.unresolved, client.check()) == ([], {})
+    assert client.do(call()) == ["b.000000"]
+
+
 def test_a_session_that_ends_after_the_sending_is_unknown() -> None:
     client = new_queue()
     with pytest.raises(OutcomeUnknown) as unknown:

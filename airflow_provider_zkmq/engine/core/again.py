@@ -61,7 +61,7 @@ def insert(
     made: list[TaskState] = []
 
     def after(place: str) -> TaskState:
-        state = moved(context, tree.task_id, it.before, event, now=now, due=due, nonce=it.nonce)
+        state = moved(context, tree.task_id, it.before, event, now=now, due=due)
         state = replace(state, attempt=0, error=None, consumer=None, claimed=None, ended=None, dedupe=None, rank=None)
         made.append(replace(as_asked(state, tree, place), requeue=False, result=result, batch=tree.batch))
         return made[-1]
@@ -135,6 +135,7 @@ def rerun(context: Context, it: Moving, *, result: bool = False) -> Procedure[Ta
     result = result or it.before.result
     try:
         tree = _escrowed(context, path, node, it.task_id)
+        tree.nonce = it.nonce or tree.nonce
         it_then = replace(it, extra=[*it.extra, *content_ops(context, tree, it.before), Delete(path)])
         after, outcome, multi = yield from insert(context, it_then, tree, Event.RERUN, result=result)
         _refuse_damage(context, it, outcome, multi)
@@ -173,9 +174,9 @@ def _give_up_run(context: Context, it: Moving, drop: list[WriteOp], *, result: b
     how = it.before.history[-1] if it.before.history else None
     succeeded = it.before.state is State.FINISHED or (how is not None and how.outcome == "finished")
     before = replace(it.before, history=it.before.history[:-1]) if succeeded else it.before
-    after = replace(moved(context, it.task_id, before, _last(before, succeeded=succeeded), now=now), requeue=False)
+    after = moved(context, it.task_id, before, _last(before, succeeded=succeeded), now=now, nonce=it.nonce)
     error = None if succeeded or how is None else how.error
-    after = replace(after, error=error, result=result, dedupe=None)
+    after = replace(after, requeue=False, error=error, result=result, dedupe=None)
     outcome, multi = yield from move(context, replace(it, before=before, extra=[*it.extra, *drop]), after)
     if outcome.failure is Failure.NOT_EMPTY and drop and failed_at(outcome, multi) == drop[0].path:
         return (yield from _give_up_run(context, it, [], result=result))  # what stands under it is not ours to delete

@@ -177,6 +177,6 @@ def _then_is_in_use(context: Context, end: _End, outcome: Outcome) -> Procedure[
     if not met or failed_at(outcome, end.multi) != context.paths.task(str(task_id)):
         return False
     why = f"task {task_id!r}, which should follow the batch, was not enqueued: its id is in use"
-    context.run.report(end.base, why)
+    context.report(end.base, why)
     yield from transact(Multi((SetData(end.base, dump(end.record | {"refused": why})),)), never)
     return True

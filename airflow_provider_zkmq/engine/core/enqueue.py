@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.repeat import Call, begin, told
 from airflow_provider_zkmq.engine.core.tree import Tree, prepare
 from airflow_provider_zkmq.engine.core.writing import write_trees
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine.errors import ConfigError, Unavailable
 
 
 def enqueue(context: Context, message: Message) -> Procedure[str]:
@@ -79,8 +79,12 @@ def enqueue_batch(
 def _write_batch(
     context: Context, call: Call, messages: Sequence[Message], name: str, then: Tree | None
 ) -> Procedure[list[str]]:
-    trees, call.opened = call.trees, True
-    opened = yield from open_batch(context, name, then, call.nonce)
+    trees, before, call.opened = call.trees, call.opened, True
+    try:
+        opened = yield from open_batch(context, name, then, call.nonce)
+    except Unavailable:
+        call.opened = before  # nothing was sent now
+        raise
     if opened is not Opened.SEALED:
         for tree, message in zip(trees, messages, strict=True):
             tree.generated = opened is Opened.FRESH and message.task_id is None
