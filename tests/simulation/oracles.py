@@ -95,16 +95,19 @@ class Oracles:
                 touched[key] = None
                 found = self.places.setdefault(key, set())
                 (found.add if isinstance(op, Create) else found.discard)(op.path)
-            if top == "batches" and rest[1:] == ["open"] and isinstance(op, Delete):
-                self.closed[rest[0]] = self.closed.get(rest[0], 0) + 1
-                if self.closed[rest[0]] > self.created_batches(queue, rest[0]):
-                    self.fail("a batch ends once", rest[0])
+            if top == "batches" and rest[1:] == ["open"]:
+                self._judge_batch(rest[0], op, txn)
         for key in touched:
             self._judge(key, txn, claims_before)
 
-    def created_batches(self, _queue: str, _name: str) -> int:
-        """How often a batch may end."""
-        return 1
+    def _judge_batch(self, name: str, op: Any, txn: Any) -> None:
+        """A batch is closed once: the last of its open members is off, and the record says that it is done."""
+        if isinstance(op, Create):
+            self.closed[name] = 0
+        elif isinstance(op, Delete) and any(isinstance(other, SetData) for other in txn.ops):
+            self.closed[name] = self.closed.get(name, 0) + 1
+            if self.closed[name] > 1:
+                self.fail("a batch ends once", name)
 
     @staticmethod
     def _listed(top: str, rest: list[str]) -> str | None:
@@ -287,14 +290,22 @@ class Oracles:
             awake = client.alive and client.connected and client.paused_until <= world.now >= client.stalled_until
             if not awake or call is None or fiber.state != "waiting" or client.session not in world.zk.at:
                 continue
-            if fiber.until <= world.now + LATE or any(w.fired for w in ()):
+            if fiber.until <= world.now + LATE:
                 continue
             if call.verb == "claim" and (missed := self._missed(call)):
                 self.fail("nobody sleeps over work", f"{fiber.name} while {missed} is there")
             if call.verb == "wait" and self._reached(call):
                 self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for {call.about['ids']}")
-            if call.verb == "wait_batch" and self._batch_is_done(call):
+            if call.verb == "wait_batch" and not self._closing(fiber) and self._batch_is_done(call):
                 self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for batch {call.about['batch']}")
+
+    def _closing(self, waiter: Fiber) -> bool:
+        """Whether somebody may be about to end the batch, or died over it: then a burial or a clean-up does."""
+        calls = [one for one in self.world.fibers if one is not waiter and one.call is not None]
+        idle = {"wait", "wait_batch"} | ({"claim"} if self.world.quiet else set())
+        return any(not client.alive for client in self.world.clients) or any(
+            one.call is not None and one.call.verb not in idle for one in calls
+        )
 
     def _missed(self, call: Call) -> str | None:
         queue = call.about["queue"]

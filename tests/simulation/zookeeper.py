@@ -252,7 +252,9 @@ class Ensemble:
         server = self.at.get(session)
         if server is None:
             return
-        gone = tuple(Delete(path) for path in sorted(self.ephemerals.pop(session)) if path in self.leader.nodes)
+        nodes = self.leader.nodes
+        mine = [path for path in sorted(self.ephemerals.pop(session)) if path in nodes and nodes[path].owner == session]
+        gone = tuple(Delete(path) for path in mine)
         self.servers[server].drop(session)
         del self.at[session]
         if gone:

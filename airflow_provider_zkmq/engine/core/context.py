@@ -249,6 +249,11 @@ class Context:
         """A server's time that `server_ms` gave, less what it may be ahead of the truth: by this, deadlines are judged."""
         return now if self.clock is None else now - int((self.clock.received - self.clock.sent) * 1000)
 
+    def until(self, when: int) -> float:
+        """Seconds until a time of the server's clock has certainly come; 0 where the clock is not known any more."""
+        now = self.server_ms()
+        return 0.0 if now is None else (when - self.certainly_past(now)) / 1000
+
     def agenda(self) -> Agenda:
         """An empty agenda."""
         return Agenda(self.run.monotonic)

@@ -59,7 +59,7 @@ def _promote_index(context: Context, index: str, agenda: Agenda, most: int) -> P
         if start is None:
             context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
         elif start > now:
-            agenda.within((start - now) / 1000)
+            agenda.within(context.until(start))
             break
         else:
             count += yield from _promote_bucket(context, context.paths.at(index, name), now, agenda, most - count)
@@ -93,7 +93,7 @@ def _due_names(context: Context, path: str, entries: list[str], now: int, agenda
         if mine <= now:
             due.append(name)
         else:
-            agenda.within((mine - now) / 1000)
+            agenda.within(context.until(mine))
             if when > now:
                 break  # entries sort by time
     return due

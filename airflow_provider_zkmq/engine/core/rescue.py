@@ -170,7 +170,7 @@ def expire_leases(context: Context, agenda: Agenda) -> Procedure[int]:
             count += yield from _expire(context, path, agenda)
         elif end is not None:
             context.later.pop(path, None)  # it was extended: the next end is a new one
-            agenda.within((end - now) / 1000)
+            agenda.within(context.until(end))
     return count
 
 

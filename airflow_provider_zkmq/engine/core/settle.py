@@ -174,14 +174,15 @@ def _check_and_set(context: Context, held: Held, op: SetData, notes: Sequence[Wr
     if held.lost:
         raise _lost(held.task_id, held.token)
     while True:
-        ops = Ops([Check(context.paths.task(held.task_id, "state"), held.version), *notes, op])
+        tried = held.version
+        ops = Ops([Check(context.paths.task(held.task_id, "state"), tried), *notes, op])
         outcome = yield from transact(ops.multi(), never)
         if outcome.committed:
             context.learn(outcome)
             return
         if outcome.failure is Failure.OTHER:
             raise refused("writing to the claim", outcome, ops.multi())
-        yield from still_ours(context, held)
+        yield from still_ours(context, held, tried)
 
 
 def current_claim(context: Context, task_id: str, token: int) -> Procedure[Held]:
@@ -238,11 +239,12 @@ def _settle(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[
     if held.lost:
         raise _lost(held.task_id, held.token)
     while True:
-        sent, held.unsure = held.unsure, True  # until the reply is known: a call may be cut off anywhere
+        tried, sent = held.version, held.unsure
+        held.unsure = True  # until the reply is known: a call may be cut off anywhere
         state = yield from attempt(held)
         held.unsure = sent
         if state is None:
-            state = yield from still_ours(context, held, verb)
+            state = yield from still_ours(context, held, tried, verb)
         if state is not None:
             let_go(context, held)
             return state
@@ -255,9 +257,10 @@ def let_go(context: Context, held: Held) -> None:
         del context.held[held.task_id]
 
 
-def still_ours(context: Context, held: Held, verb: str = "") -> Procedure[TaskState | None]:
+def still_ours(context: Context, held: Held, tried: int, verb: str = "") -> Procedure[TaskState | None]:
     """After a refusal: the claim is another's (`ClaimLost`), or only its record changed and we may try again.
 
+    `tried`: the version that was refused; another thread with the same claim may have learnt of a newer one meanwhile.
     Where an earlier try of `verb` is what ended the claim, its reply having been lost: the record that it left.
     """
     try:
@@ -268,7 +271,7 @@ def still_ours(context: Context, held: Held, verb: str = "") -> Procedure[TaskSt
         if happened is not None:
             return happened
         raise _lost(held.task_id, held.token) from error
-    if now.version == held.version:
+    if now.version == tried:
         let_go(context, held)
         raise _lost(held.task_id, held.token)  # noted nowhere any more: a rescue is under way
     held.version, held.state = now.version, now.state

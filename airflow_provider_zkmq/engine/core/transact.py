@@ -70,7 +70,7 @@ def reconnect() -> Procedure[None]:
     """Wait for the connection after a write of unknown outcome. Raises `OutcomeUnknown` when it does not come back."""
     try:
         yield Reconnect()
-    except Unavailable as error:
+    except (Unavailable, SessionLost) as error:
         raise _unknown(error) from error
 
 

@@ -213,7 +213,7 @@ def _may_retry(unit: Unit, built: _Built, multi: Multi, outcome: Outcome) -> Pro
     path = failed_at(outcome, multi)
     for context, held in unit.taken:
         if path == context.paths.task(held.task_id, "state") and outcome.failure is Failure.BAD_VERSION:
-            yield from still_ours(context, held)
+            yield from still_ours(context, held, -1)
             return True
         if held.state.batch is not None and path.startswith(context.paths.batch(held.state.batch) + "/"):
             context.report(path, f"task {held.task_id!r} is no member of its batch any more; it goes on without it")
