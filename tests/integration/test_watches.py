@@ -134,6 +134,23 @@ def test_searches_that_time_out_leave_one_watch(zookeeper: str, q: Queue, there:
     constant(zookeeper, there._session, search, 300)
 
 
+def test_a_search_is_woken_by_what_it_looks_for(zk: Zkmq, q: Queue, there: Zkmq) -> None:
+    """Its watch lasts as long as its wait, whatever is collected meanwhile; no task before the right one ends it."""
+    queue = there.queue("census")
+
+    def enqueue() -> None:
+        for value in ("standard", "low"):
+            eventually(
+                lambda: there._session.watches._fans.get(("child", queue._context.paths.at("tasks"))) is not None
+            )
+            eventually(lambda: not there._session.client._pending)
+            gc.collect()
+            q.enqueue(b"x", {"performance_class": value}, task_id=value)
+
+    found, _ = together(partial(queue.find, "performance_class==low", timeout=20), enqueue)
+    assert found == ["low"]
+
+
 async def test_cancelled_waits_leave_nothing(zookeeper: str, root: str, q: Queue) -> None:
     """Two hundred waiters, cancelled before, during and after their reading."""
     ids = q.enqueue_many([Message(b"x") for _ in range(200)])

@@ -167,7 +167,8 @@ def find_matching(
     known: dict[str, bool] = {}
     while True:
         signal = context.run.new_signal()
-        names = yield Children(context.paths.at("tasks"), Watch(signal))
+        watch = Watch(signal)  # kept until the wait is over: a watch that nobody holds tells nobody
+        names = yield Children(context.paths.at("tasks"), watch)
         fresh = [name for name in sorted(names or ()) if name not in known]
         for start in range(0, len(fresh), CHUNK):
             for task in (yield from read_many(context, fresh[start : start + CHUNK])):
