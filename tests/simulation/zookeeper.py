@@ -118,7 +118,7 @@ class Server:
                 if found is None:
                     return None
                 self._watch("child", path, session, watch)
-                return list(found.children)
+                return sorted(found.children)
             case GetMany(paths):
                 return [self.node(path) for path in paths]
         raise AssertionError(op)

@@ -1,0 +1,228 @@
+"""What clients do in a simulated world: producers, consumers, workers with keepers, waiters, operators, clean-up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from typing import Any, Final, TypeAlias
+
+from airflow_provider_zkmq.engine.core import admin, batch, claim, configure, enqueue, gc, rescue, settle, take, unit, wait
+from airflow_provider_zkmq.engine.core.filters import OrderedEnum
+from airflow_provider_zkmq.engine.core.records import Message
+from airflow_provider_zkmq.engine.core.selectors import EVERYTHING, as_selector
+from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
+from tests.simulation.world import Call, Client, Pause, World
+
+TYPES: Final = {"c": OrderedEnum("low", "high")}
+Program: TypeAlias = Generator[Call | Pause, Call | None, None]
+Step: TypeAlias = Generator[Call | Pause, Call | None, Call]
+TRIES: Final = 8
+
+
+def told(make: Any) -> Step:
+    """Ask until the outcome is known, as a caller does who must know."""
+    for _ in range(TRIES):
+        call = yield make()
+        assert call is not None
+        if call.cancelled or not isinstance(call.error, TransportError):
+            return call
+        yield Pause(0.3)
+    return call
+
+
+def put(client: Client, rand: random.Random, number: int) -> Any:
+    """An enqueue of some kind."""
+    context = client.context()
+    name = rand.choice([None, None, None, "a", "b"])
+    payload = f"{client.name}-{number}".encode()
+    message = Message(
+        payload,
+        rand.choice([None, {"c": "low"}, {"c": "high"}]),
+        rand.choice([0, 0, 0, 1]),
+        rand.choice([None, None, None, 0, 1, 3, 70]),
+        name,
+        update=name is not None and rand.random() < 0.5,
+        requeue=name is not None and rand.random() < 0.5,
+        lock=rand.choice([None, None, None, 5]),
+    )
+    once = [payload] if name is None else []
+    about = {"queue": "q", "once": once, "message": message}
+    return lambda: Call("enqueue", enqueue.enqueue(context, message), about)
+
+
+def put_many(client: Client, rand: random.Random, number: int) -> Any:
+    """Several at once, or a batch with a task that follows."""
+    context = client.context()
+    payloads = [f"{client.name}-{number}-{at}".encode() for at in range(rand.randint(2, 4))]
+    messages = [Message(data, rand.choice([None, {"c": "low"}])) for data in payloads]
+    name = rand.choice([None, f"batch-{client.name}-{number}"])
+    then = Message(b"then", delay=rand.choice([None, 2, 100])) if name and rand.random() < 0.5 else None
+    about = {"queue": "q", "once": payloads, "batch": name}
+    return lambda: Call("enqueue", enqueue.enqueue_all(context, messages, name, then), about)
+
+
+def producer(client: Client, rand: random.Random, rounds: int) -> Program:
+    """Enqueues, and asks again where the outcome is unknown; now and then waits for what it enqueued."""
+    for number in range(rounds):
+        many = rand.random() < 0.25
+        call = yield from told((put_many if many else put)(client, rand, number))
+        if call.ok and rand.random() < 0.3:
+            yield from wait_for(client, call, rand)
+        yield Pause(rand.choice([0, 0, 0.005, 0.5]))
+
+
+def wait_for(client: Client, done: Call, rand: random.Random) -> Step:
+    """Wait for tasks or a batch."""
+    context, name = client.context(), done.about.get("batch")
+    limit = rand.choice([1.0, 30.0, 200.0])
+    if name:
+        about = {"queue": "q", "batch": name}
+        return (yield from told(lambda: Call("wait_batch", batch.wait_batch(context, name, limit), about, limit)))
+    ids = done.value if isinstance(done.value, list) else [done.value]
+    about = {"queue": "q", "ids": ids, "acknowledged": True}
+    return (yield from told(lambda: Call("wait", wait.wait(context, ids, timeout=limit), about, limit)))
+
+
+def claiming(client: Client, *, lease: float | None, selector: str | None, timeout: float, queue: str = "q") -> Call:
+    """A claim."""
+    chosen = EVERYTHING if selector is None else as_selector(selector).bind(TYPES)
+    wanted = take.Wanted(chosen, lease)
+    context = client.context(queue)
+    about = {"queue": queue, "selector": selector or "everything", "wanted": wanted, "types": TYPES}
+    return Call("claim", claim.claim(context, wanted, timeout), about, timeout)
+
+
+def consumer(client: Client, rand: random.Random, rounds: int, *, patience: float = 2.0) -> Program:
+    """Claims, works, settles."""
+    lease = rand.choice([None, None, None, 6.0])
+    selector = rand.choice([None, None, None, "c==high", "c<=low"])
+    for _ in range(rounds):
+        call = yield claiming(client, lease=lease, selector=selector, timeout=rand.choice([0.0, patience, 20.0]))
+        assert call is not None
+        if call.ok and call.value is not None:
+            yield from handle(client, call.value, rand)
+        elif isinstance(call.error, TransportError):
+            yield Pause(0.3)
+
+
+def handle(client: Client, held: Any, rand: random.Random) -> Program:
+    """Work on a task in hand, then settle it one way or another."""
+    client.hands[held.token] = held
+    client.session_of_hand = client.session  # type: ignore[attr-defined]
+    yield Pause(rand.choice([0, 0, 0.01, 1.0, 7.0]))
+    context, verb = client.context(), rand.choice(["complete"] * 5 + ["fail", "fail", "release", "snooze", "window"])
+    make: dict[str, Any] = {
+        "complete": lambda: settle.complete(context, held, b"r"),
+        "window": lambda: settle.complete(context, held, b"r", dedupe=3),
+        "fail": lambda: settle.fail(context, held, "e", retry=rand.random() < 0.8),
+        "release": lambda: settle.release(context, held),
+        "snooze": lambda: settle.snooze(context, held, 1),
+    }
+    name = "complete" if verb == "window" else verb
+    yield from until_settled(client, held, lambda: Call(name, make[verb](), {"queue": "q", "held": held}))
+
+
+def until_settled(client: Client, held: Any, make: Any) -> Program:
+    """Settle, however often it takes: a worker does not let go of what it has done."""
+    while True:
+        call = yield make()
+        assert call is not None
+        if call.cancelled or (isinstance(call.error, TransportError) and not isinstance(call.error, SessionLost)):
+            yield Pause(0.2)
+            continue
+        client.hands.pop(held.token, None)
+        return
+
+
+def keeper(client: Client) -> Program:
+    """Looks after the queue beside busy threads: extends what has a deadline, rescues, promotes."""
+    while True:
+        for held in list(client.hands.values()):
+            span = held.claim.get("lease")
+            if span and not held.lost:
+                yield Call("extend", settle.extend(client.context(), held, span), {"queue": "q", "held": held})
+        if client.context().consumer is not None:
+            yield Call("tend", rescue.tend(client.context()))
+        yield Pause(1.0)
+
+
+def upkeep(client: Client, rand: random.Random) -> Program:
+    """Cleans up now and then."""
+    while True:
+        yield Pause(rand.choice([0.5, 3.0, 20.0]))
+        lifetime = rand.choice([0, 5, 300])
+        yield Call("gc", gc.collect_garbage(client.context(), lifetime), {"lifetime": lifetime})
+
+
+def operator(client: Client, rand: random.Random, rounds: int, world: World) -> Program:
+    """Cancels, redrives, replaces, drops, pauses."""
+    context = client.context()
+    for _ in range(rounds):
+        yield Pause(rand.choice([0, 0.01, 1.0]))
+        tasks = world.zk.leader.names(context.paths.at("tasks"))
+        if not tasks:
+            continue
+        task = rand.choice(tasks)
+        verb = rand.choice(["cancel", "cancel", "redrive", "redrive", "replace", "drop", "pause", "extend"])
+        make: dict[str, Any] = {
+            "cancel": lambda task=task: admin.cancel(context, task),
+            "redrive": lambda task=task: admin.redrive(context, task),
+            "replace": lambda task=task: admin.replace_data(context, task, b"new"),
+            "drop": lambda task=task: admin.drop(context, task),
+            "pause": lambda: configure.pause(context),
+            "extend": lambda: configure.configure(context, lock=0),
+        }
+        yield from told(lambda verb=verb, make=make: Call(verb, make[verb]()))
+        if verb == "pause":
+            yield Pause(0.5)
+            yield from told(lambda: Call("resume", configure.resume(context)))
+
+
+def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
+    """Takes from one queue and puts into another, in one transaction."""
+    context, out = client.context(), client.context("r")
+    for number in range(rounds):
+        call = yield claiming(client, lease=None, selector=None, timeout=rand.choice([0.0, 2.0]))
+        assert call is not None
+        if not call.ok or call.value is None:
+            yield Pause(0.3)
+            continue
+        held = call.value
+        client.hands[held.token] = held
+        checked = yield from told(lambda: Call("put", unit.check_put(out, Message(b"out"))))
+        if not checked.ok:
+            yield from until_settled(
+                client, held, lambda held=held: Call("release", settle.release(context, held), {"queue": "q", "held": held})
+            )
+            continue
+        work = unit.Unit([(context, held)], [(out, checked.value)])
+        yield Pause(rand.choice([0, 1.0]))
+        good = number % 3 != 2
+        while True:
+            done = yield Call("commit" if good else "rollback", unit.commit(work, b"r") if good else unit.rollback(work))
+            assert done is not None
+            if done.cancelled or (isinstance(done.error, TransportError) and not isinstance(done.error, SessionLost)):
+                yield Pause(0.2)
+                continue
+            break
+        if good and done.error is not None and not isinstance(done.error, ClaimLost | SessionLost | OutcomeUnknown):
+            continue
+        client.hands.pop(held.token, None)
+
+
+def sweeper(client: Client, queue: str) -> Program:
+    """Once the faults have stopped: takes whatever there is, and completes it."""
+    context = client.context(queue)
+    while True:
+        call = yield claiming(client, lease=None, selector=None, timeout=1000.0, queue=queue)
+        assert call is not None
+        if isinstance(call.error, TransportError):
+            yield Pause(0.2)
+        if call.ok and call.value is not None:
+            held = call.value
+            client.hands[held.token] = held
+            yield from until_settled(
+                client,
+                held,
+                lambda held=held: Call("complete", settle.complete(context, held), {"queue": queue, "held": held}),
+            )

@@ -1,0 +1,317 @@
+"""What must hold, whatever the schedule: judged from each transaction, from what each call returned, and at rest."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.batch import WRITING
+from airflow_provider_zkmq.engine.core.moves import notes_of
+from airflow_provider_zkmq.engine.core.ops import Create, Delete, SetData
+from airflow_provider_zkmq.engine.core.paths import entry_task
+from airflow_provider_zkmq.engine.core.records import TaskState
+from airflow_provider_zkmq.engine.core.states import ENDED, TRANSITIONS, State
+from airflow_provider_zkmq.engine.errors import (
+    ClaimLost,
+    CorruptRecord,
+    OutcomeUnknown,
+    TaskNotFound,
+    TransportError,
+    Unavailable,
+    ZkmqError,
+)
+from tests.simulation.world import Call, Client, Fiber, Violation, World
+
+#: Seconds that somebody may sleep beyond what it waits for, and a call beyond its own limit.
+LATE: Final = 0.5
+BEYOND: Final = 2.0
+DEPTHS: Final = {
+    "queue": 3, "scheduled": 2, "requeued": 2, "finished": 2, "cancelled": 2, "dlq": 1, "leases": 1, "locks": 1,
+}  # fmt: skip
+ALLOWED: Final = frozenset({(before, after) for (before, _), after in TRANSITIONS.items()} | {(s, s) for s in State})
+SETTLING: Final = frozenset({"complete", "fail", "release", "snooze", "settle"})
+REMOVING: Final = frozenset({"drop", "clear"})
+Key = tuple[str, str]
+
+
+class Oracles:
+    """The history of one world, and what is checked of it."""
+
+    def __init__(self, world: World, attempts: int, order: str) -> None:
+        self.world, self.attempts, self.order = world, attempts, order
+        self.paths_of = Client(world, "observer")
+        self.records: dict[Key, TaskState] = {}
+        self.places: dict[Key, set[str]] = {}
+        self.claims: dict[Key, int] = {}
+        self.tokens: dict[int, Key] = {}
+        self.ended: dict[int, State] = {}
+        self.ended_by: dict[int, Call] = {}
+        self.handed: set[int] = set()
+        self.created: dict[Key, int] = {}
+        self.payloads: dict[bytes, int] = {}
+        self.removed: set[Key] = set()
+        self.closed: dict[str, int] = {}
+        world.zk.committed = self.on_commit
+        world.returned = self.on_return
+
+    def fail(self, oracle: str, detail: str) -> None:
+        """An oracle does not hold."""
+        raise Violation(oracle, detail)
+
+    # --- each transaction
+
+    def on_commit(self, txn: Any) -> None:
+        """Judge one committed transaction by the tasks it touches."""
+        touched: dict[Key, None] = {}
+        claims_before = {}
+        fresh_claims = []
+        for op in txn.ops:
+            parts = op.path.split("/")
+            if len(parts) < 5 or isinstance(op, SetData) and parts[3] != "tasks":
+                continue
+            queue, top, rest = parts[2], parts[3], parts[4:]
+            if top == "tasks":
+                key = (queue, rest[0])
+                if len(rest) == 1 and isinstance(op, Create):
+                    self.created[key] = self.created.get(key, 0) + 1
+                if rest[1:] == ["claim"]:
+                    if isinstance(op, Create):
+                        fresh_claims.append(key)
+                        self.claims[key] = txn.zxid
+                    elif isinstance(op, Delete):
+                        claims_before[key] = self.claims.pop(key, None)
+                if rest[1:] == ["data"] and isinstance(op, Create):
+                    self.payloads[op.data] = self.payloads.get(op.data, 0) + 1
+                if rest[1:] == ["state"]:
+                    touched[key] = None
+                continue
+            task = self._listed(top, rest)
+            if task is not None:
+                key = (queue, task)
+                touched[key] = None
+                found = self.places.setdefault(key, set())
+                (found.add if isinstance(op, Create) else found.discard)(op.path)
+            if top == "batches" and rest[1:] == ["open"] and isinstance(op, Delete):
+                self.closed[rest[0]] = self.closed.get(rest[0], 0) + 1
+                if self.closed[rest[0]] > self.created_batches(queue, rest[0]):
+                    self.fail("a batch ends once", rest[0])
+        for key in touched:
+            self._judge(key, txn, claims_before)
+
+    def created_batches(self, _queue: str, _name: str) -> int:
+        """How often a batch may end."""
+        return 1
+
+    @staticmethod
+    def _listed(top: str, rest: list[str]) -> str | None:
+        depth = DEPTHS.get(top)
+        if depth == len(rest):
+            if top == "dlq":
+                return rest[0]
+            return rest[0].rpartition("~")[0] if depth == 1 else entry_task(rest[-1])
+        if top == "consumers" and len(rest) == 3:
+            return rest[2]
+        if top == "batches" and len(rest) == 3 and rest[1] == "open" and rest[2] != WRITING:
+            return rest[2]
+        return None
+
+    def _judge(self, key: Key, txn: Any, claims_before: dict[Key, int | None]) -> None:
+        queue, task = key
+        context = self.paths_of.context(queue)
+        node = self.world.zk.leader.nodes.get(context.paths.task(task, "state"))
+        before = self.records.get(key)
+        call = self.world.executing.call if self.world.executing is not None else None
+        if call is not None:
+            call.wrote += 1
+        if node is None:
+            self.records.pop(key, None)
+            if before is not None:
+                self._judge_removal(key, before, call, txn)
+            if self.places.get(key):
+                self.fail("no entry without its task", f"{task}: {sorted(self.places[key])}")
+            return
+        after = TaskState.decode(task, node.data)
+        self.records[key] = after
+        if before is None:
+            before = after
+        if (before.state, after.state) not in ALLOWED:
+            self.fail("the state table", f"{task}: {before.state} -> {after.state}")
+        self._judge_places(key, after)
+        if after.state is State.CLAIMED and before.state is State.INSERTED:
+            self._judge_claim(key, before, after, txn)
+        if before.state is State.CLAIMED and after.state is not State.CLAIMED:
+            self._judge_end(key, after, call, claims_before.get(key))
+
+    def _judge_places(self, key: Key, state: TaskState) -> None:
+        queue, task = key
+        context = self.paths_of.context(queue)
+        if state.state is State.CLAIMED:
+            expected = set(notes_of(context, task, state))
+        else:
+            expected = {context.paths.entry(state.place) if state.index is None else context.paths.at(state.index)}
+        if state.batch and state.state not in ENDED:
+            expected.add(context.paths.batch(state.batch, "open", task))
+        if expected != self.places.get(key, set()):
+            self.fail("each task in one place", f"{task} is {state.state}: {expected} != {self.places.get(key)}")
+
+    def _judge_claim(self, key: Key, before: TaskState, after: TaskState, txn: Any) -> None:
+        self.tokens[txn.zxid] = key
+        if after.attempt != before.attempt + 1 or after.attempt > self.attempts:
+            self.fail("the attempt is counted before the hand-out", f"{key[1]}: {before.attempt} -> {after.attempt}")
+        if self.order == "fifo" and key[0] == "q":
+            self._judge_order(key, after)
+
+    def _judge_order(self, key: Key, claimed: TaskState) -> None:
+        """Nothing that was never handed out, and committed before, is passed by."""
+        leader, paths = self.world.zk.leader, self.paths_of.context(key[0]).paths
+        call = self.world.executing.call if self.world.executing is not None else None
+        if call is None or call.about.get("selector") != "everything":
+            return
+        for other, state in self.records.items():
+            if other[0] != key[0] or state.state is not State.INSERTED or state.index or state.priority != claimed.priority:
+                continue
+            node = leader.nodes[paths.entry(state.place)]
+            if not node.data and state.attempt == 0 and not state.history and node.czxid < (claimed.rank or 0):
+                self.fail("strict order", f"{other[1]} ({node.czxid}) was passed by {key[1]} ({claimed.rank})")
+
+    def _judge_end(self, key: Key, after: TaskState, call: Call | None, token: int | None) -> None:
+        if call is not None and call.verb in SETTLING and (held := call.about.get("held")) is not None:
+            if held.task_id == key[1] and token is not None and held.token != token:
+                self.fail("a stale owner changes nothing", f"{key[1]}: token {held.token}, the claim's is {token}")
+        if token is not None:
+            self.ended[token] = after.state
+            if call is not None:
+                self.ended_by[token] = call
+
+    def _judge_removal(self, key: Key, before: TaskState, call: Call | None, txn: Any) -> None:
+        self.removed.add(key)
+        verb = call.verb if call is not None else "late"
+        if verb in REMOVING or verb == "late":
+            return
+        if before.state not in {State.FINISHED, State.CANCELLED} or before.requeue or (before.dedupe or 0) > txn.ms:
+            self.fail("clean-up keeps what must stay", f"{key[1]} was {before.state} (by {verb})")
+
+    # --- each call
+
+    def on_return(self, fiber: Fiber, call: Call) -> None:
+        """Judge what a caller got."""
+        error = call.error
+        if error is not None and not isinstance(error, ZkmqError):
+            self.fail("errors are the library's own", f"{call.verb}: {error!r}")
+        if isinstance(error, CorruptRecord):
+            self.fail("nothing is corrupt", f"{call.verb}: {error}")
+        if isinstance(error, Unavailable) and call.wrote:
+            self.fail("never 'nothing was written' once something was", f"{call.verb}: {error}")
+        if self.world.quiet and call.began >= self.quiet_since and self.world.now - call.began > call.limit + BEYOND:
+            self.fail("each call returns within its limit", f"{call.verb} took {self.world.now - call.began:.1f} s")
+        judge = getattr(self, f"told_{call.verb}", None)
+        if judge is not None:
+            judge(fiber, call)
+        elif call.verb in SETTLING:
+            self.on_settle(fiber, call)
+
+    quiet_since = float("inf")
+
+    def told_enqueue(self, fiber: Fiber, call: Call) -> None:
+        """What is acknowledged is there, or was; what was asked for once is there once."""
+        if call.ok:
+            ids = call.value if isinstance(call.value, list) else [call.value]
+            for task in ids:
+                if (call.about["queue"], task) not in self.created:
+                    self.fail("an acknowledged enqueue is somewhere", task)
+        for payload in call.about.get("once", ()):
+            if self.payloads.get(payload, 0) > 1:
+                self.fail("nothing is enqueued twice", repr(payload))
+        if isinstance(call.error, TransportError) and not isinstance(call.error, OutcomeUnknown) and call.wrote:
+            self.fail("never 'nothing was written' once something was", f"enqueue: {call.error!r}")
+
+    def told_claim(self, fiber: Fiber, call: Call) -> None:
+        """A claim is handed out once, and is what its token says."""
+        if not call.ok or call.value is None:
+            return
+        held = call.value
+        if held.token in self.handed:
+            self.fail("a claim is handed out once", f"{held.task_id} {held.token}")
+        if self.tokens.get(held.token) != (call.about["queue"], held.task_id):
+            self.fail("a token is its claim's transaction", f"{held.task_id} {held.token}")
+        self.handed.add(held.token)
+
+    def on_settle(self, fiber: Fiber, call: Call) -> None:
+        """Success, refusal and loss are told as they are."""
+        held = call.about["held"]
+        key = (call.about["queue"], held.task_id)
+        if call.ok and held.token not in self.ended:
+            self.fail("no success is told that did not happen", f"{call.verb} of {held.task_id}")
+        if isinstance(call.error, ClaimLost):
+            if self.claims.get(key) == held.token:
+                self.fail("a claim is lost only when it is", f"{call.verb} of {held.task_id}: {call.error}")
+            by = self.ended_by.get(held.token)
+            if by is not None and by.about.get("held") is held and by.verb == call.verb:
+                self.fail("asking again tells what happened", f"{call.verb} of {held.task_id}: {call.error}")
+
+    def told_wait(self, fiber: Fiber, call: Call) -> None:
+        """Who waits for a task that is there is not told that it is not."""
+        for task in call.about["ids"]:
+            key = (call.about["queue"], task)
+            known = key in self.created and key not in self.removed and call.about.get("acknowledged")
+            if isinstance(call.error, TaskNotFound) and known:
+                self.fail("what is there is found", f"{task}: {call.error}")
+
+    # --- at rest
+
+    def at_rest(self) -> None:
+        """Nobody can move before time passes: nobody sleeps over what it waits for."""
+        world = self.world
+        for fiber in world.fibers:
+            client, call = fiber.client, fiber.call
+            awake = client.alive and client.connected and client.paused_until <= world.now >= client.stalled_until
+            if not awake or call is None or fiber.state != "waiting" or client.session not in world.zk.at:
+                continue
+            if fiber.until <= world.now + LATE or any(w.fired for w in ()):
+                continue
+            if call.verb == "claim" and (missed := self._missed(call)):
+                self.fail("nobody sleeps over work", f"{fiber.name} while {missed} is there")
+            if call.verb == "wait" and self._reached(call):
+                self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for {call.about['ids']}")
+            if call.verb == "wait_batch" and self._batch_is_done(call):
+                self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for batch {call.about['batch']}")
+
+    def _missed(self, call: Call) -> str | None:
+        queue = call.about["queue"]
+        context = self.paths_of.context(queue)
+        nodes = self.world.zk.leader.nodes
+        if context.paths.at("paused") in nodes:
+            return None
+        wanted = call.about["wanted"]
+        for (name, task), state in self.records.items():
+            if name != queue or state.state is not State.INSERTED:
+                continue
+            if state.due is not None and state.due > self.world.zk.ms - 1000 * LATE:
+                continue
+            if wanted.selector.matches(state.filters, call.about["types"]):
+                return task
+        return None
+
+    def _reached(self, call: Call) -> bool:
+        states = [self.records.get((call.about["queue"], task)) for task in call.about["ids"]]
+        return all(state is not None and state.state in ENDED for state in states)
+
+    def _batch_is_done(self, call: Call) -> bool:
+        paths = self.paths_of.context(call.about["queue"]).paths
+        nodes = self.world.zk.leader.nodes
+        name = call.about["batch"]
+        found = nodes.get(paths.batch(name, "open"))
+        return paths.batch(name) in nodes and (found is None or not found.children)
+
+    def orphans(self) -> None:
+        """Each claimed task of a living session is in its client's hands. Asked when every client has claimed since."""
+        nodes = self.world.zk.leader.nodes
+        by_session = {client.session: client for client in self.world.clients if client.alive}
+        for (queue, task), token in self.claims.items():
+            node = nodes.get(self.paths_of.context(queue).paths.task(task, "claim"))
+            client = by_session.get(node.owner) if node is not None and node.owner else None
+            if client is not None and token not in client.hands:
+                self.fail("no claimed task in nobody's hand", f"{task} ({token}) of {client.name}")
+
+    def left(self) -> list[str]:
+        """The tasks that have not ended."""
+        return [f"{task}: {state.state}" for (_, task), state in self.records.items() if state.state not in ENDED]

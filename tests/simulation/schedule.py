@@ -1,0 +1,298 @@
+"""One schedule: a plan made from a seed, carried out in a world, judged by the oracles; and how it is made shorter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core import configure, context
+from airflow_provider_zkmq.engine.core.ops import Create
+from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+from tests.simulation import actors
+from tests.simulation.oracles import Oracles
+from tests.simulation.world import Call, Client, Violation, World
+
+FAULTS: Final = ("lose reply", "lose reply", "disconnect", "outage", "expire", "cancel", "cancel", "pause", "stall", "kill")
+ROLES: Final = ("consumer", "consumer", "producer", "operator", "transactor", "upkeep", "keeper")
+STEPS: Final = 6_000
+QUIET_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A fiber to be started: whose, in which role, for how many rounds."""
+
+    client: int
+    role: str
+    rounds: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong at a step."""
+
+    step: int
+    kind: str
+    client: int
+    amount: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides a schedule."""
+
+    seed: str
+    servers: int = 1
+    clients: int = 2
+    order: str = "default"
+    scheduler: str = "random"
+    attempts: int = 4
+    actors: tuple[Actor, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    change_points: tuple[int, ...] = ()
+    lag: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict, compare=False)
+
+
+def plan(seed: str) -> Plan:
+    """A plan: few clients, few calls, and faults of a few kinds; each seed another climate."""
+    rand = random.Random(seed)
+    clients = rand.choice([1, 2, 2, 3])
+    length = rand.choice([60, 150, 300])
+    crew = [Actor(0, "producer", rand.randint(1, 4), rand.randrange(1 << 30))]
+    crew.append(Actor(rand.randrange(clients), "consumer", rand.randint(1, 4), rand.randrange(1 << 30)))
+    for _ in range(rand.randint(0, 4)):
+        crew.append(Actor(rand.randrange(clients), rand.choice(ROLES), rand.randint(1, 3), rand.randrange(1 << 30)))
+    kinds = rand.sample(FAULTS, rand.randint(1, 4))
+    faults = [
+        Fault(rand.randrange(10, length), rand.choice(kinds), rand.randrange(clients), rand.random())
+        for _ in range(rand.choice([0, 1, 2, 4, 7]))
+    ]
+    servers = rand.choice([1, 1, 2])
+    scheduler = rand.choice(["random", "random", "pct"])
+    return Plan(
+        seed,
+        servers,
+        clients,
+        rand.choice(["default", "default", "fifo"]),
+        scheduler,
+        rand.choice([2, 4]),
+        tuple(crew),
+        tuple(sorted(faults, key=lambda fault: fault.step)),
+        tuple(rand.randrange(length) for _ in range(3)) if scheduler == "pct" else (),
+        rand.choice([0.5, 0.9]) if servers > 1 else 0.0,
+    )
+
+
+@dataclass
+class Result:
+    """How a schedule ended."""
+
+    plan: Plan
+    violation: Violation | None
+    steps: int
+    trace: list[str]
+
+
+def run(chosen: Plan, *, trace: bool = False) -> Result:
+    """Carry a plan out."""
+    world = World(chosen.seed, chosen.servers)
+    world.trace = [] if trace else None
+    entropy = random.Random(f"entropy {chosen.seed}")
+    before, context.os = context.os, SimpleNamespace(urandom=entropy.randbytes)  # type: ignore[attr-defined]
+    try:
+        return Result(chosen, _run(chosen, world), world.steps, world.trace or [])
+    finally:
+        context.os = before  # type: ignore[attr-defined]
+
+
+def _run(chosen: Plan, world: World) -> Violation | None:
+    oracles = Oracles(world, chosen.attempts, chosen.order)
+    try:
+        clients = _prepare(chosen, world)
+        _stormy(chosen, world, clients, oracles)
+        _quiet(world, clients, oracles)
+    except Violation as violation:
+        world.tell(f"VIOLATION {violation}")
+        return violation
+    return None
+
+
+def _prepare(chosen: Plan, world: World) -> list[Client]:
+    """Create the queues, and start everybody."""
+    world.zk.multi(0, (Create("/zkmq"),))
+    setter = Client(world, "setter")
+    policy = RetryPolicy(attempts=chosen.attempts, factor=0.5)
+    for queue in ("q", "r"):
+        _at_once(world, setter, configure.configure(
+            setter.context(queue), filters=actors.TYPES, policy=policy, order=chosen.order
+        ))  # fmt: skip
+    world.zk.end(setter.session)
+    for server in range(chosen.servers):
+        world.zk.catch_up(server, len(world.zk.log))
+    clients = [world.client(f"client{n}", n % chosen.servers) for n in range(chosen.clients)]
+    for number, actor in enumerate(chosen.actors):
+        client = clients[actor.client]
+        world.spawn(client, f"{actor.role}{number}", _program(actor, client, world), background=actor.role in {"keeper", "upkeep"})
+    world.scheduler, world.change_points, world.lag = chosen.scheduler, set(chosen.change_points), chosen.lag
+    return clients
+
+
+def _at_once(world: World, client: Client, procedure: Any) -> None:
+    """Carry a procedure out without interleaving."""
+    fiber = world.spawn(client, "setup", (one for one in (Call("configure", procedure),)))
+    while fiber.state != "done":
+        match fiber.state:
+            case "sent":
+                world.execute(client)
+            case _:
+                world._move(fiber)  # noqa: SLF001  the two are one piece
+        assert fiber.call is None or fiber.call.error is None, fiber.call.error
+    world.fibers.remove(fiber)
+
+
+def _program(actor: Actor, client: Client, world: World) -> Any:
+    rand = random.Random(actor.seed)
+    match actor.role:
+        case "producer":
+            return actors.producer(client, rand, actor.rounds)
+        case "consumer":
+            return actors.consumer(client, rand, actor.rounds)
+        case "operator":
+            return actors.operator(client, rand, actor.rounds, world)
+        case "transactor":
+            return actors.transactor(client, rand, actor.rounds)
+        case "keeper":
+            return actors.keeper(client)
+        case _:
+            return actors.upkeep(client, rand)
+
+
+def _stormy(chosen: Plan, world: World, clients: list[Client], oracles: Oracles) -> None:
+    """Until every actor has done its part, faults strike."""
+    faults = list(chosen.faults)
+    start = world.now
+    while world.steps < STEPS and world.now < start + 400:
+        while faults and faults[0].step <= world.steps:
+            _strike(world, clients[faults[0].client], faults.pop(0))
+        if all(fiber.state == "done" or fiber.background or not fiber.client.alive for fiber in world.fibers):
+            return
+        if not world.step():
+            _rest(world, oracles)
+
+
+def _rest(world: World, oracles: Oracles) -> None:
+    behind = [n for n, server in enumerate(world.zk.servers) if server.applied < len(world.zk.log)]
+    if behind:
+        for server in behind:
+            world.zk.catch_up(server, len(world.zk.log))
+        return
+    if any(client.events for client in world.clients):
+        for client in world.clients:
+            client.receive_events()
+        return
+    if left := [client for client in world.clients if world.flows(client) and client.paused_until <= world.now]:
+        world.execute(left[0])  # what a cancelled call had sent
+        return
+    oracles.at_rest()
+    world.pass_time(60.0)
+
+
+def _strike(world: World, client: Client, fault: Fault) -> None:
+    if not client.alive:
+        return
+    match fault.kind:
+        case "lose reply":
+            world.losing.add(client)
+        case "disconnect":
+            world.disconnect(client, back_in=0.1 + fault.amount)
+        case "outage":
+            world.disconnect(client, back_in=2 + 28 * fault.amount)
+        case "expire":
+            world.end_session(client)
+        case "cancel":
+            mine = [fiber for fiber in world.fibers if fiber.client is client]
+            if mine:
+                world.cancel(mine[int(fault.amount * len(mine))])
+        case "pause":
+            world.pause(client, 10 * fault.amount)
+        case "stall":
+            client.stalled_until = world.now + 25 * fault.amount
+            world.tell(f"!! {client.name} gets no replies for {25 * fault.amount:.1f} s")
+        case "kill":
+            if sum(one.alive for one in world.clients) > 1:
+                world.kill(client)
+
+
+def _quiet(world: World, clients: list[Client], oracles: Oracles) -> None:
+    """The faults have stopped: every call returns, every task ends, and nothing is left in nobody's hand."""
+    world.tell("-- quiet")
+    world.quiet, world.lag = True, 0.0
+    world.losing.clear()
+    living = [client for client in clients if client.alive]
+    start = world.now
+    oracles.quiet_since = start + 30
+    for client in living:
+        for queue in ("q", "r"):
+            world.spawn(client, f"sweeper-{queue}", actors.sweeper(client, queue), background=True)
+    limit = world.steps + STEPS
+    while True:
+        if world.step():
+            if world.steps > limit:
+                raise Violation("every call returns", f"{STEPS} steps were not enough: {_busy(world)}")
+            continue
+        _rest(world, oracles)
+        if world.now > start + 40 and not _busy(world):
+            oracles.orphans()
+            if not oracles.left():
+                return
+        if world.now > start + QUIET_SECONDS:
+            raise Violation("every task ends", f"{oracles.left()}; {_busy(world)}")
+
+
+def _busy(world: World) -> list[str]:
+    """Whoever is not asleep in the background."""
+    return [
+        f"{fiber.name} in {fiber.call.verb if fiber.call else 'a pause'}"
+        for fiber in world.fibers
+        if fiber.client.alive and fiber.state != "done" and not fiber.background
+    ]
+
+
+def shorter(chosen: Plan) -> Iterator[Plan]:
+    """Plans with something left out: actors, rounds, faults, servers."""
+    for at in range(len(chosen.actors)):
+        yield replace(chosen, actors=chosen.actors[:at] + chosen.actors[at + 1 :])
+    for at in range(len(chosen.faults)):
+        yield replace(chosen, faults=chosen.faults[:at] + chosen.faults[at + 1 :])
+    if chosen.servers > 1:
+        yield replace(chosen, servers=1, lag=0.0)
+    for at, actor in enumerate(chosen.actors):
+        if actor.rounds > 1:
+            fewer = replace(actor, rounds=actor.rounds - 1)
+            yield replace(chosen, actors=(*chosen.actors[:at], fewer, *chosen.actors[at + 1 :]))
+    if chosen.scheduler != "random":
+        yield replace(chosen, scheduler="random", change_points=())
+
+
+def shrink(found: Result, tries: int = 400) -> Result:
+    """The shortest schedule near a failing one that breaks the same oracle."""
+    assert found.violation is not None
+    best, oracle = found, found.violation.oracle
+    improved = True
+    while improved and tries > 0:
+        improved = False
+        for candidate in shorter(best.plan):
+            for seed in (candidate.seed, f"{candidate.seed}+", f"{candidate.seed}*"):
+                tries -= 1
+                result = run(replace(candidate, seed=seed))
+                if result.violation is not None and result.violation.oracle == oracle:
+                    best, improved = result, True
+                    break
+            if improved or tries <= 0:
+                break
+    return run(best.plan, trace=True)

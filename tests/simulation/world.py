@@ -1,0 +1,591 @@
+"""The simulated world: clients whose calls are interleaved operation by operation, under a seeded scheduler.
+
+A call is a procedure of the engine, as the fronts drive it. Calls of one client share its memory. Each of them is, at any
+moment, ready to go on, waiting for a reply, or asleep; a step lets one of those that can move do so. Nothing else ever
+happens between two steps, so that the same seed gives the same schedule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.context import Context, Runtime
+from airflow_provider_zkmq.engine.core.ops import (
+    CreateContainer,
+    EnsureRoot,
+    Multi,
+    Outcome,
+    Pipeline,
+    Reconnect,
+    Sync,
+    Tell,
+    Wait,
+    Watch,
+)
+from airflow_provider_zkmq.engine.core.paths import Paths
+from airflow_provider_zkmq.engine.errors import Unavailable
+from tests.simulation.zookeeper import Ensemble
+
+REQUEST_TIMEOUT: Final = 10.0
+SESSION_TIMEOUT: Final = 4.0
+UNKNOWN: Final = Outcome(committed=False, unknown=True)
+
+
+class Violation(AssertionError):
+    """An oracle does not hold. ``oracle`` names it, so that a shorter schedule can be told to break the same one."""
+
+    def __init__(self, oracle: str, detail: str) -> None:
+        super().__init__(f"{oracle}: {detail}")
+        self.oracle = oracle
+
+
+class Signal:
+    """The engine's signal, without threads."""
+
+    __slots__ = ("__weakref__", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def fire(self) -> None:
+        """It happened."""
+        self.count += 1
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of an actor: a verb, the procedure, and what became of it."""
+
+    verb: str
+    procedure: Generator[Any, Any, Any]
+    about: dict[str, Any] = field(default_factory=dict)
+    limit: float = 0.0
+    """Seconds that it may wait by itself."""
+    began: float = 0.0
+    value: Any = None
+    error: BaseException | None = None
+    cancelled: bool = False
+    wrote: int = 0
+    """How many of its transactions changed a task."""
+    requests: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it returned."""
+        return self.error is None and not self.cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """An actor does something else for so many seconds."""
+
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """An operation on its way: the fiber that waits for the reply (None: nobody any more), and where it belongs."""
+
+    op: Any
+    fiber: Fiber | None
+    at: int
+    deadline: float
+    sent: float
+
+
+@dataclass(slots=True, eq=False)
+class Fiber:
+    """A thread or an asynchronous task of a client: an actor's program and the call it is in."""
+
+    name: str
+    client: Client
+    program: Generator[Call | Pause, Call | None, None]
+    call: Call | None = None
+    state: str = "program"
+    inbox: Any = None
+    thrown: BaseException | None = None
+    op: Any = None
+    replies: list[Any] = field(default_factory=list)
+    missing: int = 0
+    until: float = 0.0
+    idle_requests: int = 0
+    priority: float = 0.0
+    background: bool = False
+    """Whether the world may end while it still runs."""
+
+
+class Client:
+    """A connection: its session, its memory of each queue, its fibers, what is on its way."""
+
+    def __init__(self, world: World, name: str, server: int = 0) -> None:
+        self.world, self.name, self.server = world, name, server
+        self.session = world.zk.connect(server)
+        self.connected = True
+        self.alive = True
+        self.back_at: float | None = None
+        self.expires_at: float | None = None
+        self.paused_until = 0.0
+        self.stalled_until = 0.0
+        self.outbox: deque[Request] = deque()
+        self.events: deque[Watch] = deque()
+        self.armed: set[Watch] = set()
+        self.contexts: dict[str, Context] = {}
+        self.hands: dict[int, Any] = {}
+        self.random = random.Random(f"{world.seed}{name}")
+
+    def context(self, queue: str = "q") -> Context:
+        """This client's memory of a queue."""
+        if queue not in self.contexts:
+            zk = self.world.zk
+            run = Runtime(
+                monotonic=lambda: zk.ms / 1000,
+                wall_ms=lambda: zk.ms,
+                random=self.random.random,
+                new_signal=Signal,
+                session=lambda: self.session,
+                report=lambda path, why: self.world.reports.append((path, why)),
+                zxid=lambda: zk.servers[self.server].zxid,
+                unwatch=self._unwatch,
+            )
+            made = Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, Signal(), {"name": self.name})
+            self.contexts[queue] = made
+        return self.contexts[queue]
+
+    def _unwatch(self, path: str) -> None:
+        if self.session in self.world.zk.at:
+            self.world.zk.server(self.session).unwatch(self.session, path)
+
+    def receive_events(self) -> None:
+        """What the server has told of, before any later reply."""
+        while self.events:
+            self.events.popleft().fire()
+
+
+class World:
+    """Everything of one schedule."""
+
+    def __init__(self, seed: str, servers: int = 1) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.zk = Ensemble(servers, self._deliver)
+        self.clients: list[Client] = []
+        self.fibers: list[Fiber] = []
+        self.reports: list[tuple[str, str]] = []
+        self.trace: list[str] | None = None
+        self.steps = 0
+        self.changes = 0
+        self.executing: Fiber | None = None
+        self.late: list[tuple[float, int, Any]] = []
+        self.quiet = False
+        self.returned: Callable[[Fiber, Call], None] = lambda _fiber, _call: None
+        self.change_points: set[int] = set()
+        self.scheduler = "random"
+        self.lag = 0.0
+        self.losing: set[Client] = set()
+        """Whose next write loses its reply."""
+
+    @property
+    def now(self) -> float:
+        """Seconds."""
+        return self.zk.ms / 1000
+
+    def tell(self, text: str) -> None:
+        """A line of the trace."""
+        if self.trace is not None:
+            self.trace.append(f"{self.now - 1_700_000_000:9.3f}  {text}")
+
+    def client(self, name: str, server: int = 0) -> Client:
+        """A new client."""
+        self.clients.append(Client(self, name, server))
+        return self.clients[-1]
+
+    def spawn(self, client: Client, name: str, program: Any, *, background: bool = False) -> Fiber:
+        """A new fiber of a client."""
+        fiber = Fiber(f"{client.name}/{name}", client, program, background=background)
+        fiber.priority = self.random.random()
+        self.fibers.append(fiber)
+        return fiber
+
+    def _deliver(self, session: int, watch: Watch) -> None:
+        for client in self.clients:
+            if client.session == session:
+                client.armed.discard(watch)
+                client.events.append(watch)
+                if self.random.random() < 0.7:
+                    client.receive_events()
+                return
+        watch.fire()
+
+    # --- moving
+
+    def step(self) -> bool:
+        """Let one fiber move; False if none can before time passes."""
+        able = [fiber for fiber in self.fibers if self._able(fiber)]
+        if not able:
+            return False
+        self.steps += 1
+        fiber = self._pick(able)
+        self._move(fiber)
+        if self.lag and self.random.random() > self.lag:
+            server = self.random.randrange(len(self.zk.servers))
+            self.zk.catch_up(server, min(len(self.zk.log), self.zk.servers[server].applied + 1))
+        return True
+
+    def _pick(self, able: list[Fiber]) -> Fiber:
+        if self.scheduler != "pct":
+            return able[int(self.random.random() * len(able))]
+        chosen = max(able, key=lambda fiber: fiber.priority)
+        if self.steps in self.change_points:
+            chosen.priority = -self.random.random()
+        return chosen
+
+    def _able(self, fiber: Fiber) -> bool:
+        client = fiber.client
+        now = self.now
+        if client.paused_until > now or not client.alive:
+            return False
+        match fiber.state:
+            case "program" | "ready":
+                return True
+            case "sent":
+                return self.flows(client) or self._overdue(fiber)
+            case "waiting":
+                return fiber.op.signal.count > fiber.op.seen or fiber.until <= now or bool(client.events)
+            case "reconnecting":
+                return client.connected or fiber.until <= now
+            case "sleeping":
+                return fiber.until <= now
+        return False
+
+    def flows(self, client: Client) -> bool:
+        """Whether the client's next request can be carried out."""
+        return bool(client.outbox) and client.connected and client.stalled_until <= self.now
+
+    def _overdue(self, fiber: Fiber) -> bool:
+        return any(request.fiber is fiber and request.deadline <= self.now for request in fiber.client.outbox)
+
+    def _move(self, fiber: Fiber) -> None:
+        match fiber.state:
+            case "program":
+                self._program(fiber, None)
+            case "sleeping":
+                self._program(fiber, None)
+            case "ready":
+                self._resume(fiber)
+            case "sent":
+                self._exchange(fiber)
+            case "waiting":
+                fiber.client.receive_events()
+                woken = fiber.op.signal.count > fiber.op.seen
+                if woken or fiber.until <= self.now:
+                    self._ready(fiber, woken)
+            case "reconnecting":
+                if fiber.client.connected:
+                    self._ready(fiber, None)
+                else:
+                    self._fail(fiber, Unavailable("no server answered"))
+
+    def _ready(self, fiber: Fiber, result: Any) -> None:
+        fiber.state, fiber.inbox, fiber.thrown = "ready", result, None
+        if self.random.random() < 0.6:
+            self._resume(fiber)
+
+    def _fail(self, fiber: Fiber, error: BaseException) -> None:
+        fiber.state, fiber.thrown = "ready", error
+
+    def _program(self, fiber: Fiber, done: Call | None) -> None:
+        """Let an actor go on to its next call."""
+        try:
+            wanted = fiber.program.send(done)
+        except StopIteration:
+            fiber.state, fiber.call = "done", None
+            return
+        if isinstance(wanted, Pause):
+            fiber.state, fiber.until, fiber.call = "sleeping", self.now + wanted.seconds, None
+            return
+        fiber.call = wanted
+        wanted.began = self.now
+        fiber.inbox, fiber.thrown, fiber.state, fiber.idle_requests = None, None, "ready", 0
+        if self.trace is not None:
+            self.tell(f"{fiber.name}: {wanted.verb} {wanted.about or ''}")
+
+    def _resume(self, fiber: Fiber) -> None:
+        """One step of a procedure: from one operation to the next."""
+        call = fiber.call
+        assert call is not None
+        try:
+            if fiber.thrown is not None:
+                error, fiber.thrown = fiber.thrown, None
+                op = call.procedure.throw(error)
+            else:
+                op = call.procedure.send(fiber.inbox)
+        except StopIteration as stop:
+            call.value = stop.value
+            self._finish(fiber, call)
+        except Violation:
+            raise
+        except Exception as error:  # noqa: BLE001  the call's own failure
+            call.error = error
+            self._finish(fiber, call)
+        else:
+            self._begin(fiber, op)
+
+    def _finish(self, fiber: Fiber, call: Call) -> None:
+        if self.trace is not None:
+            what = "cancelled" if call.cancelled else repr(call.error) if call.error else f"-> {short(call.value)}"
+            self.tell(f"{fiber.name}: {call.verb} {what}")
+        self.returned(fiber, call)
+        self._program(fiber, call)
+
+    def cancel(self, fiber: Fiber) -> None:
+        """Interrupt a call where it is; what it has sent stays sent."""
+        call = fiber.call
+        if call is None or fiber.state in {"program", "sleeping", "done"}:
+            return
+        for request in fiber.client.outbox:
+            if request.fiber is fiber:
+                request.fiber = None
+        call.procedure.close()
+        call.cancelled = True
+        self._finish(fiber, call)
+
+    # --- operations
+
+    def _begin(self, fiber: Fiber, op: Any) -> None:
+        fiber.op = op
+        client = fiber.client
+        match op:
+            case Wait(_, _, timeout):
+                fiber.state = "waiting"
+                fiber.until = self.now + 1e9 if timeout is None else self.now + timeout
+            case Reconnect():
+                fiber.state, fiber.until = "reconnecting", self.now + REQUEST_TIMEOUT
+            case Tell(call):
+                fiber.state, fiber.inbox = "ready", call()
+            case EnsureRoot():
+                fiber.state, fiber.inbox = "ready", None
+            case _:
+                ops = op.ops if isinstance(op, Pipeline) else (op,)
+                if not ops:
+                    fiber.state, fiber.inbox = "ready", []
+                    return
+                fiber.state, fiber.replies, fiber.missing = "sent", [None] * len(ops), len(ops)
+                deadline = self.now + REQUEST_TIMEOUT
+                for at, each in enumerate(ops):
+                    client.outbox.append(Request(each, fiber, at, deadline, self.now))
+
+    def _exchange(self, fiber: Fiber) -> None:
+        client = fiber.client
+        if self._overdue(fiber):
+            self._time_out(fiber)
+            return
+        if self.flows(client):
+            self.execute(client)
+        if fiber.state == "sent" and self.random.random() < 0.5 and self.flows(client):
+            self.execute(client)
+
+    def execute(self, client: Client) -> None:
+        """The server carries out the first of a client's requests."""
+        if client.session not in self.zk.at:
+            self.disconnect(client, back_in=0.05)
+            return
+        if client in self.losing and self.lose_reply(client):
+            self.losing.discard(client)
+            return
+        request = client.outbox.popleft()
+        result = self._carry_out(client, request)
+        client.receive_events()
+        self.reply(request, result)
+
+    def _carry_out(self, client: Client, request: Request) -> Any:
+        op, fiber = request.op, request.fiber
+        self.executing = fiber
+        if fiber is not None and fiber.call is not None:
+            fiber.idle_requests += 1
+            if fiber.idle_requests > 400:
+                raise Violation("a loop without progress", f"{fiber.name} in {fiber.call.verb}")
+            fiber.call.requests += 1
+        try:
+            if isinstance(op, Sync):
+                return self.zk.sync(client.session)
+            result = self.zk.perform(client.session, op)
+        except Exception as error:  # noqa: BLE001  the procedure's own: a transaction too large, say
+            return error
+        finally:
+            self.executing = None
+        watch = getattr(op, "watch", None)
+        if watch is not None and not watch.fired:
+            client.armed.add(watch)
+        if self.trace is not None:
+            self.tell(f"  {fiber.name if fiber else client.name}: {short(op)} => {short(result)}")
+        return result
+
+    def reply(self, request: Request, result: Any) -> None:
+        """A reply, an error or nothing known comes back for a request."""
+        fiber = request.fiber
+        if fiber is None:
+            return
+        if isinstance(result, Outcome) and not result.unknown:
+            result = Outcome(
+                result.committed, result.failed, result.failure, result.detail, result.time, result.zxid, sent=request.sent
+            )
+        fiber.replies[request.at] = result
+        fiber.missing -= 1
+        if fiber.missing == 0:
+            error = next((one for one in fiber.replies if isinstance(one, BaseException)), None)
+            if error is not None:
+                self._fail(fiber, error)
+            else:
+                self._ready(fiber, fiber.replies if isinstance(fiber.op, Pipeline) else fiber.replies[0])
+
+    def _time_out(self, fiber: Fiber) -> None:
+        """No reply within the driver's patience: a write may still be carried out."""
+        for request in [one for one in fiber.client.outbox if one.fiber is fiber]:
+            write = isinstance(request.op, Multi | CreateContainer)
+            if write and fiber.client.connected:
+                fiber.client.outbox[fiber.client.outbox.index(request)] = Request(
+                    request.op, None, 0, request.deadline, request.sent
+                )
+            else:
+                fiber.client.outbox.remove(request)
+            sent = write and fiber.client.connected
+            self.reply(request, UNKNOWN if sent else Unavailable("no server answered"))
+
+    # --- faults
+
+    def disconnect(self, client: Client, *, back_in: float, late: bool = False) -> None:
+        """Cut a connection; unless it comes back within the session's time-out, the session ends."""
+        if not client.connected or not client.alive:
+            return
+        self.tell(f"!! {client.name} is disconnected for {back_in:.1f} s")
+        client.connected, client.back_at = False, self.now + back_in
+        client.expires_at = client.expires_at or self.now + SESSION_TIMEOUT
+        if client.session in self.zk.at:
+            self.zk.server(client.session).drop(client.session)
+        client.events.clear()
+        for watch in list(client.armed):
+            watch.fire()
+        client.armed.clear()
+        waiting, client.outbox = list(client.outbox), deque()
+        for request in waiting:
+            if not isinstance(request.op, Multi | CreateContainer):
+                if request.fiber is not None:
+                    client.outbox.append(request)
+                continue
+            fate = self.random.random()
+            if fate < 0.4 and client.session in self.zk.at:  # carried out, the reply is lost
+                self._carry_out(client, request)
+                client.receive_events()
+            elif fate < 0.7 or late:
+                self.late.append((self.now + self.random.random() * back_in * 2, client.session, request.op))
+            self.reply(request, UNKNOWN)
+
+    def pause(self, client: Client, seconds: float) -> None:
+        """A client stands still, its session as well: past its time-out that ends."""
+        self.tell(f"!! {client.name} stands still for {seconds:.1f} s")
+        client.paused_until = self.now + seconds
+        client.expires_at = client.expires_at or self.now + SESSION_TIMEOUT
+
+    def end_session(self, client: Client) -> None:
+        """The server ends a session; its client learns of it at once or with its next request."""
+        if client.session in self.zk.at:
+            self.tell(f"!! the session of {client.name} ends")
+            self.zk.end(client.session)
+            if client.connected and self.random.random() < 0.5:
+                self.disconnect(client, back_in=0.1)
+
+    def lose_reply(self, client: Client) -> bool:
+        """Carry out the client's first request if it is a write, then cut the connection for a moment."""
+        if not client.connected or not client.alive or not client.outbox or client.session not in self.zk.at:
+            return False
+        request = client.outbox[0]
+        if not isinstance(request.op, Multi | CreateContainer):
+            return False
+        client.outbox.popleft()
+        self._carry_out(client, request)
+        self.disconnect(client, back_in=0.1)
+        self.tell(f"!! {client.name} loses the reply")
+        self.reply(request, UNKNOWN)
+        return True
+
+    def kill(self, client: Client) -> None:
+        """A client dies; its session ends by itself."""
+        self.tell(f"!! {client.name} dies")
+        client.alive, client.connected, client.back_at = False, False, None
+        client.hands.clear()
+        self.late.append((self.now + SESSION_TIMEOUT, client.session, None))
+
+    def _reconnect(self, client: Client) -> None:
+        ended = client.session not in self.zk.at
+        server = self.random.randrange(len(self.zk.servers))
+        if ended:
+            client.session = self.zk.connect(server)
+        else:
+            self.zk.move(client.session, server)
+        client.server, client.connected, client.back_at, client.expires_at = server, True, None, None
+        self.tell(f"!! {client.name} is back{' in a new session' if ended else ''}")
+        for context in client.contexts.values():
+            context.signal.fire()
+
+    # --- time
+
+    def pass_time(self, most: float) -> float:
+        """Let time pass until something can happen, at most so many seconds; returns how many passed."""
+        nearest = self.now + most
+        for fiber in self.fibers:
+            if fiber.client.alive and fiber.state in {"waiting", "sleeping", "reconnecting"}:
+                nearest = min(nearest, fiber.until)
+        for client in self.clients:
+            for when in (client.back_at, client.expires_at, client.paused_until, client.stalled_until):
+                if when is not None and when > self.now:
+                    nearest = min(nearest, when)
+            for request in client.outbox:
+                nearest = min(nearest, max(request.deadline, self.now))
+        for when, _, _ in self.late:
+            nearest = min(nearest, when)
+        span = max(0.001, nearest - self.now)
+        self.zk.advance(span)
+        self._due()
+        for fiber in self.fibers:
+            fiber.idle_requests = 0
+        return span
+
+    def _due(self) -> None:
+        """What happens by itself when its time has come."""
+        for client in [one for one in self.clients if one.alive]:
+            if client.expires_at is not None and client.expires_at <= self.now:
+                client.expires_at = None
+                self.end_session(client)
+            if client.paused_until and client.paused_until <= self.now and client.connected:
+                client.paused_until, client.expires_at = 0.0, None
+            if client.back_at is not None and client.back_at <= self.now:
+                self._reconnect(client)
+        for item in [one for one in self.late if one[0] <= self.now]:
+            self.late.remove(item)
+            _, session, op = item
+            if op is None:
+                self.zk.end(session)
+            elif session in self.zk.at:
+                self.tell(f"!! late: {short(op)}")
+                self.zk.perform(session, op)
+
+
+def short(what: Any) -> str:
+    """Something of the trace on one line."""
+    if isinstance(what, Multi):
+        parts = []
+        for op in what.ops:
+            sign = {"Create": "+", "Delete": "-", "SetData": "=", "Check": "?"}.get(type(op).__name__, "c")
+            version = getattr(op, "version", -1)
+            parts.append(f"{sign}{op.path.removeprefix('/zkmq/')}" + (f"@{version}" if version >= 0 else ""))
+        return f"Multi({' '.join(parts)})"
+    if isinstance(what, Outcome):
+        if what.committed:
+            return f"committed {what.zxid or ''}"
+        return "unknown" if what.unknown else f"refused at {what.failed}: {what.detail}"
+    text = repr(what)
+    return text if len(text) < 200 else text[:200] + "…"
