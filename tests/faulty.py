@@ -15,7 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -144,6 +144,8 @@ class _Passage:
     """The requests under way whose replies meet a fault."""
     held: bool = False
     """A late request keeps the server's side open after the client's has gone."""
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Nothing more comes from the server: the late request's reply has come, or its connection has ended."""
 
     def cut(self) -> None:
         """End both sides at once; what was not sent yet is lost."""
@@ -173,7 +175,7 @@ class Faulty:
         self._listener = self._do(asyncio.start_server(self._enter, "127.0.0.1", 0, limit=1 << 21))
         self.hosts = f"127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
 
-    def __enter__(self) -> Faulty:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -305,9 +307,8 @@ class Faulty:
             await asyncio.sleep(seconds)
             passage.server.write(_framed(packet))
             await passage.server.drain()
-            deadline = time.monotonic() + PATIENCE_S
-            while passage.waiting and not passage.server.is_closing() and time.monotonic() < deadline:
-                await asyncio.sleep(0.001)  # looks again for the reply, within a bound
+            with contextlib.suppress(TimeoutError):  # a reply that does not come delays nobody for ever
+                await asyncio.wait_for(passage.answered.wait(), PATIENCE_S)
         finally:
             self._late -= 1
             async with self._opened:
@@ -318,6 +319,12 @@ class Faulty:
         await asyncio.wait({holding}, timeout=2 * PATIENCE_S)
 
     async def _replies(self, passage: _Passage, reader: asyncio.StreamReader) -> None:
+        try:
+            await self._pass_replies(passage, reader)
+        finally:
+            passage.answered.set()
+
+    async def _pass_replies(self, passage: _Passage, reader: asyncio.StreamReader) -> None:
         passage.client.write(_framed(await _packet(reader)))
         while True:
             packet = await _packet(reader)
@@ -337,7 +344,8 @@ class Faulty:
                 await passage.client.drain()
 
     async def _quiet(self) -> None:
-        while (left := self._silent_until - time.monotonic()) > 0:
+        left = self._silent_until - time.monotonic()
+        if left > 0:
             await asyncio.sleep(left)
 
 

@@ -40,7 +40,5 @@ def test_the_in_memory_server_answers_as_the_real_one(hosts: str, name: str) -> 
     real = _played(name, RealServer(hosts))
     memory = _played(name, MemoryServer())
     assert real
-    different = [
-        f"real:   {ours}\nmemory: {theirs}" for ours, theirs in zip_longest(real, memory) if ours != theirs
-    ]
+    different = [f"real:   {ours}\nmemory: {theirs}" for ours, theirs in zip_longest(real, memory) if ours != theirs]
     assert not different, f"{len(different)} of {len(real)} answers differ:\n" + "\n".join(different[:SHOWN])

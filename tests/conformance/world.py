@@ -129,7 +129,9 @@ class World:
                 return result
 
     def _stat(self, stat: Stat) -> tuple[Any, ...]:
-        owner = next((it.name for it in self._actors if it.session == stat.owner), "another" if stat.owner else "nobody")
+        owner = next(
+            (it.name for it in self._actors if it.session == stat.owner), "another" if stat.owner else "nobody"
+        )
         ages = "mtime = ctime" if stat.version == 0 and stat.mtime == stat.ctime else "mtime >= ctime"
         assert stat.mtime >= stat.ctime > 0
         return (

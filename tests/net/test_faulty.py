@@ -17,7 +17,7 @@ from tests.support import eventually, fresh_root
 
 @pytest.fixture
 def door(zookeeper: str) -> Iterator[Faulty]:
-    with Faulty(zookeeper.split(",")[0]) as made:
+    with Faulty(zookeeper.split(",", maxsplit=1)[0]) as made:
         yield made
 
 
@@ -160,7 +160,7 @@ def test_a_transaction_is_read_operation_by_operation(client: KazooClient, door:
 def test_closing_leaves_no_thread_and_no_listener(zookeeper: str) -> None:
     """Closed in the middle of everything: a client, a request held back, a refusal under way."""
     before = set(threading.enumerate())
-    door = Faulty(zookeeper.split(",")[0], Once(_creation, Late(60)))
+    door = Faulty(zookeeper.split(",", maxsplit=1)[0], Once(_creation, Late(60)))
     client = KazooClient(door.hosts)
     client.start()
     pending = client.create_async(fresh_root())

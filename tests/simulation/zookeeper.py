@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.ops import (
@@ -32,11 +32,15 @@ from airflow_provider_zkmq.engine.core.ops import (
     WriteOp,
     request_size,
 )
-from airflow_provider_zkmq.engine.errors import TaskTooLarge
+from airflow_provider_zkmq.engine.errors import TaskTooLarge, ZkmqError
 
 START_MS: Final = 1_700_000_000_000
 #: What the server does not take for a znode's path.
-_BAD_PATH: Final = re.compile(r"[^/]|/.*//|//|.+/$|.*/\.{1,2}(/|$)|.*[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]", re.DOTALL)
+_BAD_PATH: Final = re.compile(
+    r"[^/]|/.*//|//|.+/$|.*/\.{1,2}(/|$)|.*[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]",
+    re.DOTALL,
+)
+REFUSED: Final = "ZooKeeper refused a request"
 Event: TypeAlias = tuple[str, str]
 Deliver: TypeAlias = Callable[[int, Watch], None]
 
@@ -82,6 +86,11 @@ def bad_path(path: str) -> bool:
     return path != "/" and _BAD_PATH.match(path) is not None
 
 
+def _unheard_of(path: str) -> bool:
+    """Whether the server refuses to delete there; any other bad path is to it one where nothing stands."""
+    return "/" not in path or "\0" in path or path == "/"
+
+
 class Server:
     """One server: the tree as of the transactions it has applied, and the watches of the sessions connected to it."""
 
@@ -110,6 +119,8 @@ class Server:
                 self._watch("data", path, session, watch)
                 return Node(found.data, found.stat())
             case Exists(path, watch):
+                if "\0" in path:
+                    raise ZkmqError(REFUSED)
                 self._watch("data", path, session, watch)
                 found = self.nodes.get(path)
                 return None if found is None else found.stat()
@@ -128,23 +139,30 @@ class Server:
             self.watches.setdefault((kind, path), []).append((session, watch))
 
     def judge(self, op: WriteOp | CreateContainer) -> Failure | None:
-        """Why the server refuses an operation; None: it does not."""
+        """Why the server refuses an operation; None: it does not. In the server's order: a create looks above first."""
         path = op.path
-        if bad_path(path):
-            return Failure.OTHER
         node = self.nodes.get(path)
         if isinstance(op, Create | CreateContainer):
-            above = self.nodes.get(parent(path))
-            if node is not None:
-                return Failure.NODE_EXISTS
-            if above is None:
-                return Failure.NO_NODE
-            return Failure.OTHER if above.owner else None
+            return self._judge_create(path)
+        if _unheard_of(path) if isinstance(op, Delete) else bad_path(path):
+            return Failure.OTHER
         if node is None:
             return Failure.NO_NODE
         if op.version not in {-1, node.version}:
             return Failure.BAD_VERSION
         return Failure.NOT_EMPTY if isinstance(op, Delete) and node.children else None
+
+    def _judge_create(self, path: str) -> Failure | None:
+        if "/" not in path or "\0" in path:
+            return Failure.OTHER
+        above = self.nodes.get(parent(path))
+        if above is None:
+            return Failure.NO_NODE
+        if bad_path(path):
+            return Failure.OTHER
+        if path in self.nodes:
+            return Failure.NODE_EXISTS
+        return Failure.OTHER if above.owner else None
 
     def change(self, txn: _Txn, op: WriteOp | CreateContainer, events: list[Event]) -> Znode | None:
         """Carry one operation out; returns what stood there, for an undo."""
@@ -208,6 +226,13 @@ class Server:
             self.watches["data", path] = left
 
 
+def _alone(outcome: Outcome) -> Outcome:
+    """What the one who asked for a container gets: it was no transaction, so that no operation of it was refused."""
+    if outcome.failure is Failure.OTHER:
+        raise ZkmqError(REFUSED)
+    return outcome if outcome.committed else replace(outcome, failed=None)
+
+
 class Ensemble:
     """The servers and the sessions. `deliver` is told of each watch that fires; by default it fires at once."""
 
@@ -250,7 +275,9 @@ class Ensemble:
         server = self.at.get(session)
         if server is None:
             return
-        gone = tuple(Delete(path) for path in sorted(self.ephemerals.pop(session)) if path in self.leader.nodes)
+        nodes = self.leader.nodes
+        owned = [path for path in sorted(self.ephemerals.pop(session)) if path in nodes]
+        gone = tuple(Delete(path) for path in owned if nodes[path].owner == session)
         self.servers[server].drop(session)
         del self.at[session]
         if gone:
@@ -273,7 +300,7 @@ class Ensemble:
         if isinstance(op, Multi):
             return self.multi(session, op.ops)
         if isinstance(op, CreateContainer):
-            return self.multi(session, (op,))
+            return _alone(self.multi(session, (op,)))
         return self.server(session).read(session, op)
 
     def sync(self, session: int) -> None:
