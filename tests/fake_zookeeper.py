@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.batch import WRITING
@@ -252,7 +252,7 @@ def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
             if fault == "crash before":
                 raise Crash
             delayed, faults.late = faults.late, [ops] if fault == "lost late" else []
-            outcome = UNKNOWN if fault in {"lost before", "lost late"} else zk.multi(session, ops)
+            outcome = UNKNOWN if fault in {"lost before", "lost late"} else replace(zk.multi(session, ops), sent=zk.ms / 1000)
             for each in delayed:
                 zk.multi(session, each)
             if fault == "crash after":

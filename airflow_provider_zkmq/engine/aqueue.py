@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_zkmq.engine.claiming import handed_over_async
 from airflow_provider_zkmq.engine.core import admin, batch, configure, enqueue, explain, gc, inspect, settle
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.configure import seconds
@@ -118,14 +119,11 @@ class AsyncQueue(Front):
         span = seconds("timeout", timeout)
         asked = await arun(self._session, wanted(self._context, node, filter_method, selector, lease))
         self._used(self._context)
-        stopping = False
-        task = asyncio.ensure_future(arun(self._session, claim(self._context, asked, span, lambda: stopping)))
-        try:
-            held = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            stopping = True
-            self._context.signal.fire()
-            if (held := await task) is not None:
-                await arun(self._session, settle.release(self._context, held))
-            raise
-        return None if held is None else AsyncClaim(self._session, self._context, held)
+        stopping = threading.Event()
+        return await handed_over_async(
+            self._session,
+            self._context,
+            lambda caller: claim(self._context, asked, span, stopping.is_set, caller),
+            lambda held: AsyncClaim(self._session, self._context, held),
+            stopping.set,
+        )

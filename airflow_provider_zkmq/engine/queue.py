@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_zkmq.engine.claiming import handed_over
 from airflow_provider_zkmq.engine.core import admin, batch, configure, enqueue, explain, gc, inspect, settle
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.configure import seconds
@@ -129,8 +130,12 @@ class Queue(Front):
         span = seconds("timeout", timeout)
         asked = run(self._session, wanted(self._context, node, filter_method, selector, lease))
         self._used(self._context)
-        held = run(self._session, claim(self._context, asked, span, stopping))
-        return None if held is None else Claim(self._session, self._context, held)
+        return handed_over(
+            self._session,
+            self._context,
+            lambda caller: claim(self._context, asked, span, stopping, caller),
+            lambda held: Claim(self._session, self._context, held),
+        )
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s."""

@@ -34,7 +34,7 @@ def put(client: Client, rand: random.Random, number: int) -> Any:
     """An enqueue of some kind."""
     context = client.context()
     name = rand.choice([None, None, None, "a", "b"])
-    payload = f"{client.name}-{number}".encode()
+    payload = f"{rand.random()}-{number}".encode()
     message = Message(
         payload,
         rand.choice([None, {"c": "low"}, {"c": "high"}]),
@@ -53,9 +53,9 @@ def put(client: Client, rand: random.Random, number: int) -> Any:
 def put_many(client: Client, rand: random.Random, number: int) -> Any:
     """Several at once, or a batch with a task that follows."""
     context = client.context()
-    payloads = [f"{client.name}-{number}-{at}".encode() for at in range(rand.randint(2, 4))]
+    payloads = [f"{rand.random()}-{number}-{at}".encode() for at in range(rand.randint(2, 4))]
     messages = [Message(data, rand.choice([None, {"c": "low"}])) for data in payloads]
-    name = rand.choice([None, f"batch-{client.name}-{number}"])
+    name = rand.choice([None, f"batch-{rand.randrange(1 << 30)}"])
     then = Message(b"then", delay=rand.choice([None, 2, 100])) if name and rand.random() < 0.5 else None
     about = {"queue": "q", "once": payloads, "batch": name}
     return lambda: Call("enqueue", enqueue.enqueue_all(context, messages, name, then), about)
@@ -208,6 +208,11 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
         if good and done.error is not None and not isinstance(done.error, ClaimLost | SessionLost | OutcomeUnknown):
             continue
         client.hands.pop(held.token, None)
+
+
+def opener(client: Client) -> Program:
+    """Resumes a queue whose operator died while it was paused."""
+    yield from told(lambda: Call("resume", configure.resume(client.context())))
 
 
 def sweeper(client: Client, queue: str) -> Program:

@@ -236,6 +236,7 @@ def _quiet(world: World, clients: list[Client], oracles: Oracles) -> None:
     living = [client for client in clients if client.alive]
     start = world.now
     oracles.quiet_since = start + 30
+    world.spawn(living[0], "opener", actors.opener(living[0]))
     for client in living:
         for queue in ("q", "r"):
             world.spawn(client, f"sweeper-{queue}", actors.sweeper(client, queue), background=True)

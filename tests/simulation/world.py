@@ -466,7 +466,7 @@ class World:
         client.expires_at = client.expires_at or self.now + SESSION_TIMEOUT
         if client.session in self.zk.at:
             self.zk.server(client.session).drop(client.session)
-        client.events.clear()
+        client.receive_events()  # fired by the client itself, as every other watch that it had
         for watch in list(client.armed):
             watch.fire()
         client.armed.clear()

@@ -137,7 +137,7 @@ def _insert(context: Context, it: Moving, tree: Tree, event: Event, *, result: b
     made: list[TaskState] = []
 
     def after(place: str) -> TaskState:
-        state = moved(context, tree.task_id, it.before, event, now=now, due=due)
+        state = moved(context, tree.task_id, it.before, event, now=now, due=due, nonce=it.nonce)
         state = replace(state, attempt=0, error=None, consumer=None, claimed=None, ended=None, dedupe=None, rank=None)
         made.append(replace(_as_asked(state, tree, place), requeue=False, result=result, batch=tree.batch))
         return made[-1]

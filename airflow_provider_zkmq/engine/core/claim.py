@@ -3,57 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
-from airflow_provider_zkmq.engine.core import fifo
+from airflow_provider_zkmq.engine.core import fifo, spread
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.consumers import register
-from airflow_provider_zkmq.engine.core.context import Context, listing
-from airflow_provider_zkmq.engine.core.match import lane_fits
+from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing
+from airflow_provider_zkmq.engine.core.lanes import priority_of
+from airflow_provider_zkmq.engine.core.match import fitting_lanes
 from airflow_provider_zkmq.engine.core.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.rescue import tend
-from airflow_provider_zkmq.engine.core.spread import claim_in_lane
-from airflow_provider_zkmq.engine.core.take import Held, Taker, Unregistered, Wanted
+from airflow_provider_zkmq.engine.core.take import Caller, Held, Taker, Unregistered, Wanted, deliver
+
+#: With more consumers than this, those that wait do not all look at once when something happens.
+CROWD = 8
+#: The longest that a waiting consumer of a crowd puts a look off, in seconds, and how much of it each one brings.
+LONGEST_STAGGER, STAGGER = 0.2, 0.004
 
 
 def claim(
-    context: Context, wanted: Wanted, timeout: float = 0.0, stopping: Callable[[], bool] = lambda: False
+    context: Context,
+    wanted: Wanted,
+    timeout: float = 0.0,
+    stopping: Callable[[], bool] = lambda: False,
+    caller: Caller | None = None,
 ) -> Procedure[Held | None]:
     """The first task that fits, waiting for one at most `timeout` seconds; None when there was none.
 
-    `stopping` ends the wait early; it is asked whenever the queue's signal is fired.
+    `stopping` ends the wait early; it is asked whenever the queue's signal is fired. `caller`: who is to get the claim
+    and says so with `deliver`; without one, what is returned counts as delivered.
     """
+    mine = caller or Caller()
+    try:
+        held = yield from _claim(context, wanted, timeout, stopping, mine)
+    except BaseException:  # cancelled, interrupted, unknown: what may have been claimed is nobody's
+        mine.left = True
+        raise
+    if held is not None and caller is None:
+        deliver(context, held)
+    return held
+
+
+def _claim(
+    context: Context, wanted: Wanted, timeout: float, stopping: Callable[[], bool], caller: Caller
+) -> Procedure[Held | None]:
     deadline = context.run.monotonic() + timeout
     while not stopping():
         seen = context.signal.count
+        agenda = context.agenda()
         try:
-            held = yield from claim_now(context, wanted)
+            held = yield from claim_now(context, wanted, caller, agenda)
         except Unregistered:
             continue
         left = deadline - context.run.monotonic()
         if held is not None or left <= 0:
             return held
-        due = context.next_due
-        pause = left if due is None else max(0.0, min(left, due - context.run.monotonic()))
-        yield Wait(context.signal, seen, pause)
+        woken = yield Wait(context.signal, seen, agenda.left(left))
+        if woken:
+            yield from _stagger(context, deadline, stopping)
     return None
 
 
-def claim_now(context: Context, wanted: Wanted) -> Procedure[Held | None]:
-    """One look at the queue, without waiting. Raises `Unregistered`."""
+def _stagger(context: Context, deadline: float, stopping: Callable[[], bool]) -> Procedure[None]:
+    """Of many waiting consumers, few look at once: for most, what has come is gone again when they would get to it."""
+    crowd = len(context.live)
+    if crowd > CROWD and not stopping():
+        pause = min(LONGEST_STAGGER, STAGGER * crowd, deadline - context.run.monotonic()) * context.run.random()
+        if pause > 0:
+            yield Wait(context.run.new_signal(), 0, pause)
+
+
+def claim_now(context: Context, wanted: Wanted, caller: Caller, agenda: Agenda) -> Procedure[Held | None]:
+    """One look at the queue, without waiting; `agenda` tells when to look again. Raises `Unregistered`."""
     conf = yield from read_conf(context, create=True)
     consumer = yield from register(context, str(wanted.selector))
-    yield from tend(context)
+    yield from tend(context, agenda)
     if conf.paused:
         return None
-    taker = Taker(conf, wanted, consumer)
+    taker = Taker(conf, wanted, consumer, caller)
     if conf.order == "fifo":
-        return (yield from fifo.claim_in_order(context, taker))
-    path = context.paths.at("queue")
-    lanes = yield from listing(context, path)
-    for name in lanes or ():
-        fits = yield from lane_fits(context, taker, name)
-        if fits is not None:
-            held = yield from claim_in_lane(context, taker, f"{path}/{name}", judge=not fits)
-            if held is not None:
-                return held
+        return (yield from fifo.claim_in_order(context, taker, agenda))
+    names = yield from listing(context, context.paths.at("queue"))
+    lanes = yield from fitting_lanes(context, taker, names or ())
+    for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
+        held = yield from spread.claim_among(context, taker, list(group), agenda)
+        if held is not None:
+            return held
     return None

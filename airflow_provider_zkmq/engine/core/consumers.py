@@ -68,7 +68,7 @@ def _join(context: Context, session: int, accepts: str) -> Procedure[None]:
     outcome = yield from transact(ops.multi(), ours)
     if not outcome.committed:
         raise refused("registering as a consumer", outcome, ops.multi())
-    context.learn_time(outcome.time)
+    context.learn(outcome)
     context.consumer, context.cancel_watch = consumer, None
     for task_id, held in list(context.held.items()):
         bound = held.state.bound or held.state.lease is None

@@ -7,14 +7,29 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from airflow_provider_zkmq.engine.core.filters import FilterType
 from airflow_provider_zkmq.engine.core.lanes import Lane
-from airflow_provider_zkmq.engine.core.ops import Children, Get, Node, Pipeline, Procedure, Signal, Wait, Watch, WriteOp
+from airflow_provider_zkmq.engine.core.ops import (
+    Children,
+    Get,
+    Node,
+    Outcome,
+    Pipeline,
+    Procedure,
+    Signal,
+    Wait,
+    Watch,
+    WriteOp,
+)
 from airflow_provider_zkmq.engine.core.paths import Paths
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 
+#: The server's clock is carried on by our own for so long.
 CLOCK_TRUSTED_SECONDS: Final = 300.0
+#: A write whose reply took longer tells the time too loosely, unless nothing better is known.
+CLOCK_SPAN_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,46 @@ class Consumer:
     """The selectors it has announced."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerTime:
+    """What a write told of the server's clock: it stood at `ms` some time between `sent` and `received`, both ours."""
+
+    ms: int
+    sent: float
+    received: float
+
+
+@dataclass(slots=True, eq=False)
+class Agenda:
+    """When one look at a queue is to be followed by another, by our monotonic clock. Each look has its own."""
+
+    monotonic: Callable[[], float]
+    due: float | None = None
+
+    def within(self, seconds: float) -> None:
+        """Look again in so many seconds at the latest."""
+        at = self.monotonic() + max(0.0, seconds)
+        self.due = at if self.due is None else min(at, self.due)
+
+    def left(self, most: float) -> float:
+        """Seconds until the next look, at most so many."""
+        return most if self.due is None else max(0.0, min(most, self.due - self.monotonic()))
+
+
+@dataclass(slots=True)
+class Later:
+    """Something that was refused, and is tried again at a time of our monotonic clock, each time after a longer pause."""
+
+    at: float
+    tries: int
+
+
+#: The first pause before something refused is tried again, and the longest, in seconds.
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 30.0
+MAX_LATER: Final = 1_000
+
+
 @dataclass(slots=True, eq=False)
 class Runtime:
     """What a driver lends to procedures: time, chance, the session; all replaced in tests."""
@@ -104,21 +159,28 @@ class Context:
     conf_watch: Watch | None = None
     cache: dict[str, Cached] = field(default_factory=dict)
     open_segments: dict[str, OpenSegment] = field(default_factory=dict)
-    ranks: dict[str, int] = field(default_factory=dict)
+    ranks: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The ranks of the entries of each listed segment."""
     buckets: set[str] = field(default_factory=set)
     stock: dict[str, list[str]] = field(default_factory=dict)
     verdicts: dict[str, dict[str, str] | None] = field(default_factory=dict)
     quarantine: set[str] = field(default_factory=set)
     consumer: Consumer | None = None
-    held: dict[str, Any] = field(default_factory=dict)
-    clock: tuple[int, float] | None = None
+    held: WeakValueDictionary[str, Any] = field(default_factory=WeakValueDictionary)
+    """What is in the hands of this client's callers, by task; whoever lets go of a claim takes it off."""
+    handovers: dict[str, Any] = field(default_factory=dict)
+    """Claims on their way to their callers, by nonce; see `take.Handover`."""
+    clock: ServerTime | None = None
     live: list[str] = field(default_factory=list)
+    unburied: list[str] = field(default_factory=list)
+    """Dead consumers that are still on the register."""
     live_watch: Watch | None = None
     cancel_watch: Watch | None = None
     joining: dict[int, Signal] = field(default_factory=dict)
     trying: set[str] = field(default_factory=set)
     lease_ends: dict[str, int] = field(default_factory=dict)
-    next_due: float | None = None
+    later: dict[str, Later] = field(default_factory=dict)
+    """What was refused to those who look after the queue, by its path; see `postpone`."""
     counter: int = 0
     mark: str = ""
 
@@ -144,17 +206,51 @@ class Context:
         value = value & ~(0x3 << 62) | 2 << 62
         return str(uuid.UUID(int=value))
 
-    def learn_time(self, server_ms: int | None) -> None:
-        """Remember the server's clock as a transaction told it."""
-        if server_ms is not None:
-            self.clock = (server_ms, self.run.monotonic())
+    def learn(self, outcome: Outcome) -> None:
+        """Remember the server's clock as a transaction told it.
+
+        A reply that was long on its way says little: it is used only where nothing better is known.
+        """
+        if outcome.time is None or outcome.sent is None:
+            return
+        told = ServerTime(outcome.time, outcome.sent, self.run.monotonic())
+        if told.received - told.sent <= CLOCK_SPAN_SECONDS or self.server_ms() is None:
+            self.clock = told
 
     def server_ms(self) -> int | None:
-        """The server's clock now in milliseconds, as far as it is known: never this machine's calendar."""
-        if self.clock is None or self.run.monotonic() - self.clock[1] > CLOCK_TRUSTED_SECONDS:
+        """The server's clock now in milliseconds, as far as it is known, rather too late than too early.
+
+        Never this machine's calendar: what was told is carried on by the monotonic clock, from when it was asked.
+        """
+        if self.clock is None or self.run.monotonic() - self.clock.sent > CLOCK_TRUSTED_SECONDS:
             return None
-        server, then = self.clock
-        return server + int((self.run.monotonic() - then) * 1000)
+        return self.clock.ms + int((self.run.monotonic() - self.clock.sent) * 1000)
+
+    def certainly_past(self, now: int) -> int:
+        """A server's time that `server_ms` gave, less what it may be ahead of the truth: by this, deadlines are judged."""
+        return now if self.clock is None else now - int((self.clock.received - self.clock.sent) * 1000)
+
+    def agenda(self) -> Agenda:
+        """An empty agenda."""
+        return Agenda(self.run.monotonic)
+
+    def postponed(self, key: str, agenda: Agenda) -> bool:
+        """Whether something that was refused is not to be tried again yet; then it is on the agenda."""
+        later = self.later.get(key)
+        if later is None or later.at <= self.run.monotonic():
+            return False
+        agenda.within(later.at - self.run.monotonic())
+        return True
+
+    def postpone(self, key: str, agenda: Agenda) -> None:
+        """Something was refused: try again soon, and less and less often while it goes on being refused."""
+        tries = self.later[key].tries + 1 if key in self.later else 0
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**tries)
+        if len(self.later) >= MAX_LATER:  # most of it is gone by now, and was never asked for again
+            old = self.run.monotonic() - LONGEST_PAUSE
+            self.later = {path: later for path, later in self.later.items() if later.at > old}
+        self.later[key] = Later(self.run.monotonic() + pause, tries)
+        agenda.within(pause)
 
     def cached(self, path: str) -> Cached:
         """The shared memory of what was read at `path`."""
@@ -164,9 +260,14 @@ class Context:
         return found
 
     def forget(self, path: str) -> None:
-        """Drop what was read at `path`."""
-        self.cache.pop(path, None)
+        """Drop what was read at `path` and below."""
+        entry = self.cache.pop(path, None)
         self.stock.pop(path, None)
+        self.ranks.pop(path, None)
+        if entry is not None and isinstance(entry.value, list):
+            for name in entry.value:
+                if f"{path}/{name}" in self.cache:
+                    self.forget(f"{path}/{name}")
 
 
 @dataclass(slots=True, eq=False)
@@ -188,19 +289,34 @@ class _Fan:
 def listing(context: Context, path: str, *, max_age: float | None = None) -> Procedure[list[str] | None]:
     """The children of `path`, from memory while the watch on them has not fired; None without the znode.
 
-    `max_age`: seconds for which names are good enough although the watch has fired.
+    `max_age`: seconds for which names are good enough although the watch has fired. Several threads that need the same
+    listing read it once.
     """
-    entry = context.cached(path)
-    young = max_age is not None and context.run.monotonic() - entry.read_at < max_age
-    if entry.fresh or (young and entry.watch is not None):
-        return entry.value  # type: ignore[no-any-return]
-    watch = context.new_watch()
-    read_at = context.run.monotonic()
-    names = yield Children(path, watch)
+    while True:
+        entry = context.cached(path)
+        young = max_age is not None and context.run.monotonic() - entry.read_at < max_age
+        if entry.fresh or (young and entry.watch is not None):
+            return entry.value  # type: ignore[no-any-return]
+        if not entry.pending:
+            return (yield from _list(context, path, entry))
+        yield Wait(entry.signal, entry.signal.count)
+
+
+def _list(context: Context, path: str, entry: Cached) -> Procedure[list[str] | None]:
+    watch, read_at = context.new_watch(), context.run.monotonic()
+    entry.pending = True
+    try:
+        names = yield Children(path, watch)
+    finally:
+        entry.pending = False
+        entry.signal.fire()
     if names is None:  # ZooKeeper sets no watch on the children of what does not exist
         context.forget(path)
         return None
+    for gone in set(entry.value or ()) - set(names):
+        context.forget(f"{path}/{gone}")
     entry.watch, entry.value, entry.read_at = watch, sorted(names), read_at
+    context.cache[path] = entry  # another thread may have forgotten it meanwhile
     return entry.value  # type: ignore[no-any-return]
 
 

@@ -7,72 +7,78 @@ knows that it was claimed, and only then looks for the next. The default order t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.context import Context, listing
+from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing
 from airflow_provider_zkmq.engine.core.lanes import priority_of
-from airflow_provider_zkmq.engine.core.match import judged, lane_fits
+from airflow_provider_zkmq.engine.core.match import fitting_lanes, judged
 from airflow_provider_zkmq.engine.core.ops import GetMany, Node, Procedure
-from airflow_provider_zkmq.engine.core.spread import drop_if_empty
+from airflow_provider_zkmq.engine.core.spread import SOON, TRIES, drop_if_empty
 from airflow_provider_zkmq.engine.core.take import Held, Taker, take
 
 READ_CHUNK: Final = 128
-MAX_RANKS: Final = 100_000
-_Head = tuple[tuple[int, str], str, str]
+_Head = tuple[tuple[int, str], str]
 
 
-def claim_in_order(context: Context, taker: Taker) -> Procedure[Held | None]:
+@dataclass(slots=True)
+class _Look:
+    """One look at the queue: what was read for it, and how often it has tried what."""
+
+    taker: Taker
+    read: list[str] = field(default_factory=list)
+    tried: Counter[str] = field(default_factory=Counter)
+
+
+def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[Held | None]:
     """Claim the first of the fitting tasks, of the highest priority that has one."""
-    names = yield from listing(context, context.paths.at("queue"))
-    fitting = []
-    for name in names or ():
-        fits = yield from lane_fits(context, taker, name)
-        if fits is not None:
-            fitting.append((name, not fits))
-    for _, lanes in groupby(fitting, key=lambda lane: priority_of(lane[0])):
-        held = yield from _claim_first(context, taker, list(lanes))
-        if held is not None:
-            return held
-    return None
-
-
-def _claim_first(context: Context, taker: Taker, lanes: list[tuple[str, bool]]) -> Procedure[Held | None]:
-    strays: set[str] = set()
-    lost = ""
+    look = _Look(taker)
     while True:
-        head = yield from _head(context, taker, lanes, strays)
+        head = yield from _head(context, look)
         if head is None:
             return None
-        (rank, entry), segment, _ = head
+        (rank, entry), segment = head
+        look.tried[entry] += 1
         held = yield from take(context, taker, segment, entry, rank)
         if held is not None:
             return held
-        if entry == lost:  # it still stands there and cannot be claimed: no task's entry
-            strays.add(entry)
-        lost = entry
-        context.forget(segment)
+        if look.tried[entry] >= TRIES and f"{segment}/{entry}" not in context.quarantine:
+            agenda.within(SOON)  # somebody keeps changing it: it is first all the same, and nobody passes it by
+            return None
 
 
-def _head(context: Context, taker: Taker, lanes: list[tuple[str, bool]], strays: set[str]) -> Procedure[_Head | None]:
-    """The lowest rank of all lanes; certain, not only lowest of what was read.
+def _head(context: Context, look: _Look) -> Procedure[_Head | None]:
+    """The lowest rank of the highest priority; certain, not only lowest of what was read.
 
-    The listings are read one after the other, so that an enqueue may be seen whose predecessor, in a lane read
-    before, is not. Everything committed up to `seen` is in all of them; and where no watch has fired in the
-    meantime, they are all of one moment.
+    The listings, that of the lanes among them, are read one after the other, so that an enqueue may be seen whose
+    predecessor, in a lane read before or not known of, is not. Everything committed up to `seen` is in all of them; and
+    where no watch has fired in the meantime, they are all of one moment.
     """
     while True:
         seen = context.run.zxid()
+        look.read.clear()
+        first = yield from _lowest(context, look)
+        if (first is not None and first[0][0] <= seen) or all(_fresh(context, path) for path in look.read):
+            return first
+
+
+def _lowest(context: Context, look: _Look) -> Procedure[_Head | None]:
+    path = context.paths.at("queue")
+    look.read.append(path)
+    names = yield from listing(context, path)
+    lanes = yield from fitting_lanes(context, look.taker, names or ())
+    for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
         heads: list[_Head] = []
-        paths: list[str] = []
-        for name, judge in lanes:
-            head = yield from _head_of_lane(context, taker, context.paths.at("queue", name), strays, paths, judge=judge)
+        for name, judge in group:
+            head = yield from _head_of_lane(context, look, context.paths.at("queue", name), judge=judge)
             if head is not None:
                 heads.append(head)
-        first = min(heads, default=None)
-        if (first is not None and first[0][0] <= seen) or all(_fresh(context, path) for path in paths):
-            return first
+        if heads:
+            return min(heads)
+    return None
 
 
 def _fresh(context: Context, path: str) -> bool:
@@ -80,46 +86,47 @@ def _fresh(context: Context, path: str) -> bool:
     return entry is None or entry.fresh
 
 
-def _head_of_lane(
-    context: Context, taker: Taker, lane: str, strays: set[str], paths: list[str], *, judge: bool
-) -> Procedure[_Head | None]:
+def _head_of_lane(context: Context, look: _Look, lane: str, *, judge: bool) -> Procedure[_Head | None]:
     """The lowest rank of the lane's first segment that has one; all of a later segment was committed later."""
-    paths.append(lane)
+    look.read.append(lane)
     segments = yield from listing(context, lane)
     for number, name in enumerate(segments or ()):
         segment = f"{lane}/{name}"
-        paths.append(segment)
+        look.read.append(segment)
         names = yield from listing(context, segment)
         if judge:
-            names = yield from judged(context, taker, names or [])
-        usable = [
-            entry for entry in names or () if entry not in strays and f"{segment}/{entry}" not in context.quarantine
-        ]
-        yield from _read_ranks(context, segment, usable)
-        head = min(_ranked(context, segment, usable), default=None)
+            names = yield from judged(context, look.taker, names or [])
+        usable = [entry for entry in names or () if f"{segment}/{entry}" not in context.quarantine]
+        ranks = yield from _read_ranks(context, segment, usable)
+        head = min(_ranked(ranks, usable), default=None)
         if head is not None:
-            return (head, segment, lane)
+            return (head, segment)
         if number < len(segments or ()) - 1:
             yield from drop_if_empty(context, segment)
     return None
 
 
-def _ranked(context: Context, segment: str, names: list[str]) -> Iterator[tuple[int, str]]:
+def _ranked(ranks: dict[str, int], names: list[str]) -> Iterator[tuple[int, str]]:
     """The ranks; tasks of one transaction have the same, and stand in the order of their entries."""
     for name in names:
-        rank = context.ranks.get(f"{segment}/{name}")
+        rank = ranks.get(name)
         if rank is not None:
             yield rank, name
 
 
-def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[None]:
-    """Learn the ranks that are not known; an entry keeps its rank, so each is read once."""
-    if len(context.ranks) > MAX_RANKS:
-        context.ranks.clear()
-    unknown = [f"{segment}/{name}" for name in names if f"{segment}/{name}" not in context.ranks]
+def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[dict[str, int]]:
+    """Learn the ranks that are not known; an entry keeps its rank, so each is read once.
+
+    What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.
+    """
+    known = context.ranks.get(segment, {})
+    ranks = {name: known[name] for name in names if name in known}
+    unknown = [name for name in names if name not in known]
     for start in range(0, len(unknown), READ_CHUNK):
         chunk = unknown[start : start + READ_CHUNK]
-        nodes: list[Node | None] = yield GetMany(tuple(chunk))
-        for path, node in zip(chunk, nodes, strict=True):
+        nodes: list[Node | None] = yield GetMany(tuple(f"{segment}/{name}" for name in chunk))
+        for name, node in zip(chunk, nodes, strict=True):
             if node is not None:
-                context.ranks[path] = int(node.data) if node.data.isdigit() else node.stat.czxid
+                ranks[name] = int(node.data) if node.data.isdigit() else node.stat.czxid
+    context.ranks[segment] = ranks
+    return ranks

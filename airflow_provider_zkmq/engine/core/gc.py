@@ -35,7 +35,8 @@ from airflow_provider_zkmq.engine.core.ops import (
 )
 from airflow_provider_zkmq.engine.core.paths import entry_task
 from airflow_provider_zkmq.engine.core.records import TaskState, dump
-from airflow_provider_zkmq.engine.core.rescue import promote_due, rescue_dead
+from airflow_provider_zkmq.engine.core.promote import promote_due
+from airflow_provider_zkmq.engine.core.rescue import rescue_dead
 from airflow_provider_zkmq.engine.core.schedule import BUCKET_MS, bucket_start, entry_time
 from airflow_provider_zkmq.engine.core.transact import never, tick, transact
 from airflow_provider_zkmq.engine.errors import CorruptRecord

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.context import Context
@@ -9,11 +10,21 @@ from airflow_provider_zkmq.engine.core.lanes import Lane, is_shortened, parse_la
 from airflow_provider_zkmq.engine.core.ops import Get, GetMany, Node, Procedure
 from airflow_provider_zkmq.engine.core.paths import entry_task
 from airflow_provider_zkmq.engine.core.records import TaskState
-from airflow_provider_zkmq.engine.core.take import Taker
+from airflow_provider_zkmq.engine.core.take import Taker, quarantine
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 READ_CHUNK: Final = 128
 MAX_VERDICTS: Final = 100_000
+
+
+def fitting_lanes(context: Context, taker: Taker, names: Iterable[str]) -> Procedure[list[tuple[str, bool]]]:
+    """The lanes that may hold what is wanted, in the order of their names; whether their entries are judged singly."""
+    fitting = []
+    for name in names:
+        fits = yield from lane_fits(context, taker, name)
+        if fits is not None:
+            fitting.append((name, not fits))
+    return fitting
 
 
 def lane_fits(context: Context, taker: Taker, name: str) -> Procedure[bool | None]:
@@ -21,8 +32,10 @@ def lane_fits(context: Context, taker: Taker, name: str) -> Procedure[bool | Non
     lane = parse_lane(name)
     if lane is None and is_shortened(name):
         lane = yield from _read_lane(context, name)
+        if lane is None:  # it is gone, or was reported
+            return None
     if lane is None:
-        context.run.report(context.paths.at("queue", name), "no lane of ours; stepped over")
+        quarantine(context, context.paths.at("queue", name), "no lane of ours; stepped over")
         return None
     if lane.filters is None:
         return False
@@ -33,8 +46,10 @@ def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
     path = context.paths.at("queue", name)
     if path not in context.verdicts:
         node: Node | None = yield Get(path)
+        if node is None:
+            return None
         try:
-            lane = None if node is None else Lane.decode(path, node.data)
+            lane: Lane | None = Lane.decode(path, node.data)
         except CorruptRecord as error:
             context.run.report(path, str(error))
             lane = None
@@ -44,7 +59,7 @@ def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
 
 
 def judged(context: Context, taker: Taker, names: list[str]) -> Procedure[list[str]]:
-    """The entries of a mixed lane that fit; filters never change while a task is pending, so each is read once."""
+    """The entries of a mixed lane that fit; an entry whose filters change gets another name, so each is read once."""
     if len(context.verdicts) > MAX_VERDICTS:
         context.verdicts.clear()
     unknown = [name for name in names if name not in context.verdicts and entry_task(name)]
@@ -53,7 +68,8 @@ def judged(context: Context, taker: Taker, names: list[str]) -> Procedure[list[s
         paths = [context.paths.task(entry_task(name) or "", "state") for name in chunk]
         nodes: list[Node | None] = yield GetMany(tuple(paths))
         for name, path, node in zip(chunk, paths, nodes, strict=True):
-            context.verdicts[name] = None if node is None else _filters(context, path, node)
+            if node is not None:  # else it is gone, or comes back: not to be remembered
+                context.verdicts[name] = _filters(context, path, node)
     fitting = []
     for name in names:
         filters = context.verdicts.get(name)

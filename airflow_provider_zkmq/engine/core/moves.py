@@ -26,11 +26,18 @@ KEPT_NONCES = 4
 
 
 def moved(
-    context: Context, task_id: str, before: TaskState, event: Event, *, now: int = 0, due: int | None = None
+    context: Context,
+    task_id: str,
+    before: TaskState,
+    event: Event,
+    *,
+    now: int = 0,
+    due: int | None = None,
+    nonce: str | None = None,
 ) -> TaskState:
-    """The record after `event`: state, index and nonce; `due` (server's milliseconds) schedules it."""
+    """The record after `event`: state, index and nonce (a new one unless given); `due` (server's milliseconds) schedules it."""
     after = step(task_id, before.state, event)
-    nonce = context.nonce()
+    nonce = nonce or context.nonce()
     settled = (*before.settled, nonce)[-KEPT_NONCES:]
     index = _index_of(after, task_id, now, due)
     state = replace(before, state=after, nonce=nonce, settled=settled, due=due, index=index)
@@ -101,13 +108,17 @@ class Moving:
     extra: list[Write] = field(default_factory=list)
     claim_gone: bool = False
     """The claim's ephemeral vanished with its session."""
+    guards: list[Write] = field(default_factory=list)
+    """What must hold besides the record's version, checked before anything is changed."""
+    nonce: str | None = None
+    """The nonce of an earlier try whose outcome was not known; None: a new one."""
 
 
 def move(context: Context, it: Moving, after: TaskState) -> Procedure[tuple[Outcome, Multi]]:
     """Carry out one move to the place that `after` names; the caller judges a refusal."""
     place = arrival(context, after)
     while True:
-        multi = _multi(context, it, after, [])
+        multi = move_ops(context, it, after, [])
         outcome = yield from transact(multi, partial(written, context, it.task_id, after.nonce))
         path = failed_at(outcome, multi)
         if _lost_batch(context, it, path):
@@ -132,7 +143,7 @@ def _without_batch(it: Moving) -> Moving:
 
 
 def _learn(context: Context, it: Moving, after: TaskState, outcome: Outcome) -> Procedure[None]:
-    context.learn_time(outcome.time)
+    context.learn(outcome)
     if outcome.committed and leaves_batch(it.before, after):
         yield from close_batch(context, it.before.batch)
 
@@ -144,7 +155,7 @@ def move_to_lane(
     while True:
         slot = yield from open_segment(context, lane)
         after = after_at(f"{slot.lane.name}/{slot.segment}/{entry}")
-        multi = _multi(context, it, after, slot.ops)
+        multi = move_ops(context, it, after, slot.ops)
         outcome = yield from transact(multi, partial(written, context, it.task_id, after.nonce))
         remember_opened(context, multi, outcome)
         if _lost_batch(context, it, failed_at(outcome, multi)):
@@ -154,8 +165,9 @@ def move_to_lane(
             return outcome, multi
 
 
-def _multi(context: Context, it: Moving, after: TaskState, slot: list[Write]) -> Multi:
-    ops = Ops().set(context.paths.task(it.task_id, "state"), after.encode(), it.version)
+def move_ops(context: Context, it: Moving, after: TaskState, slot: list[Write]) -> Multi:
+    """The transaction of a move; `slot`: what opens the segment that it goes to."""
+    ops = Ops().set(context.paths.task(it.task_id, "state"), after.encode(), it.version).extend(it.guards)
     ops.extend(departure(context, it.task_id, it.before, claim_gone=it.claim_gone)).extend(it.extra).extend(slot)
     if leaves_batch(it.before, after):
         ops.extend(membership(context, it.task_id, it.before, failed=_failed(it.before, after)))

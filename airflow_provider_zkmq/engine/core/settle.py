@@ -6,24 +6,26 @@ znode, which dies with its session; and the note of who is working on it, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from airflow_provider_zkmq.engine.core import again
 from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf, seconds
 from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.moves import Moving, lease_path, move, moved
+from airflow_provider_zkmq.engine.core.moves import KEPT_NONCES, Moving, lease_path, move, moved, notes_of
 from airflow_provider_zkmq.engine.core.ops import (
     MAX_REQUEST,
     Check,
     Create,
     Failure,
+    Get,
     GetMany,
     Node,
     Ops,
     Procedure,
     SetData,
+    Sync,
     WriteOp,
 )
 from airflow_provider_zkmq.engine.core.paths import check_name
@@ -31,7 +33,7 @@ from airflow_provider_zkmq.engine.core.records import TaskState, clip, dump, enc
 from airflow_provider_zkmq.engine.core.states import Event, State
 from airflow_provider_zkmq.engine.core.take import Held
 from airflow_provider_zkmq.engine.core.transact import never, refused, server_time, transact
-from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskNotFound, TaskTooLarge
+from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, OutcomeUnknown, TaskNotFound, TaskTooLarge
 
 #: One try at ending a claim: the record it left, or None where it was refused.
 Try = Callable[[Held], Procedure[TaskState | None]]
@@ -54,20 +56,22 @@ def complete(
     until = now + int(window * 1000) if window else None
 
     def attempt(held: Held) -> Procedure[TaskState | None]:
-        it = _moving(held, [result_op(context, held, data)])
+        it = _moving(context, held, "complete", [result_op(context, held, data)])
         if held.state.requeue and until is None:
             before = held.state.with_attempt("finished", now, None)
             return (yield from again.rerun(context, replace(it, before=before), result=True))
-        after = finished(context, held, now, until)
+        after = finished(context, held, now, until, nonce=it.nonce)
         return (yield from _move(context, it, after))
 
-    yield from _settle(context, held, attempt)
+    yield from _settle(context, held, "complete", attempt)
 
 
-def finished(context: Context, held: Held, now: int, until: int | None = None) -> TaskState:
+def finished(
+    context: Context, held: Held, now: int, until: int | None = None, *, nonce: str | None = None
+) -> TaskState:
     """The record of a completed task; a run in escrow is due at `until`, the end of its dedupe window, or at once."""
     due = (until or now) if held.state.requeue else None
-    state = moved(context, held.task_id, held.state, Event.COMPLETE, now=now, due=due)
+    state = moved(context, held.task_id, held.state, Event.COMPLETE, now=now, due=due, nonce=nonce)
     return replace(state, error=None, dedupe=until, result=True)
 
 
@@ -100,14 +104,15 @@ def fail(
         policy = before.retry(conf.policy)
         final = not retry or policy.exhausted(before.attempt) or policy.is_final(error)
         if final and before.requeue:
-            return (yield from again.rerun(context, _moving(held, before=before)))
+            return (yield from again.rerun(context, _moving(context, held, "fail", before=before)))
         wait = policy.backoff(before.attempt, rand) if given is None else given
         due = now + int(wait * 1000) if wait >= 0.001 and not final else None
         event = Event.FAIL_FINAL if final else Event.FAIL
-        after = replace(moved(context, held.task_id, before, event, now=now, due=due), error=clip(text))
-        return (yield from _move(context, _moving(held, before=before), after))
+        it = _moving(context, held, "fail", before=before)
+        after = replace(moved(context, held.task_id, before, event, now=now, due=due, nonce=it.nonce), error=clip(text))
+        return (yield from _move(context, it, after))
 
-    return (yield from _settle(context, held, attempt)).state
+    return (yield from _settle(context, held, "fail", attempt)).state
 
 
 def release(context: Context, held: Held, delay: object = None) -> Procedure[None]:
@@ -120,11 +125,12 @@ def release(context: Context, held: Held, delay: object = None) -> Procedure[Non
     due = now + int(span * 1000) if span else None
 
     def attempt(held: Held) -> Procedure[TaskState | None]:
-        state = moved(context, held.task_id, held.state, Event.RELEASE, due=due)
+        it = _moving(context, held, "release")
+        state = moved(context, held.task_id, held.state, Event.RELEASE, due=due, nonce=it.nonce)
         after = replace(state, attempt=max(0, state.attempt - 1))
-        return (yield from _move(context, _moving(held), after))
+        return (yield from _move(context, it, after))
 
-    state = yield from _settle(context, held, attempt)
+    state = yield from _settle(context, held, "release", attempt)
     context.stock.pop(context.paths.entry(state.place).rpartition("/")[0], None)
 
 
@@ -143,7 +149,9 @@ def progress(context: Context, held: Held, value: float, note: str = "") -> Proc
         raise ConfigError(msg)
     path = context.paths.task(held.task_id, "claim")
     record = dump(held.claim | {"progress": value, "note": clip(str(note))})
-    yield from _check_and_set(context, held, SetData(path, record))
+    # The record's version alone may be that of another run of the same id; the claim's note is this one's.
+    notes = [Check(note) for note in notes_of(context, held.task_id, held.state)]
+    yield from _check_and_set(context, held, SetData(path, record), notes)
 
 
 def extend(context: Context, held: Held, lease: object) -> Procedure[None]:
@@ -161,15 +169,15 @@ def extend(context: Context, held: Held, lease: object) -> Procedure[None]:
     yield from _check_and_set(context, held, SetData(lease_path(context, held.state), record))
 
 
-def _check_and_set(context: Context, held: Held, op: SetData) -> Procedure[None]:
+def _check_and_set(context: Context, held: Held, op: SetData, notes: Sequence[WriteOp] = ()) -> Procedure[None]:
     """Write to a znode of the claim while it is the current one."""
     if held.lost:
         raise _lost(held.task_id, held.token)
     while True:
-        ops = Ops([Check(context.paths.task(held.task_id, "state"), held.version), op])
+        ops = Ops([Check(context.paths.task(held.task_id, "state"), held.version), *notes, op])
         outcome = yield from transact(ops.multi(), never)
         if outcome.committed:
-            context.learn_time(outcome.time)
+            context.learn(outcome)
             return
         if outcome.failure is Failure.OTHER:
             raise refused("writing to the claim", outcome, ops.multi())
@@ -185,6 +193,14 @@ def current_claim(context: Context, task_id: str, token: int) -> Procedure[Held]
     if isinstance(token, bool) or not isinstance(token, int):
         msg = f"token {token!r} is not allowed: the whole number that the claim got"
         raise ConfigError(msg)
+    try:
+        return (yield from _current(context, task_id, token))
+    except (ClaimLost, TaskNotFound):
+        yield Sync(context.paths.task(task_id))  # the server that we are connected to may lag behind
+        return (yield from _current(context, task_id, token))
+
+
+def _current(context: Context, task_id: str, token: int) -> Procedure[Held]:
     path = context.paths.task(task_id, "state")
     nodes: list[Node | None] = yield GetMany((path, context.paths.task(task_id, "claim")))
     node, claim = nodes
@@ -202,8 +218,12 @@ def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in {"progress", "note"}}
 
 
-def _moving(held: Held, extra: list[WriteOp] | None = None, before: TaskState | None = None) -> Moving:
-    return Moving(held.task_id, held.version, before or held.state, extra or [])
+def _moving(
+    context: Context, held: Held, verb: str, extra: list[WriteOp] | None = None, before: TaskState | None = None
+) -> Moving:
+    """What settling changes. Each way to settle a claim has one nonce, however often it is asked for."""
+    nonce = held.nonces.setdefault(verb, context.nonce())
+    return Moving(held.task_id, held.version, before or held.state, extra or [], nonce=nonce)
 
 
 def _move(context: Context, it: Moving, after: TaskState) -> Procedure[TaskState | None]:
@@ -213,15 +233,19 @@ def _move(context: Context, it: Moving, after: TaskState) -> Procedure[TaskState
     return after if outcome.committed else None
 
 
-def _settle(context: Context, held: Held, attempt: Try) -> Procedure[TaskState]:
+def _settle(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[TaskState]:
+    """End a claim; asked again after an unknown outcome, it tells what happened."""
     if held.lost:
         raise _lost(held.task_id, held.token)
     while True:
+        sent, held.unsure = held.unsure, True  # until the reply is known: a call may be cut off anywhere
         state = yield from attempt(held)
+        held.unsure = sent
+        if state is None:
+            state = yield from still_ours(context, held, verb)
         if state is not None:
             let_go(context, held)
             return state
-        yield from still_ours(context, held)
 
 
 def let_go(context: Context, held: Held) -> None:
@@ -231,17 +255,41 @@ def let_go(context: Context, held: Held) -> None:
         del context.held[held.task_id]
 
 
-def still_ours(context: Context, held: Held) -> Procedure[None]:
-    """After a refusal: the claim is another's (`ClaimLost`), or only its record changed and we may try again."""
+def still_ours(context: Context, held: Held, verb: str = "") -> Procedure[TaskState | None]:
+    """After a refusal: the claim is another's (`ClaimLost`), or only its record changed and we may try again.
+
+    Where an earlier try of `verb` is what ended the claim, its reply having been lost: the record that it left.
+    """
     try:
         now = yield from current_claim(context, held.task_id, held.token)
     except (ClaimLost, TaskNotFound) as error:
+        happened = yield from _settled_before(context, held, verb)
         let_go(context, held)
+        if happened is not None:
+            return happened
         raise _lost(held.task_id, held.token) from error
     if now.version == held.version:
         let_go(context, held)
         raise _lost(held.task_id, held.token)  # noted nowhere any more: a rescue is under way
     held.version, held.state = now.version, now.state
+    return None
+
+
+def _settled_before(context: Context, held: Held, verb: str) -> Procedure[TaskState | None]:
+    """The record, if an earlier call of the same verb ended this claim; None if another verb or somebody else did.
+
+    Raises `OutcomeUnknown` where that cannot be told any more.
+    """
+    if not held.unsure:
+        return None
+    path = context.paths.task(held.task_id, "state")
+    node: Node | None = yield Get(path)
+    state = None if node is None else TaskState.decode(path, node.data)
+    mine = set(held.nonces.values())
+    if state is None or (len(state.settled) >= KEPT_NONCES and not mine & set(state.settled)):
+        msg = f"claim {held.token} of task {held.task_id!r} is over; whether it was settled by us cannot be told any more"
+        raise OutcomeUnknown(msg)
+    return state if held.nonces.get(verb) in state.settled else None
 
 
 def _lost(task_id: str, token: int, state: TaskState | None = None) -> ClaimLost:

@@ -1,16 +1,20 @@
-"""The default order: nearly the order of enqueueing, each consumer beginning at entries of its own.
+"""The default order: priority, then nearly the time of enqueue, each consumer beginning at entries of its own.
 
 The listings of lanes, segments and entries are remembered under watches. While no watch fires, looking for work
-costs no request at all.
+costs no request at all. Two rules keep anybody from sleeping over work: nobody gives up on a listing whose watch has
+fired, and what another thread of this client is trying is looked at again soon, since that try may fail.
 """
 
 from __future__ import annotations
 
-import contextlib
+import heapq
 import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.context import Consumer, Context, listing
+from airflow_provider_zkmq.engine.core.context import Agenda, Consumer, Context, listing
 from airflow_provider_zkmq.engine.core.match import judged
 from airflow_provider_zkmq.engine.core.ops import Delete, Multi, Procedure
 from airflow_provider_zkmq.engine.core.take import Held, Taker, take
@@ -18,19 +22,103 @@ from airflow_provider_zkmq.engine.core.take import Held, Taker, take
 #: Names of a listing whose watch has fired are used this long, so that a busy segment is not listed for every claim.
 LISTING_SECONDS: Final = 0.25
 SPREAD_WINDOW: Final = 64
+#: How often one look tries the same entry, which somebody else may be changing, before it is put off.
+TRIES: Final = 3
+SOON: Final = 0.1
 
 
-def claim_in_lane(context: Context, taker: Taker, path: str, *, judge: bool) -> Procedure[Held | None]:
-    """Claim the first of a lane's tasks that nobody else is at; `judge`: its entries are to be judged singly."""
-    segments = yield from listing(context, path)
-    for number, name in enumerate(segments or ()):
-        segment = f"{path}/{name}"
-        held = yield from _claim_in_segment(context, taker, segment, judge=judge)
+@dataclass(slots=True)
+class _Look:
+    """One look at the lanes of a priority: who looks, and how often it has tried what."""
+
+    taker: Taker
+    agenda: Agenda
+    tried: Counter[str] = field(default_factory=Counter)
+
+    def open(self, context: Context, entry: str) -> bool:
+        """Whether an entry may be tried by this look: nobody of this client is at it, and it was not tried too often."""
+        return entry not in context.trying and self.tried[entry] < TRIES
+
+
+def claim_among(
+    context: Context, taker: Taker, lanes: list[tuple[str, bool]], agenda: Agenda
+) -> Procedure[Held | None]:
+    """Claim the first task of some lanes that nobody else is at; of each lane: its name, and whether to judge its entries."""
+    look = _Look(taker, agenda)
+    slot, slots = _slot(context, taker.consumer)
+    while True:
+        fronts: list[list[tuple[str, str]]] = []
+        for name, judge in lanes:
+            front = yield from _front(context, look, context.paths.at("queue", name), judge=judge)
+            if front:
+                fronts.append(front)
+        window = [*islice(heapq.merge(*fronts), SPREAD_WINDOW)]
+        window = [pair for pair in window if look.open(context, pair[0])]  # somebody may have begun since it was listed
+        if not window:
+            if not fronts:
+                return None
+            continue
+        share = (pair for pair in window if slots == 1 or zlib.crc32(pair[0].encode()) % slots == slot)
+        entry, segment = next(share, window[0])
+        held = yield from _try(context, look, segment, entry)
         if held is not None:
             return held
+
+
+def _try(context: Context, look: _Look, segment: str, entry: str) -> Procedure[Held | None]:
+    """Try an entry."""
+    look.tried[entry] += 1
+    context.trying.add(entry)
+    try:
+        held = yield from take(context, look.taker, segment, entry)
+    finally:
+        context.trying.discard(entry)
+    _take_off(context, segment, entry)
+    if held is None and look.tried[entry] >= TRIES:
+        look.agenda.within(SOON)
+    return held
+
+
+def _front(context: Context, look: _Look, lane: str, *, judge: bool) -> Procedure[list[tuple[str, str]]]:
+    """The first entries of a lane that can be tried, each with its segment."""
+    segments = yield from listing(context, lane)
+    for number, name in enumerate(segments or ()):
+        segment = f"{lane}/{name}"
+        usable = yield from _usable(context, look, segment, judge=judge)
+        if usable:
+            return [(entry, segment) for entry in usable]
         if number < len(segments or ()) - 1:
             yield from drop_if_empty(context, segment)
-    return None
+    return []
+
+
+def _usable(context: Context, look: _Look, segment: str, *, judge: bool) -> Procedure[list[str]]:
+    """What can be tried of a segment; none only where its listing is of this moment."""
+    while True:
+        names, current = yield from _stock(context, segment)
+        if judge:
+            names = yield from judged(context, look.taker, names)
+        usable = [*islice((name for name in names if look.open(context, name)), SPREAD_WINDOW)]
+        if usable or current:
+            if not usable and names:
+                look.agenda.within(SOON)  # another thread of this client is at them
+            return usable
+        context.stock.pop(segment, None)
+        yield from listing(context, segment)
+
+
+def _stock(context: Context, segment: str) -> Procedure[tuple[list[str], bool]]:
+    """The segment's entries, less what this client took from it; and whether the listing is of this moment."""
+    stock, entry = context.stock.get(segment), context.cached(segment)
+    young = context.run.monotonic() - entry.read_at < LISTING_SECONDS
+    if stock is not None and (entry.fresh or (stock and young)):
+        return stock, entry.fresh
+    names = yield from listing(context, segment)
+    stock = [name for name in names or () if f"{segment}/{name}" not in context.quarantine]
+    if names is not None:
+        context.stock[segment] = stock
+    entry = context.cached(segment)
+    return stock, names is None or entry.fresh
 
 
 def drop_if_empty(context: Context, segment: str) -> Procedure[None]:
@@ -40,62 +128,17 @@ def drop_if_empty(context: Context, segment: str) -> Procedure[None]:
         context.forget(segment)
 
 
-def _claim_in_segment(context: Context, taker: Taker, segment: str, *, judge: bool) -> Procedure[Held | None]:
-    slot, slots = _slot(context, taker.consumer)
-    passed: set[str] = set()
-    while True:
-        names = yield from _stock(context, segment)
-        if judge:
-            names = yield from judged(context, taker, names)
-        entry = _pick(context, names, passed, slot, slots)
-        if entry is None:
-            return None
-        try:
-            held = yield from take(context, taker, segment, entry)
-        except BaseException:  # it was not tried to the end: it stays in sight
-            context.trying.discard(entry)
-            raise
-        _taken(context, segment, entry)
-        if held is not None:
-            return held
-
-
-def _stock(context: Context, segment: str) -> Procedure[list[str]]:
-    """The segment's entries that nobody of this process has tried: its listing less what was taken from it."""
-    stock = context.stock.get(segment)
-    entry = context.cached(segment)
-    young = context.run.monotonic() - entry.read_at < LISTING_SECONDS
-    if stock is not None and (entry.fresh or (stock and young)):
-        return stock
-    names = yield from listing(context, segment)
-    context.stock[segment] = stock = [name for name in names or () if f"{segment}/{name}" not in context.quarantine]
-    return stock
-
-
 def _slot(context: Context, consumer: Consumer) -> tuple[int, int]:
     """This consumer's share: each starts at entries of its own, so that few races are lost."""
     names = context.live
     return (names.index(consumer.id), len(names)) if consumer.id in names else (0, 1)
 
 
-def _pick(context: Context, names: list[str], passed: set[str], slot: int, slots: int) -> str | None:
-    """The next entry to try, taken off the stock: of the first few the own share's first, else the very first."""
-    while True:
-        window = [name for name in names[: SPREAD_WINDOW + len(passed)] if name not in passed]
-        share = (name for name in window if slots == 1 or zlib.crc32(name.encode()) % slots == slot)
-        entry = next(share, window[0] if window else None)
-        if entry is None:
-            return None
-        passed.add(entry)
-        if entry not in context.trying:  # another thread of this process is at it
-            context.trying.add(entry)
-            return entry
-
-
-def _taken(context: Context, segment: str, entry: str) -> None:
-    """The entry was tried: off the stock, and free for others of this process should it come back."""
+def _take_off(context: Context, segment: str, entry: str) -> None:
+    """An entry that was tried to the end is off the stock; if it still stands there, the next listing has it again."""
     stock = context.stock.get(segment)
-    if stock is not None and entry in stock:
-        with contextlib.suppress(ValueError):  # another thread took it off between the look and the removal
-            stock.remove(entry)
-    context.trying.discard(entry)
+    if stock is None or entry not in stock:
+        return
+    if context.cached(segment).fresh and f"{segment}/{entry}" not in context.quarantine:
+        return  # no watch has fired, so that it still stands there
+    stock.remove(entry)

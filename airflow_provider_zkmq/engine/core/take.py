@@ -1,10 +1,15 @@
-"""Taking one pending task: one read of the candidate, one transaction."""
+"""Taking one pending task: one read of the candidate, one transaction.
+
+A claim is remembered before it is sent (`Handover`). Whatever interrupts the call after that, a lost connection, a
+cancellation, an interrupt from the keyboard, the claim may have happened and nobody would know of it: what its caller never
+got, its client gives back before it claims again (`giveback`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.context import Conf, Consumer, Context
 from airflow_provider_zkmq.engine.core.moves import lease_path
@@ -13,15 +18,18 @@ from airflow_provider_zkmq.engine.core.paths import SEPARATOR, entry_task
 from airflow_provider_zkmq.engine.core.records import TaskState, dump, load
 from airflow_provider_zkmq.engine.core.selectors import Selector
 from airflow_provider_zkmq.engine.core.states import Event, State, step
-from airflow_provider_zkmq.engine.core.transact import failed_at, reconnect, refused, server_time, transact
-from airflow_provider_zkmq.engine.errors import CorruptRecord, SessionLost
+from airflow_provider_zkmq.engine.core.transact import failed_at, refused, server_time, transact
+from airflow_provider_zkmq.engine.errors import CorruptRecord
+
+#: How often a candidate whose record changes under our eyes is read again.
+TRIES: Final = 4
 
 
 class Unregistered(Exception):
     """This session is no consumer any more: it is a new one, or was taken for dead. Whoever claims registers again."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Held:
     """A task in hand: what settling it needs. ``token`` is the zxid of the claim, unique and rising."""
 
@@ -37,6 +45,28 @@ class Held:
     session: int = 0
     claim: dict[str, Any] = field(default_factory=dict)
     """What the claim's znode holds, less the progress."""
+    nonces: dict[str, str] = field(default_factory=dict)
+    """The nonce with which each way to settle it was first sent: asked again, the same one tells what happened."""
+    unsure: bool = False
+    """A try to settle it was sent, and its outcome is not known."""
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """Whoever asked for a claim; ``left``: it went away without it."""
+
+    left: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Handover:
+    """A claim on its way to its caller, from before it is sent until the caller has it."""
+
+    held: Held
+    multi: Multi
+    caller: Caller
+    busy: bool = False
+    """It is being given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,44 +79,74 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """Who claims, and by what rules."""
+    """Who claims, for whom, and by what rules."""
 
     conf: Conf
     wanted: Wanted
     consumer: Consumer
+    caller: Caller
 
     def accepts(self, filters: Mapping[str, str]) -> bool:
         """Whether a task with these filters is wanted."""
         return self.wanted.selector.matches(filters, self.conf.types)
 
 
+def deliver(context: Context, held: Held) -> None:
+    """The caller has its claim: from here on it is the caller's to settle.
+
+    A statement, not a call, takes it off: an interrupt can come after a call that has done its work.
+    """
+    handovers, nonce = context.handovers, held.state.nonce
+    if nonce in handovers:
+        del handovers[nonce]
+
+
 def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | None = None) -> Procedure[Held | None]:
-    """Try to claim one entry; None when another was faster or the record is not ours. Raises `Unregistered`."""
+    """Try to claim one entry; None when another was faster or the record is not ours. Raises `Unregistered`.
+
+    While no watch on the segment's listing has fired, the entry is still there: a refusal then means that the record was
+    changed in place (updated, say), and it is read again. What cannot be claimed although it stands there is
+    reported, and stepped over from then on.
+    """
+    path = f"{segment}/{entry}"
     task_id = entry_task(entry)
-    paths = context.paths
     if task_id is None:
-        quarantine(context, f"{segment}/{entry}", "no entry of ours; stepped over")
+        quarantine(context, path, "no entry of ours; stepped over")
         return None
+    for _ in range(TRIES):
+        held = yield from _candidate(context, taker, task_id, path, rank)
+        if held is not None and (yield from _commit(context, taker, held)):
+            return held
+        if path in context.quarantine or not context.cached(segment).fresh:
+            return None
+    if held is None and (yield Exists(path)) is not None and context.cached(segment).fresh:
+        quarantine(context, path, "a pending entry of a task that is not pending; stepped over")
+    return None
+
+
+def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: int | None) -> Procedure[Held | None]:
+    """The entry's task as it is now, ready to be claimed; None if it cannot be."""
+    paths = context.paths
     parts = [paths.task(task_id, part) for part in ("state", "data", "metadata")]
     nodes: list[Node | None] = yield GetMany(tuple(parts))
     node, data, metadata = nodes
     if node is None or data is None:
-        if (yield Exists(f"{segment}/{entry}")) is not None:  # else it was claimed, finished and collected meanwhile
-            quarantine(context, f"{segment}/{entry}", "a pending entry without a task; stepped over")
+        if (yield Exists(entry)) is not None:  # else it was claimed, finished and collected meanwhile
+            quarantine(context, entry, "a pending entry without a task; stepped over")
         return None
     try:
         state = TaskState.decode(parts[0], node.data)
         extra = load(parts[2], metadata.data) if metadata is not None else {}
     except CorruptRecord as error:
-        quarantine(context, f"{segment}/{entry}", str(error))
+        quarantine(context, entry, str(error))
         return None
-    if state.state is not State.INSERTED or paths.entry(state.place) != f"{segment}/{entry}":
+    if state.state is not State.INSERTED or state.index is not None or paths.entry(state.place) != entry:
         return None
     if rank is not None:
         state = replace(state, rank=rank)
     held = Held(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
     held.session = taker.consumer.session
-    return held if (yield from _commit(context, taker, held)) else None
+    return held
 
 
 def quarantine(context: Context, path: str, why: str) -> None:
@@ -97,31 +157,18 @@ def quarantine(context: Context, path: str, why: str) -> None:
 
 
 def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:
-    consumer = taker.consumer
+    """Claim the candidate: remembered before it is sent, forgotten once it is known not to have happened."""
     now = yield from server_time(context)
     multi, nonce = _claim_ops(context, taker, held, now)
-    claim_path = context.paths.task(held.task_id, "claim")
-
-    def ours() -> Procedure[Outcome | None]:
-        node: Node | None = yield Get(claim_path)
-        if node is None or load(claim_path, node.data).get("nonce") != nonce:
-            return None
-        return Outcome(committed=True, time=node.stat.ctime, zxid=node.stat.czxid)
-
-    outcome: Outcome = yield multi
-    if outcome.unknown:
-        yield from reconnect()
-        if context.run.session() != consumer.session:
-            msg = "the session ended during a claim; what it may have claimed is given back by a rescue"
-            raise SessionLost(msg)
-        outcome = yield from transact(multi, ours)
+    context.handovers[nonce] = Handover(held, multi, taker.caller)
+    outcome = yield from transact(multi, lambda: claimed(context, held))
     if outcome.committed:
-        context.learn_time(outcome.time)
-        held.token = outcome.zxid or 0
-        _hold(context, held)
+        context.learn(outcome)
+        hold(context, held, outcome)
         return True
-    path = failed_at(outcome, multi)
-    if outcome.failure is Failure.NO_NODE and path in {
+    context.handovers.pop(nonce, None)
+    consumer = taker.consumer
+    if outcome.failure is Failure.NO_NODE and failed_at(outcome, multi) in {
         context.paths.live(consumer.id),
         context.paths.current(consumer.id, held.task_id),
     }:
@@ -130,13 +177,29 @@ def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:
         raise Unregistered
     if outcome.failure is Failure.OTHER:
         raise refused("claim", outcome, multi)
+    if outcome.failure is Failure.NODE_EXISTS:  # a claim or a note that stands there already is no claim of ours
+        entry = context.paths.entry(held.state.place)
+        quarantine(context, entry, f"it cannot be claimed: {failed_at(outcome, multi)} is in the way; stepped over")
     return False
 
 
-def _hold(context: Context, held: Held) -> None:
+def claimed(context: Context, held: Held) -> Procedure[Outcome | None]:
+    """Whether a claim stands, as its first try left it."""
+    path = context.paths.task(held.task_id, "claim")
+    node: Node | None = yield Get(path)
+    try:
+        if node is None or load(path, node.data).get("nonce") != held.state.nonce:
+            return None
+    except CorruptRecord:
+        return None
+    return Outcome(committed=True, zxid=node.stat.czxid)
+
+
+def hold(context: Context, held: Held, outcome: Outcome) -> None:
     """Remember a claim; an older one of the same task in this process can only be a lost one."""
+    held.token = outcome.zxid or 0
     older = context.held.get(held.task_id)
-    if older is not None:
+    if older is not None and older is not held:
         older.lost = True
     context.held[held.task_id] = held
 

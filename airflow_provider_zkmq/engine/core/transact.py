@@ -9,8 +9,9 @@ whose it was.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.context import CLOCK_SPAN_SECONDS, Context
 from airflow_provider_zkmq.engine.core.ops import (
     Create,
     CreateContainer,
@@ -23,26 +24,47 @@ from airflow_provider_zkmq.engine.core.ops import (
     Reconnect,
     SetData,
 )
-from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable, ZkmqError
+from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost, Unavailable, ZkmqError
+
+
+#: How often the server's clock is asked for before a loose answer must do.
+CLOCK_TRIES: Final = 3
+#: How often a write of unknown outcome is issued again before the caller is told that it is not known.
+TRIES: Final = 10
 
 
 def transact(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
     """Carry out `multi` and know its outcome.
 
     `ours` is asked when a re-issued transaction was refused: it reads what the first try would have written and
-    returns that try's outcome, or None if the refusal is another's doing. Raises `OutcomeUnknown` when the
-    connection does not come back in time.
+    returns that try's outcome, or None if the refusal is another's doing. Raises `Unavailable` where nothing was
+    sent, and `OutcomeUnknown` when the connection does not come back in time, or is lost again and again: once
+    something was sent, nothing else tells that it may have been written.
     """
-    uncertain = False
-    while True:
+    outcome: Outcome = yield multi
+    if not outcome.unknown:
+        return outcome
+    try:
+        return (yield from _resolve(multi, ours))
+    except (Unavailable, SessionLost) as error:
+        raise _unknown(error) from error
+
+
+def _resolve(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
+    """Issue a write of unknown outcome again until it is known."""
+    for _ in range(TRIES):
+        yield Reconnect()
         outcome: Outcome = yield multi
+        if outcome.committed:
+            return outcome
         if not outcome.unknown:
-            if outcome.committed or not uncertain:
-                return outcome
             mine = yield from ours()
             return mine or outcome
-        uncertain = True
-        yield from reconnect()
+    raise _unknown("the connection was lost each time that its outcome was asked for")
+
+
+def _unknown(why: object) -> OutcomeUnknown:
+    return OutcomeUnknown(f"a write was sent and its outcome is not known: {why}")
 
 
 def reconnect() -> Procedure[None]:
@@ -50,8 +72,7 @@ def reconnect() -> Procedure[None]:
     try:
         yield Reconnect()
     except Unavailable as error:
-        msg = f"a write was sent and its outcome is not known: {error}"
-        raise OutcomeUnknown(msg) from error
+        raise _unknown(error) from error
 
 
 def never() -> Procedure[Outcome | None]:
@@ -92,12 +113,16 @@ def ensure_node(path: str, data: bytes = b"") -> Procedure[None]:
 
 
 def server_time(context: Context) -> Procedure[int]:
-    """The server's clock in milliseconds: remembered from a recent write, else asked by one small write."""
-    known = context.server_ms()
-    if known is not None:
-        return known
-    outcome = yield from tick(context)
-    return outcome.time or 0
+    """The server's clock in milliseconds: remembered from a recent write, else asked by one small write.
+
+    It is rather too late than too early, by as long as that write took; see `Context.certainly_past`.
+    """
+    for _ in range(CLOCK_TRIES):
+        known, clock = context.server_ms(), context.clock
+        if known is not None and clock is not None and clock.received - clock.sent <= CLOCK_SPAN_SECONDS:
+            return known
+        outcome = yield from tick(context)
+    return context.server_ms() or outcome.time or 0
 
 
 def tick(context: Context) -> Procedure[Outcome]:
@@ -106,7 +131,7 @@ def tick(context: Context) -> Procedure[Outcome]:
     outcome = yield from transact(multi, never)
     if not outcome.committed:
         raise refused("reading the server's clock", outcome, multi)
-    context.learn_time(outcome.time)
+    context.learn(outcome)
     return outcome
 
 

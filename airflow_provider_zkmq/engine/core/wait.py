@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf
 from airflow_provider_zkmq.engine.core.context import Context, shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.inspect import CHUNK, Task, read_many
-from airflow_provider_zkmq.engine.core.ops import Children, Procedure, Signal, Wait, Watch
+from airflow_provider_zkmq.engine.core.ops import Children, Procedure, Signal, Sync, Tell, Wait, Watch
 from airflow_provider_zkmq.engine.core.paths import check_name
 from airflow_provider_zkmq.engine.core.records import TaskState, load
 from airflow_provider_zkmq.engine.core.selectors import Selector, as_selector
@@ -96,6 +97,9 @@ def _look(
         chunk = ids[start : start + WINDOW]
         paths = [context.paths.task(task_id, "state") for task_id in chunk]
         nodes = yield from shared_nodes(context, paths, mine)
+        if None in nodes:  # the server that we are connected to may lag behind
+            yield Sync(context.paths.at("tasks"))
+            nodes = yield from shared_nodes(context, paths, mine)
         reached: list[str] = []
         for task_id, path, node in zip(chunk, paths, nodes, strict=True):
             if node is None:
@@ -125,7 +129,7 @@ def _tell_progress(
             progress, note = record.get("progress"), str(record.get("note", ""))
             if isinstance(progress, int | float) and told.get(task_id) != (progress, note):
                 told[task_id] = (progress, note)
-                tell(task_id, progress, note)
+                yield Tell(partial(tell, task_id, progress, note))
 
 
 def _reached(state: TaskState, wanted: WaitFor) -> bool:

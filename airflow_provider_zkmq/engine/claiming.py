@@ -1,0 +1,84 @@
+"""Claims on their way through the fronts: whoever is cut off before it has its claim leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.giveback import give_back
+from airflow_provider_zkmq.engine.core.ops import Procedure
+from airflow_provider_zkmq.engine.core.take import Caller, Held, deliver
+from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.zk.drivers import arun, run
+from airflow_provider_zkmq.engine.zk.session import Session, log
+
+T = TypeVar("T")
+Claiming = Callable[[Caller], Procedure[Held | None]]
+
+#: What goes on after a cancelled call; an event loop itself keeps no task alive.
+_JOBS: Final[set[asyncio.Task[None]]] = set()
+
+
+def handed_over(session: Session, context: Context, claiming: Claiming, receive: Callable[[Held], T]) -> T | None:
+    """Claim, and hand what `receive` makes of it to the caller; interrupted, the client gives it back before it claims again.
+
+    Nothing that an interrupt could cut in two stands between `deliver` and the return.
+    """
+    caller = Caller()
+    try:
+        held = run(session, claiming(caller))
+        if held is None:
+            return None
+        got = receive(held)
+        deliver(context, held)
+        return got
+    except BaseException:
+        caller.left = True
+        raise
+
+
+async def handed_over_async(
+    session: Session, context: Context, claiming: Claiming, receive: Callable[[Held], T], stop: Callable[[], None]
+) -> T | None:
+    """The same on an event loop. Cancelled, it stops the claim, and gives back what that may have taken.
+
+    That is waited for; where this wait is cancelled as well, it goes on in the background.
+    """
+    caller = Caller()
+    job = asyncio.ensure_future(arun(session, claiming(caller)))
+    try:
+        held = await asyncio.shield(job)
+    except asyncio.CancelledError:
+        caller.left = True
+        stop()
+        context.signal.fire()
+        await asyncio.shield(_in_the_background(_put_right(session, context, job)))
+        raise
+    except BaseException:
+        caller.left = True
+        raise
+    if held is None:
+        return None
+    got = receive(held)
+    deliver(context, held)
+    return got
+
+
+def _in_the_background(work: Any) -> asyncio.Task[None]:
+    task: asyncio.Task[None] = asyncio.ensure_future(work)
+    _JOBS.add(task)
+    task.add_done_callback(_JOBS.discard)
+    return task
+
+
+async def _put_right(session: Session, context: Context, job: asyncio.Future[Any]) -> None:
+    """Wait for a claim that nobody waits for any more, and give back what it took."""
+    try:
+        await asyncio.wait({job})
+        if not job.cancelled() and (error := job.exception()) is not None:
+            log.info("a cancelled claim of queue %r ended with: %s", context.queue, error)
+        await arun(session, give_back(context))
+    except ZkmqError as error:
+        log.warning("a cancelled claim of queue %r is given back with the next one: %s", context.queue, error)
