@@ -58,7 +58,7 @@ class _RealClient:
 
 
 class RealServer:
-    """A server that looks for containers to reap every fraction of a second, or `reap` takes long."""
+    """A server that looks for containers to reap every second or so, or `reap` takes long."""
 
     def __init__(self, hosts: str) -> None:
         self._hosts = hosts

@@ -19,9 +19,9 @@ SHOWN = 12
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real server of our own, which looks for empty containers five times a second rather than once a minute."""
+    """A real server of our own, which looks for empty containers once a second rather than once a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_TOOL_OPTIONS", "-Dznode.container.checkIntervalMs=200")
+        patch.setenv("JAVA_TOOL_OPTIONS", "-Dznode.container.checkIntervalMs=1000")
         with EmbeddedServer(tmp_path_factory.mktemp("zookeeper"), force_sync=False) as server:
             yield server.hosts
 

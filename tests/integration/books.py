@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from airflow_provider_zkmq.engine import Queue
@@ -22,13 +24,23 @@ class Books:
     completed: list[_Pair] = field(default_factory=list)
     said: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    _under_way: set[tuple[str, float, object]] = field(default_factory=set)
     _asked: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def returned(self, client: str, began: float) -> None:
-        """A claim of the client's, begun at that moment, has returned, with a task or without."""
+    @contextmanager
+    def asking(self, client: str) -> Iterator[None]:
+        """A claim of the client's is under way; one that raises gave its client no chance to give anything back."""
+        call = (client, time.monotonic(), object())
         with self._lock:
-            self._asked[client] = max(self._asked[client], began)
+            self._under_way.add(call)
+        try:
+            yield
+            with self._lock:
+                self._asked[client] = max(self._asked[client], call[1])
+        finally:
+            with self._lock:
+                self._under_way.discard(call)
 
     def take(self, client: str, task_id: str, token: int) -> None:
         """A claim was returned."""
@@ -51,9 +63,10 @@ class Books:
             self.said[what] += 1
 
     def asked_since(self, client: str, moment: float) -> bool:
-        """Whether a claim of the client's that began after that moment has returned."""
+        """Whether a claim of the client's that began after that moment has returned, and none from before is under way."""
         with self._lock:
-            return self._asked[client] > moment
+            older = any(who == client and began <= moment for who, began, _ in self._under_way)
+            return self._asked[client] > moment and not older
 
 
 class Auditor:

@@ -108,21 +108,19 @@ def _consume(run: Run, zk: Zkmq, name: str, seed: int) -> None:
     """Claim, hold, complete; what is in hand is written down as it comes and goes."""
     rng, q, books = random.Random(seed), zk.queue("in"), run.books
     while not run.over.is_set():
-        began = time.monotonic()
         try:
-            claim = q.claim(timeout=1.0)
+            with books.asking(name):
+                claim = q.claim(timeout=1.0)
+                if claim is not None:
+                    books.take(name, claim.task.id, claim.token)
         except TransportError as error:
             books.note(f"claim: {type(error).__name__}")
             run.over.wait(0.1)
             continue
-        books.returned(name, began)
-        if claim is None:
-            continue
-        pair = (claim.task.id, claim.token)
-        books.take(name, *pair)
-        run.over.wait(rng.random() * WORK_S)
-        _complete(run, claim)
-        books.give(*pair)
+        if claim is not None:
+            run.over.wait(rng.random() * WORK_S)
+            _complete(run, claim)
+            books.give(claim.task.id, claim.token)
 
 
 def _complete(run: Run, claim: Any) -> None:
