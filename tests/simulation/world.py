@@ -535,19 +535,16 @@ class World:
 
     def pass_time(self, most: float) -> float:
         """Let time pass until something can happen, at most so many seconds; returns how many passed."""
-        nearest = self.now + most
+        now = self.now
+        times = [now + most, *(when for when, _, _ in self.late)]
         for fiber in self.fibers:
             if fiber.client.alive and fiber.state in {"waiting", "sleeping", "reconnecting"}:
-                nearest = min(nearest, fiber.until)
+                times.append(fiber.until)
         for client in self.clients:
-            for when in (client.back_at, client.expires_at, client.paused_until, client.stalled_until):
-                if when is not None and when > self.now:
-                    nearest = min(nearest, when)
-            for request in client.outbox:
-                nearest = min(nearest, max(request.deadline, self.now))
-        for when, _, _ in self.late:
-            nearest = min(nearest, when)
-        span = max(0.001, nearest - self.now)
+            times += [when for when in (client.back_at, client.expires_at) if when is not None]
+            times += [client.paused_until, client.stalled_until, *(request.deadline for request in client.outbox)]
+        nearest = min(when for when in times if when > now)
+        span = max(0.001, nearest - now)
         self.zk.advance(span)
         self._due()
         for fiber in self.fibers:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.context import Conf, Context
 from airflow_provider_zkmq.engine.core.filters import FilterType, check_types, decode_types, encode_types
-from airflow_provider_zkmq.engine.core.ops import Exists, Failure, Get, Node, Ops, Pipeline, Procedure
+from airflow_provider_zkmq.engine.core.ops import Failure, Get, Node, Ops, Procedure
+from airflow_provider_zkmq.engine.core.parts import reread, watched_parts
 from airflow_provider_zkmq.engine.core.paths import LAYOUT
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import load
@@ -17,7 +18,6 @@ from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 DEFAULT_GC_LIFETIME: Final = 86_400.0
 DEFAULT_GC_INTERVAL: Final = 300.0
-_NAMES: Final = ("layout", "filters", "policy", "task_gc_lifetime", "task_gc_interval", "lock", "order")
 ORDERS: Final = ("default", "fifo")
 
 
@@ -85,7 +85,6 @@ def configure(
     created = yield from create_skeleton(context, _defaults() | values)
     if not created and values:
         yield from _set(context, values)
-    context.conf_watch = None
 
 
 def _order(value: str) -> str:
@@ -133,34 +132,25 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
     `create`: make the queue with default values where it does not exist. Raises `ConfigError` where it does not
     exist, or was written by a newer layout, and `CorruptRecord` for filters or a policy that cannot be read.
     """
-    watch = context.conf_watch
-    if context.conf is not None and watch is not None and not watch.fired:
+    parts = watched_parts(context)
+    whole = context.conf_watch
+    if whole is not None and context.conf is not None and all(part.fresh for part in parts.values()):
         return context.conf
-    nodes, paused, archive = yield from _read(context)
-    if nodes["layout"] is None and create:
+    if whole is None:
+        for part in parts.values():
+            part.watch = None
+    yield from reread(context, parts)
+    if parts["layout"].value is None and create:
         yield from create_skeleton(context, _defaults())
-        nodes, paused, archive = yield from _read(context)
-    context.conf = _parse(context, nodes, paused=paused, archive=archive)
+        yield from reread(context, parts)
+    context.conf = None  # what is refused below must not be followed by what stood before
+    context.conf = _parse(context, {name: part.value for name, part in parts.items()})
     return context.conf
 
 
-def _read(context: Context) -> Procedure[tuple[dict[str, Node | None], bool, Node | None]]:
-    watch = context.new_watch()
-    marks = (context.paths.at("paused"), context.paths.at("archive"))
-    ops: tuple[Get | Exists, ...] = (
-        *(Get(context.paths.conf(name), watch) for name in _NAMES),
-        *(Exists(path, watch) for path in marks),
-        Get(marks[1], watch),
-    )
-    *nodes, paused, _, archive = yield Pipeline(ops)
-    context.conf_watch = watch
-    return dict(zip(_NAMES, nodes, strict=True)), paused is not None, archive
-
-
-def _parse(context: Context, nodes: dict[str, Node | None], *, paused: bool, archive: Node | None) -> Conf:
-    layout = nodes["layout"]
+def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
+    layout, archive = nodes["layout"], nodes["archive"]
     if layout is None:
-        context.conf_watch = None  # nothing to watch on what does not exist
         msg = f"queue {context.queue!r} does not exist under {context.root!r}; create it with configure() or enqueue()"
         raise ConfigError(msg)
     if layout.data != str(LAYOUT).encode():
@@ -172,7 +162,7 @@ def _parse(context: Context, nodes: dict[str, Node | None], *, paused: bool, arc
         policy=RetryPolicy.decode(context.paths.conf("policy"), _data(nodes["policy"])),
         gc_lifetime=_number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME),
         gc_interval=_number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL),
-        paused=paused,
+        paused=nodes["paused"] is not None,
         lock=_number(context, nodes, "lock", 0.0) or None,
         order=_known_order(context, _data(nodes["order"])),
         archive=None if archive is None else _watermark(context.paths.at("archive"), archive.data),
@@ -230,7 +220,6 @@ def _set_paused(context: Context, *, paused: bool) -> Procedure[bool]:
     done = Failure.NODE_EXISTS if paused else Failure.NO_NODE
     if not outcome.committed and outcome.failure is not done:
         raise refused("pausing the queue" if paused else "resuming the queue", outcome, ops.multi())
-    context.conf_watch = None
     return bool(outcome.committed)
 
 
@@ -240,7 +229,6 @@ def set_archive(context: Context, record: bytes, version: int | None) -> Procedu
     ops = Ops()
     _ = ops.create(path, record) if version is None else ops.set(path, record, version)
     outcome = yield from transact(ops.multi(), never)
-    context.conf_watch = None
     if outcome.committed:
         return
     if outcome.failure in {Failure.BAD_VERSION, Failure.NODE_EXISTS, Failure.NO_NODE}:

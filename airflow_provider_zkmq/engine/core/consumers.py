@@ -69,6 +69,10 @@ def _join(context: Context, session: int, accepts: str) -> Procedure[None]:
     if not outcome.committed:
         raise refused("registering as a consumer", outcome, ops.multi())
     context.learn(outcome)
+    if context.run.session() != session:
+        # Written under the session before, or under this one with that one's name: it is nobody's.
+        yield from _strike(context, consumer.id)
+        return
     context.consumer, context.cancel_watch = consumer, None
     for task_id, held in list(context.held.items()):
         bound = held.state.bound or held.state.lease is None
@@ -120,8 +124,13 @@ def unregister(context: Context) -> Procedure[None]:
     consumer, context.consumer = context.consumer, None
     if consumer is None or context.run.session() != consumer.session:
         return
+    yield from _strike(context, consumer.id)
+
+
+def _strike(context: Context, name: str) -> Procedure[None]:
+    """Take a consumer off the register, or have it looked upon as dead: then a rescue does."""
     paths = context.paths
-    ops = Ops().delete(paths.consumer(consumer.id, "current")).delete(paths.consumer(consumer.id))
-    outcome: Outcome = yield ops.delete(paths.live(consumer.id)).multi()
+    ops = Ops().delete(paths.consumer(name, "current")).delete(paths.consumer(name))
+    outcome: Outcome = yield ops.delete(paths.live(name)).multi()
     if not outcome.committed:
-        yield Multi((Delete(paths.live(consumer.id)),))
+        yield Multi((Delete(paths.live(name)),))

@@ -351,6 +351,10 @@ def _refresh(stale: list[tuple[str, Cached]]) -> Procedure[None]:
         nodes = yield Pipeline(tuple(Get(path, watch) for (path, _), watch in zip(stale, watches, strict=True)))
         for (_, entry), watch, node in zip(stale, watches, nodes, strict=True):
             entry.value, entry.watch = node, None if node is None else watch
+    except BaseException:
+        for watch in watches:
+            watch.fired = True  # nobody relies on what was not read
+        raise
     finally:
         for _, entry in stale:
             entry.pending = False
@@ -358,10 +362,13 @@ def _refresh(stale: list[tuple[str, Cached]]) -> Procedure[None]:
 
 
 def unsubscribe(context: Context, paths: list[str], mine: Signal) -> None:
-    """End a wait; what nobody waits for any more is forgotten."""
+    """End a wait; what nobody waits for any more is forgotten, and its watch on the server goes."""
     for path in paths:
         entry = context.cache.get(path)
         if entry is not None and mine in entry.subscribers:
             entry.subscribers.remove(mine)
             if not entry.subscribers:
                 context.cache.pop(path, None)
+                if entry.watch is not None:
+                    entry.watch.fired = True  # nobody relies on it, whoever still holds it
+                context.run.unwatch(path)

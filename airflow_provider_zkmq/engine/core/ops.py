@@ -217,18 +217,7 @@ class EnsureRoot:
 
 
 Op: TypeAlias = (
-    Get
-    | Children
-    | Exists
-    | GetMany
-    | Multi
-    | CreateContainer
-    | Pipeline
-    | Wait
-    | Reconnect
-    | Sync
-    | Tell
-    | EnsureRoot
+    Get | Children | Exists | GetMany | Multi | CreateContainer | Pipeline | Wait | Reconnect | Sync | Tell | EnsureRoot
 )
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Op, Any, T]

@@ -21,6 +21,7 @@ from kazoo.protocol.states import ZnodeStat
 _GET_DATA = 4
 _ERROR = -1
 _CONTAINER = 4
+_DATA_WATCH = 2
 _NO_WATCH = struct.pack("B", 0)
 
 
@@ -74,3 +75,19 @@ class ContainerCreation(namedtuple("ContainerCreation", "path acl")):  # noqa: P
     def deserialize(cls, reply: bytes, offset: int) -> str:
         """The path that was created; its Stat, which follows, is not used."""
         return str(read_string(reply, offset)[0])
+
+
+class RemoveWatches(namedtuple("RemoveWatches", "path")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``removeWatches`` (opcode 18, ZooKeeper 3.5) of the watch on a znode's data."""
+
+    __slots__ = ()
+    type = 18
+
+    def serialize(self) -> bytearray:
+        """The request's body."""
+        return bytearray(write_string(self.path) + int_struct.pack(_DATA_WATCH))
+
+    @classmethod
+    def deserialize(cls, _reply: bytes, _offset: int) -> bool:
+        """The reply has no body."""
+        return True

@@ -6,21 +6,28 @@ import contextlib
 import logging
 import os
 import threading
-import weakref
-from collections.abc import Callable
+import time
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol.states import KazooState
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionClosedError,
+    KazooException,
+    NoAuthError,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.ops import Watch
 from airflow_provider_zkmq.engine.errors import AccessDenied, SessionLost, TransportError, Unavailable
+from airflow_provider_zkmq.engine.zk.handler import Handler
+from airflow_provider_zkmq.engine.zk.requests import RemoveWatches
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.watches import DATA, Watches
 
 log = logging.getLogger("airflow_provider_zkmq")
 
@@ -32,24 +39,36 @@ def _quiet_logger() -> logging.Logger:
     return logger
 
 
+#: In these states of kazoo's a request is refused rather than queued.
+_REFUSED: dict[str, type[Exception]] = {
+    KeeperState.AUTH_FAILED: AuthFailedError,
+    KeeperState.CLOSED: ConnectionClosedError,
+    KeeperState.EXPIRED_SESSION: SessionExpiredError,
+}
+
+
 class Session:
     """A kazoo client whose watches are never silently lost.
 
     kazoo drops its watches when the connection drops; here every outstanding watch then fires, so that whoever
     relies on one reads again. Client callbacks run on kazoo's threads and only set flags.
+
+    ``memory`` is the lock under which procedures run; see `drivers`. ``id`` is the ZooKeeper session's: it stays while
+    the connection is away, is 0 once the session has ended, and another one after.
     """
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.config = config
+        self.memory = threading.RLock()
         self.connected = threading.Event()
         self.changed = ThreadSignal()
         self.pid = os.getpid()
         self.closed = False
+        self.id = 0
         self.requests: dict[str, int] = {}
-        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
-        self._lock = threading.Lock()
         self.acl = list(CREATOR_ALL_ACL if config.auth else OPEN_ACL_UNSAFE)
         self.client = KazooClient(**_client_options(config))
+        self.watches = Watches(self.client)
         self.client.add_listener(self._on_state)
 
     def start(self) -> None:
@@ -62,6 +81,7 @@ class Session:
         except (AuthFailedError, KazooException) as error:
             self.close()
             raise self.denied() if isinstance(error, AuthFailedError) else self.unavailable() from error
+        self.connected.wait(self.config.connect_timeout)  # kazoo is back a moment before it has told the session's id
         self._check_access()
 
     def _check_access(self) -> None:
@@ -87,12 +107,6 @@ class Session:
             self.client.close()
         self.changed.fire()
 
-    @property
-    def id(self) -> int:
-        """The session's id; a new session has another."""
-        client_id = self.client.client_id
-        return int(client_id[0]) if client_id else 0
-
     def usable(self) -> None:
         """Raise unless requests may be sent: not closed, not inherited through a fork."""
         if self.closed:
@@ -102,29 +116,52 @@ class Session:
             msg = "this connection was opened in another process: connect again after a fork"
             raise TransportError(msg)
 
-    def watcher(self, watch: Watch) -> Callable[[Any], None]:
-        """kazoo's callback for a watch; remembered, to fire it should the connection drop."""
-        with self._lock:
-            self._watches.add(watch)
-        return _Callback(watch, self)
+    def deadline(self) -> float:
+        """When an operation that begins now has taken too long, by the monotonic clock."""
+        return time.monotonic() + self.config.request_timeout
+
+    def send(self, name: str, request: Any, reply: Any) -> None:
+        """Queue a request; never blocks. Counted under `name`.
+
+        Without kazoo's own way to do it, which takes an interrupt of its caller for a closed connection. An interrupt
+        here leaves the request queued or not; a ring too many is answered by kazoo, one too few delays all that follows.
+        """
+        self.requests[name] = self.requests.get(name, 0) + 1
+        client = self.client
+        refused, bell = _REFUSED.get(client._state), client._connection._write_sock  # noqa: SLF001
+        if refused is not None or bell is None:
+            reply.set_exception((refused or ConnectionClosedError)())
+            return
+        try:
+            client._queue.append((request, reply))  # noqa: SLF001
+            bell.send(b"\0")
+        except OSError:
+            reply.set_exception(ConnectionClosedError())
+        except BaseException:
+            bell.send(b"\0")
+            raise
 
     def unwatch(self, path: str) -> None:
-        """Nobody waits for changes of this znode's data any more."""
+        """Nobody waits for changes of this znode's data any more: have the server forget it, unless somebody does.
 
-    def discard(self, watch: Watch) -> None:
-        """The watch has fired."""
-        with self._lock:
-            self._watches.discard(watch)
+        Sends at most one request, whose reply nobody waits for. A watch counts while its owner keeps it unfired.
+        """
+        if self.closed or os.getpid() != self.pid:
+            return
+        with self.watches.lock:
+            reply = self.watches.unwanted(DATA, path)
+            if reply is not None:
+                self.send("RemoveWatches", RemoveWatches(path), reply)
 
     def _on_state(self, state: str) -> None:
         if state == KazooState.CONNECTED:
+            self.id = int(self.client.client_id[0])
             self.connected.set()
         else:
+            if state == KazooState.LOST:
+                self.id = 0
             self.connected.clear()
-            with self._lock:
-                watches, self._watches = list(self._watches), weakref.WeakSet()
-            for watch in watches:
-                watch.fire()
+            self.watches.lose()
         self.changed.fire()
 
     def unavailable(self) -> Unavailable:
@@ -143,40 +180,16 @@ class Session:
         )
 
 
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
-    """kazoo's threads, but our watches fire on the connection's own.
-
-    The server sends a watch's event before the reply to the write that caused it. Fired from another thread, as
-    kazoo does, a caller could see its own write acknowledged and what it remembers still unmarked.
-    """
-
-    def dispatch_callback(self, callback: Any) -> None:
-        """Run a watch of ours at once: it sets flags and wakes waiters, it neither blocks nor raises."""
-        if isinstance(callback.func, _Callback):
-            callback.func(*callback.args)
-        else:
-            super().dispatch_callback(callback)
-
-
-class _Callback:
-    """Called once by kazoo when the watch's event comes."""
-
-    __slots__ = ("session", "watch")
-
-    def __init__(self, watch: Watch, session: Session) -> None:
-        self.watch = watch
-        self.session = session
-
-    def __call__(self, _event: Any) -> None:
-        self.session.discard(self.watch)
-        self.watch.fire()
+def left(deadline: float) -> float:
+    """Seconds to a deadline."""
+    return max(0.0, deadline - time.monotonic())
 
 
 def _client_options(config: ConnectionConfig) -> dict[str, Any]:
     options: dict[str, Any] = {
         "hosts": config.hosts,
         "timeout": config.session_timeout,
-        "handler": _Handler(),
+        "handler": Handler(),
         "connection_retry": KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
         "logger": _quiet_logger(),
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 from kazoo.exceptions import (
     AuthFailedError,
@@ -40,14 +43,19 @@ from airflow_provider_zkmq.engine.core.ops import (
     Outcome,
     SetData,
     Stat,
+    Sync,
+    Watch,
     WriteOp,
     request_size,
 )
-from airflow_provider_zkmq.engine.errors import SessionLost, TaskTooLarge, ZkmqError
+from airflow_provider_zkmq.engine.errors import SessionLost, TaskTooLarge, TransportError, ZkmqError
 from airflow_provider_zkmq.engine.zk.requests import ContainerCreation, MultiRead
 from airflow_provider_zkmq.engine.zk.session import Session
+from airflow_provider_zkmq.engine.zk.watches import CHILD, DATA, Fan
 
-Request: TypeAlias = Get | Children | Exists | GetMany | Multi | CreateContainer
+Request: TypeAlias = Get | Children | Exists | GetMany | Multi | CreateContainer | Sync
+#: Which reads set a watch, and of what kind.
+_WATCHED: dict[type, str] = {Get: DATA, Exists: DATA, Children: CHILD}
 #: Requests whose lost reply leaves their outcome unknown.
 WRITES = (Multi, CreateContainer)
 
@@ -61,33 +69,57 @@ _FAILURES: dict[type[Exception], Failure] = {
     NotEmptyError: Failure.NOT_EMPTY,
 }
 _EPHEMERAL = 1
+#: Requests in flight at once of one operation.
+WINDOW: Final = 64
 
 
-def submit(session: Session, op: Request) -> Any:
-    """Send a request; returns kazoo's asynchronous result."""
-    session.usable()
-    name = type(op).__name__
-    session.requests[name] = session.requests.get(name, 0) + 1
-    result = session.client.handler.async_result()
-    session.client._call(_request(session, op), result)  # noqa: SLF001  kazoo has no public call for its own requests
-    return result
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request on its way: kazoo's reply to come, and when it was sent by the monotonic clock."""
+
+    op: Request
+    reply: Any
+    at: float
 
 
-def _request(session: Session, op: Request) -> Any:
+def submit(session: Session, op: Request) -> Sent:
+    """Send a request; never blocks."""
+    kind = _WATCHED.get(type(op))
+    watch: Watch | None = None if kind is None else getattr(op, "watch", None)
+    at = time.monotonic()
+    with session.watches.lock:  # what is noted of watches has the order of what is sent
+        if kind is None or watch is None:
+            reply, fan = session.client.handler.async_result(), None
+        else:
+            reply = session.watches.reading(kind, getattr(op, "path", ""), watch)
+            fan = reply.fan
+        session.send(type(op).__name__, _request(session, op, fan), reply)
+    return Sent(op, reply, at)
+
+
+def _request(session: Session, op: Request, fan: Fan | None) -> Any:
     match op:
         case Multi(ops):
-            _check_size(ops)
             return wire.Transaction([_write(session, item) for item in ops])
         case CreateContainer(path):
             return ContainerCreation(path, session.acl)
         case GetMany(paths):
             return MultiRead(paths)
-        case Get(path, watch):
-            return wire.GetData(path, watch and session.watcher(watch))
-        case Children(path, watch):
-            return wire.GetChildren(path, watch and session.watcher(watch))
-        case Exists(path, watch):
-            return wire.Exists(path, watch and session.watcher(watch))
+        case Get(path, _):
+            return wire.GetData(path, fan)
+        case Children(path, _):
+            return wire.GetChildren(path, fan)
+        case Exists(path, _):
+            return wire.Exists(path, fan)
+        case Sync(path):
+            return wire.Sync(path)
+
+
+def check_sizes(ops: Iterable[Request]) -> None:
+    """Refuse what is too large, before any of it is sent."""
+    for op in ops:
+        if isinstance(op, Multi):
+            _check_size(op.ops)
 
 
 def _check_size(ops: tuple[WriteOp, ...]) -> None:
@@ -114,13 +146,13 @@ def _write(session: Session, op: WriteOp) -> Any:
             return wire.CheckVersion(path, version)
 
 
-def receive(session: Session, op: Request, value: Any) -> Any:
+def receive(session: Session, sent: Sent, value: Any) -> Any:
     """What a procedure gets for a reply. Raises `AccessDenied` where a transaction was refused for its credentials."""
-    match op:
+    match sent.op:
         case Multi():
-            return _outcome(session, value)
+            return replace(_outcome(session, value), sent=sent.at)
         case CreateContainer():
-            return Outcome(committed=True)
+            return Outcome(committed=True, sent=sent.at)
         case GetMany():
             return [_many_item(session, item) for item in value]
         case Get():
@@ -129,15 +161,52 @@ def receive(session: Session, op: Request, value: Any) -> Any:
             return None if value is None else stat(value)
         case Children():
             return value
+        case Sync():
+            return None
 
 
-def failed(session: Session, op: Request, error: BaseException) -> Any:
+def failed(session: Session, sent: Sent, error: BaseException) -> Any:
     """What a procedure gets for a failed request, or the error it is thrown. `LOST` errors are the driver's own."""
+    op = sent.op
     if isinstance(op, CreateContainer) and isinstance(error, NodeExistsError | NoNodeError | UnimplementedError):
-        return Outcome(committed=False, failure=_FAILURES.get(type(error), Failure.OTHER), detail=type(error).__name__)
+        failure = _FAILURES.get(type(error), Failure.OTHER)
+        return Outcome(committed=False, failure=failure, detail=type(error).__name__, sent=sent.at)
     if isinstance(error, NoNodeError) and not isinstance(op, Multi):
         return None
     raise mapped(session, error) from error
+
+
+def unknown(sent: Sent) -> Outcome:
+    """What a procedure gets for a write without a reply."""
+    return Outcome(committed=False, unknown=True, sent=sent.at)
+
+
+def _unsent(session: Session, op: Request) -> Any:
+    """What stands for a request that was not sent any more since those before it were not answered."""
+    return UNKNOWN if isinstance(op, WRITES) else session.unavailable()
+
+
+def troubled(result: Any) -> bool:
+    """Whether nothing more is to be sent after this result."""
+    return isinstance(result, Exception) or bool(getattr(result, "unknown", False))
+
+
+def gathered(session: Session, ops: Sequence[Request], results: Sequence[Any]) -> list[Any]:
+    """The results of several requests, of which the last may not have been sent; or the first error among them.
+
+    An error of the connection's says that nothing was written: of one write among several, that is not known.
+    """
+    several = sum(isinstance(op, WRITES) for op in ops) > 1
+    found: list[Any] = []
+    missing = [_unsent(session, op) for op in ops[len(results) :]]
+    for op, result in zip(ops, [*results, *missing], strict=True):
+        if several and isinstance(op, WRITES) and isinstance(result, TransportError):
+            found.append(UNKNOWN)
+        elif isinstance(result, Exception):
+            raise result
+        else:
+            found.append(result)
+    return found
 
 
 def mapped(session: Session, error: BaseException) -> BaseException:

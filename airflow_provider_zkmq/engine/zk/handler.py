@@ -1,0 +1,71 @@
+"""What kazoo's threads run on: watches fired where their events arrive, and a wake-up that never blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Any
+
+from kazoo.handlers.threading import SequentialThreadingHandler
+
+from airflow_provider_zkmq.engine.zk.watches import Fan
+
+
+class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
+    """kazoo's threads, but our watches fire on the connection's own.
+
+    The server sends a watch's event before the reply to the write that caused it. Fired from another thread, as
+    kazoo does, a caller could see its own write acknowledged and what it remembers still unmarked.
+    """
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """Run a watch of ours at once: it sets flags and wakes waiters, it neither blocks nor raises."""
+        if isinstance(callback.func, Fan):
+            callback.func(*callback.args)
+        else:
+            super().dispatch_callback(callback)
+
+    def create_socket_pair(self) -> tuple[Any, Any]:
+        """How who sends a request wakes the connection's thread."""
+        if not hasattr(os, "eventfd"):
+            return super().create_socket_pair()  # type: ignore[no-any-return]
+        bell = Bell()
+        return bell, bell
+
+
+class Bell:
+    """kazoo's pair of wake-up sockets as one counter: one ring for each request, one answer for each ring.
+
+    A socket fills after a few hundred unread bytes and then blocks whoever sends: for as long as an outage lasts.
+    """
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        """What is readable while a ring is unanswered."""
+        return self._fd
+
+    def send(self, data: bytes) -> int:
+        """Ring once."""
+        with self._lock:
+            if self._fd < 0:
+                msg = "the connection was closed"
+                raise OSError(msg)
+            os.eventfd_write(self._fd, 1)
+        return len(data)
+
+    def recv(self, _size: int) -> bytes:
+        """Answer one ring, if there is one."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+        return b"\0"
+
+    def close(self) -> None:
+        """Idempotent: both ends of kazoo's pair are this one."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)

@@ -1,0 +1,157 @@
+"""Operations carried out on an event loop, which goes on meanwhile: `blocking` once more, with awaits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from airflow_provider_zkmq.engine.core.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait
+from airflow_provider_zkmq.engine.errors import TransportError
+from airflow_provider_zkmq.engine.zk.root import ensure_root
+from airflow_provider_zkmq.engine.zk.session import Session, left
+from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.wire import (
+    LOST,
+    WINDOW,
+    WRITES,
+    Request,
+    Sent,
+    check_sizes,
+    failed,
+    gathered,
+    receive,
+    submit,
+    troubled,
+    unknown,
+)
+
+
+async def execute(session: Session, op: Op) -> Any:
+    """Carry one operation out. What it raises is thrown into its procedure; a cancellation is not."""
+    match op:
+        case Wait(signal, seen, timeout):
+            return await _wait(cast(ThreadSignal, signal), seen, timeout)
+        case Pipeline(ops):
+            return await _pipeline(session, ops)
+        case Reconnect():
+            return await _connected(session, session.deadline())
+        case EnsureRoot(path):
+            return await _ensure(session, path)
+        case Tell(call):
+            return call()
+        case _:
+            return (await _pipeline(session, (op,)))[0]
+
+
+def _waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> Callable[[], None]:
+    """Resolve a future from another thread; the loop may be gone by then, which concerns nobody."""
+
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def wake() -> None:
+        try:
+            loop.call_soon_threadsafe(resolve)
+        except RuntimeError:
+            return  # the loop was closed: its waiters are gone
+
+    return wake
+
+
+async def _until(future: asyncio.Future[Any], timeout: float | None) -> bool:
+    """Whether a future came in time. `asyncio.wait_for` would lose a cancellation that meets the future's result."""
+    done, _ = await asyncio.wait((future,), timeout=timeout)
+    return bool(done)
+
+
+async def _wait(signal: ThreadSignal, seen: int, timeout: float | None) -> bool:
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    wake = _waker(loop, future)
+    try:
+        return not signal.on_next(seen, wake) or await _until(future, timeout)
+    finally:
+        signal.forget(wake)
+
+
+async def _connected(session: Session, deadline: float) -> None:
+    while True:
+        seen = session.changed.count
+        session.usable()
+        if session.connected.is_set():
+            return
+        if time.monotonic() >= deadline:
+            raise session.unavailable()
+        await _wait(session.changed, seen, left(deadline))
+
+
+async def _ensure(session: Session, path: str) -> None:
+    deadline, steps, result = session.deadline(), ensure_root(path), None
+    while True:
+        try:
+            op = steps.send(result)
+        except StopIteration:
+            return
+        result = gathered(session, (op,), await _window(session, (op,), deadline))[0]
+
+
+async def _pipeline(session: Session, ops: Sequence[Request]) -> list[Any]:
+    check_sizes(ops)
+    results: list[Any] = []
+    for start in range(0, len(ops), WINDOW):
+        try:
+            results += await _window(session, ops[start : start + WINDOW], session.deadline())
+        except TransportError:
+            if not results:
+                raise
+            break  # those before were sent
+        if any(map(troubled, results)):
+            break
+    return gathered(session, ops, results)
+
+
+async def _window(session: Session, ops: Sequence[Request], deadline: float) -> list[Any]:
+    await _connected(session, deadline)
+    pending = [submit(session, op) for op in ops]
+    return [await _collect(session, sent, deadline) for sent in pending]
+
+
+async def _collect(session: Session, sent: Sent, deadline: float) -> Any:
+    try:
+        while True:
+            try:
+                value = await _ready(sent.reply, left(deadline))
+            except LOST:
+                if isinstance(sent.op, WRITES):
+                    return unknown(sent)
+                await _connected(session, deadline)
+                if time.monotonic() >= deadline:
+                    return session.unavailable()
+                sent = submit(session, sent.op)
+            except Exception as error:  # noqa: BLE001  mapped, or raised as it is
+                return failed(session, sent, error)
+            else:
+                return receive(session, sent, value)
+    except Exception as error:  # noqa: BLE001  thrown once the others have been answered
+        return error
+
+
+async def _ready(reply: Any, timeout: float) -> Any:
+    """kazoo's reply, awaited."""
+    if not reply.ready():
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        wake = _waker(loop, future)
+
+        def linked(_reply: Any) -> None:
+            wake()
+
+        try:
+            reply.rawlink(linked)
+            await _until(future, timeout)
+        finally:
+            reply.unlink(linked)
+    return reply.get_nowait()
