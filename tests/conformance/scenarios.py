@@ -495,6 +495,23 @@ def watches_of_a_session_that_ended(w: World) -> None:
 
 
 @scenario
+def watches_that_their_reader_dropped(w: World) -> None:
+    """A session holds them weakly: nobody is told, and what is watched again is told of again."""
+    a, b, x = w.a, w.b, w.at("x")
+    a.do(Create(x))
+    b(Get(x, b.watch("data")))
+    b(Children(x, b.watch("children")))
+    b(Exists(w.at("none"), b.watch("missing")))
+    b.forget()
+    b(Exists(x, b.watch("kept")))
+    a.do(SetData(x, b"d"), Create(w.at("x", "c")), Create(w.at("none")))
+    b(Sync("/"))
+    b(Get(x, b.watch("again")))
+    a.do(SetData(x, b"e"))
+    b(Sync("/"))
+
+
+@scenario
 def many_reads_in_one(w: World) -> None:
     a = w.a
     a.do(Create(w.at("1"), b"1"), Create(w.at("2"), b""), Create(w.at("e"), b"e", ephemeral=True))

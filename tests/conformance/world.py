@@ -43,10 +43,13 @@ class Actor:
         self._world, self.name, self._client = world, name, client
         self.session = client.session
         self._events: list[str] = []
+        self._watches: list[Watch] = []
 
     def watch(self, name: str) -> Watch:
         """A watch whose firing shows under `name`."""
-        return Watch(_Named(name, self._events))
+        made = Watch(_Named(name, self._events))
+        self._watches.append(made)  # nobody is told of a watch that its reader has dropped
+        return made
 
     def __call__(self, op: Op, *, any_order: bool = False) -> Any:
         """Carry an operation out; what it raises is noted as its result, and None is returned."""
@@ -65,6 +68,10 @@ class Actor:
         """One transaction."""
         outcome: Outcome = self(Multi(ops))
         return outcome
+
+    def forget(self) -> None:
+        """Drop every watch that was set so far."""
+        self._watches.clear()
 
     def end(self) -> None:
         """End the session."""

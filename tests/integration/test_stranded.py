@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import pytest
 from kazoo.handlers.utils import AsyncResult
 
-from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, RetryPolicy, Task, UnitOfWork, Zkmq
+from airflow_provider_zkmq.engine import AllOf, AsyncZkmq, Message, Queue, RetryPolicy, Task, UnitOfWork, Zkmq
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from tests.faulty import CutAfter, CutBefore, Fault, Faulty, Late, Once, Tell
 from tests.integration.hands import claim_the_rest, claimed_by_the_living, stranded
@@ -243,6 +244,7 @@ async def test_a_cancelled_call_leaves_nothing_behind(
         assert not lost, f"{len(lost)} of {TRIALS} stranded; the calls {said}: {lost[:SHOWN]}"
         while (more := await zk.queue("in").claim()) is not None:
             got.add(more.task.id)
+        got |= {task.id for task in await asyncio.to_thread(observer.tasks, state="finished")}  # cancelled too late
         assert got == everything, f"{len(everything - got)} tasks cannot be had; the calls {said}"
     assert not said[SWALLOWED], f"{said[SWALLOWED]} cancellations were swallowed: {said}"
     assert said["cancelled"] > TRIALS // 10, f"hardly a call was met: {said}"
@@ -494,6 +496,23 @@ def test_an_idle_worker_begins_each_of_two_tasks_at_once(
     said = f"{order}, {threads} threads: {len(late)} of {2 * (trial + 1)} began late, the worst after {worst:.3f} s"
     print(f"\n{said}")  # noqa: T201
     assert not late, f"{said}:\n" + _some(late)
+
+
+def test_whoever_waits_for_a_task_to_appear_is_told_at_once(zookeeper: str, root: str, observer: Queue) -> None:
+    """`find`, asked for one task more than there is, ten times: it returns within half a second of the enqueue."""
+    waits = []
+    with Zkmq.connect(zookeeper, root=root, session_timeout=20, gc=False) as client, ThreadPoolExecutor(1) as pool:
+        there = client.queue("in")
+        for count in range(1, 11):
+            found = pool.submit(there.find, AllOf(), at_least=count, timeout=2)
+            listings = client.requests.get("Children", 0)
+            _until(lambda listings=listings: client.requests.get("Children", 0) > listings, 0.3)  # it has looked
+            time.sleep(0.1)  # and waits: what the test is about
+            task_id = observer.enqueue(b"x")
+            told = time.monotonic()
+            assert task_id in found.result(10)
+            waits.append(time.monotonic() - told)
+    assert max(waits) <= LATE_S, f"late by {[f'{wait:.3f}' for wait in waits]} s"
 
 
 def _until(condition: Callable[[], bool], within: float) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
+from weakref import ref
 
 from airflow_provider_zkmq.engine.core.ops import (
     MAX_REQUEST,
@@ -98,7 +99,8 @@ class Server:
         self.nodes: dict[str, Znode] = {"/": Znode(b"", 0, 0, 0, 0)}
         self.applied = 0
         self.zxid = 0
-        self.watches: dict[Event, list[tuple[int, Watch]]] = {}
+        self.watches: dict[Event, list[tuple[int, ref[Watch]]]] = {}
+        """Held weakly, as a session holds them: nobody is told of a watch that its reader has dropped."""
 
     def node(self, path: str) -> Node | None:
         """A znode's data and Stat."""
@@ -136,7 +138,7 @@ class Server:
 
     def _watch(self, kind: str, path: str, session: int, watch: Watch | None) -> None:
         if watch is not None:
-            self.watches.setdefault((kind, path), []).append((session, watch))
+            self.watches.setdefault((kind, path), []).append((session, ref(watch)))
 
     def judge(self, op: WriteOp | CreateContainer) -> Failure | None:
         """Why the server refuses an operation; None: it does not. In the server's order: a create looks above first."""
@@ -207,8 +209,9 @@ class Server:
     def fire(self, events: list[Event], deliver: Deliver) -> None:
         """Tell the watchers of what happened; each is told once."""
         for event in events:
-            for session, watch in self.watches.pop(event, ()):
-                deliver(session, watch)
+            for session, held in self.watches.pop(event, ()):
+                if (watch := held()) is not None:
+                    deliver(session, watch)
 
     def drop(self, session: int) -> None:
         """Forget a session's watches: its connection is gone."""
