@@ -311,9 +311,8 @@ def _one_task(wrong: Counter[str], q: Queue, there: Queue, *, waits_first: bool)
     claim.release()
     again = q.claim()
     assert again is not None
-    _try(wrong, "complete by token", lambda: there.complete(task_id, again.token))
-    if q.task(task_id).state == "claimed":  # it was refused: out of the way
-        again.complete()
+    if not _try(wrong, "complete by token", lambda: there.complete(task_id, again.token)):
+        again.complete()  # out of the way
 
 
 def _asked(wrong: Counter[str], there: Queue, task_id: str) -> None:
@@ -328,11 +327,13 @@ def _waited(wrong: Counter[str], there: Queue, task_id: str) -> None:
     _try(wrong, "wait", wait)
 
 
-def _try(wrong: Counter[str], what: str, call: Callable[[], Any]) -> None:
+def _try(wrong: Counter[str], what: str, call: Callable[[], Any]) -> bool:
     try:
         call()
     except ZkmqError as error:
         wrong[f"{what}: {type(error).__name__}"] += 1
+        return False
+    return True
 
 
 # --- what grows
