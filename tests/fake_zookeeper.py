@@ -252,7 +252,9 @@ def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
             if fault == "crash before":
                 raise Crash
             delayed, faults.late = faults.late, [ops] if fault == "lost late" else []
-            outcome = UNKNOWN if fault in {"lost before", "lost late"} else replace(zk.multi(session, ops), sent=zk.ms / 1000)
+            outcome = (
+                UNKNOWN if fault in {"lost before", "lost late"} else replace(zk.multi(session, ops), sent=zk.ms / 1000)
+            )
             for each in delayed:
                 zk.multi(session, each)
             if fault == "crash after":

@@ -114,7 +114,7 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _leave_it_to_the_worker() -> NoReturn:
-    """Settle nothing: a command that we ended did not fail; the worker gives its task back when the grace is over."""
+    """Settle nothing: a command that we ended did not fail by itself; the worker settles it when the grace is over."""
     while True:
         threading.Event().wait()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -119,11 +118,9 @@ class AsyncQueue(Front):
         span = seconds("timeout", timeout)
         asked = await arun(self._session, wanted(self._context, node, filter_method, selector, lease))
         self._used(self._context)
-        stopping = threading.Event()
         return await handed_over_async(
             self._session,
             self._context,
-            lambda caller: claim(self._context, asked, span, stopping.is_set, caller),
+            lambda caller: claim(self._context, asked, span, lambda: caller.left, caller),
             lambda held: AsyncClaim(self._session, self._context, held),
-            stopping.set,
         )

@@ -40,7 +40,7 @@ def handed_over(session: Session, context: Context, claiming: Claiming, receive:
 
 
 async def handed_over_async(
-    session: Session, context: Context, claiming: Claiming, receive: Callable[[Held], T], stop: Callable[[], None]
+    session: Session, context: Context, claiming: Claiming, receive: Callable[[Held], T]
 ) -> T | None:
     """The same on an event loop. Cancelled, it stops the claim, and gives back what that may have taken.
 
@@ -51,8 +51,7 @@ async def handed_over_async(
     try:
         held = await asyncio.shield(job)
     except asyncio.CancelledError:
-        caller.left = True
-        stop()
+        caller.left = True  # a claim that waits is told by the signal
         context.signal.fire()
         await asyncio.shield(_in_the_background(_put_right(session, context, job)))
         raise

@@ -51,7 +51,15 @@ class SessionLost(TransportError):
 
 
 class OutcomeUnknown(TransportError):
-    """The connection was lost during a write, and its outcome could not be resolved in time."""
+    """The connection was lost during a write, and its outcome could not be resolved in time.
+
+    ``task_ids``: of an enqueue, the tasks that may have been written. The same call made again by the same client
+    within a minute takes them over, so that each is written once.
+    """
+
+    def __init__(self, message: str, *, task_ids: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.task_ids = tuple(task_ids)
 
 
 class QueueError(ZkmqError):

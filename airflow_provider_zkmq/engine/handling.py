@@ -1,4 +1,4 @@
-"""One task, handled: the handler is called, and what it returns or raises settles the claim."""
+"""One task, handled: what its handler gets, and what becomes of what it returns or raises."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_zkmq.engine.core.inspect import Task
-from airflow_provider_zkmq.engine.errors import ClaimLost, TransportError, ZkmqError
+from airflow_provider_zkmq.engine.core.outcome import Handled
+from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.aqueue import AsyncClaim
     from airflow_provider_zkmq.engine.queue import Claim
-    from airflow_provider_zkmq.engine.unit_of_work import UnitOfWork
 
 Handler = Callable[..., Any]
 
@@ -76,7 +76,17 @@ class RunningAsync(Task):
         await self._claim.extend(lease)
 
 
-def outcome_of(returned: object) -> Success | Error | Retry | Snooze:
+def check_options(threads: object, least: int, lease: object, *, transactional: bool) -> None:
+    """What both workers refuse. Raises `ConfigError`."""
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < least:
+        msg = f"threads {threads!r} is not allowed: a whole number, {least} or more"
+        raise ConfigError(msg)
+    if transactional and lease is not None:
+        msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
+        raise ConfigError(msg)
+
+
+def outcome_of(returned: object) -> Handled:
     """What a handler returned, as an outcome. Raises `TypeError`."""
     if isinstance(returned, Success | Error | Retry | Snooze):
         return returned
@@ -89,50 +99,9 @@ def outcome_of(returned: object) -> Success | Error | Retry | Snooze:
     raise TypeError(msg)
 
 
-def call(claim: Claim, handler: Handler, transaction: UnitOfWork | None) -> Success | Error | Retry | Snooze:
-    """Run the handler; an exception is an outcome, too. With a `transaction`, which holds the claim, it gets that."""
+def call(work: Callable[[], object]) -> Handled:
+    """Run a handler in a thread of its worker's; whatever it raises is an outcome, too, and ends no thread."""
     try:
-        task = Running(claim)
-        return outcome_of(handler(task) if transaction is None else handler(task, transaction))
-    except Exception as error:  # noqa: BLE001  a handler's failure is the task's
+        return outcome_of(work())
+    except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
         return Retry(error)
-
-
-def settle(claim: Claim, outcome: Success | Error | Retry | Snooze, transaction: UnitOfWork | None) -> bool:
-    """Settle the claim by the outcome; whether that is a success. May be repeated after a `TransportError`.
-
-    A `transaction` is committed on success, unless the handler has ended it, and rolled back otherwise. Raises
-    `ClaimLost`, `TransportError`.
-    """
-    if transaction is not None and not transaction.open:
-        return isinstance(outcome, Success)
-    try:
-        if isinstance(outcome, Success):
-            if transaction is None:
-                claim.complete(outcome.result, dedupe=outcome.dedupe)
-            else:
-                transaction.commit(outcome.result)
-            return True
-    except TransportError:
-        raise
-    except ClaimLost as error:
-        if transaction is None:
-            raise
-        outcome = Retry(error)  # something else that was taken: this task is still ours
-    except ZkmqError as error:  # a result that cannot be stored, say: no other try would end otherwise
-        outcome = Error(error)
-    if transaction is not None:
-        transaction.disown(claim.task.id)
-        transaction.rollback()
-    _give_up(claim, outcome)
-    return False
-
-
-def _give_up(claim: Claim, outcome: Success | Error | Retry | Snooze) -> None:
-    match outcome:
-        case Snooze(delay):
-            claim.snooze(delay)
-        case Retry(error, backoff):
-            claim.fail(error, backoff=backoff)
-        case Error(error):
-            claim.fail(error, retry=False)

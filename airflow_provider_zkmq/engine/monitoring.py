@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.configure import seconds
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine.errors import ConfigError, TransportError
 from airflow_provider_zkmq.engine.zk.session import log
 
 SIX_HOURS: Final = 6 * 3600.0
@@ -28,6 +29,36 @@ class Poll:
 
 
 Monitor = Callable[[Poll], None]
+
+
+class Looks:
+    """What a worker's threads found when they looked for tasks. One lock guards it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._dry_runs = 0
+        self._last = "nothing"
+
+    def found(self, what: str) -> None:
+        """A look has ended: ``"handled"``, ``"nothing"`` or ``"unavailable"``."""
+        with self._lock:
+            self._last = what
+            self._dry_runs = 0 if what == "handled" else self._dry_runs + 1
+
+    def poll(self, queue: str, size: int) -> Poll:
+        """How it stands now."""
+        with self._lock:
+            return Poll(queue, size, self._dry_runs, self._last)
+
+
+def tell(monitor: Monitor, queue: str, size: Callable[[], int], looks: Looks) -> None:
+    """Tell the monitor once how the queue stands; neither its failure nor an outage ends the work."""
+    try:
+        monitor(looks.poll(queue, size()))
+    except TransportError as error:
+        log.info("the monitor of queue %r: %s", queue, error)
+    except Exception:  # noqa: BLE001  whatever a monitor of the user's raises
+        log.exception("the monitor of queue %r failed", queue)
 
 
 def monitor(

@@ -6,22 +6,33 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from airflow_provider_zkmq.engine.claiming import handed_over, handed_over_async
 from airflow_provider_zkmq.engine.core import unit
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.configure import seconds
 from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.giveback import give_back
 from airflow_provider_zkmq.engine.core.inspect import Task
 from airflow_provider_zkmq.engine.core.ops import Procedure
+from airflow_provider_zkmq.engine.core.outcome import Handled, Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.selectors import Selector
-from airflow_provider_zkmq.engine.core.settle import let_go
-from airflow_provider_zkmq.engine.core.take import Held
-from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
+from airflow_provider_zkmq.engine.core.take import Caller, Held
+from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.fronts import Method, held_task, wanted
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
+
+#: What a session's id is while it is not known, which is no news of its end.
+UNKNOWN_SESSION: Final = 0
+
+
+def is_over(session: Session, held: Held) -> bool:
+    """Whether the session that a claim is bound to has ended: one that is merely cut off still holds it."""
+    leased = held.claim.get("lease") is not None and not held.state.bound
+    return session.closed or not (leased or session.id in {held.session, UNKNOWN_SESSION})
 
 
 class _Transaction:
@@ -33,47 +44,54 @@ class _Transaction:
         self._unit = unit.Unit()
         self._session_id = session.id
         self._open = True
+        self._contexts: set[Context] = set()
+        """Where it may be waiting for a task."""
 
     @property
     def open(self) -> bool:
         """Whether it can still be committed."""
         return self._open
 
-    def _check(self) -> None:
+    def _check(self, *, ending: bool = False) -> None:
         if not self._open:
             msg = "this transaction has ended; begin another with transaction()"
             raise ZkmqError(msg)
-        if self._session.id != self._session_id:
+        if self._session.id not in {self._session_id, UNKNOWN_SESSION}:
             msg = "the session of this transaction has ended; what it had taken is given back"
             raise SessionLost(msg)
+        if not ending and (self._unit.sent is not None or self._unit.ended):
+            msg = "the outcome of this transaction's commit is not known: commit again, which tells it, or roll back"
+            raise ZkmqError(msg)
 
     def _take(
         self, context: Context, node: Mapping[str, object] | None, filter_method: Method,
-        selector: Selector | str | None, timeout: object,
+        selector: Selector | str | None, timeout: object, caller: Caller,
     ) -> Procedure[Held | None]:  # fmt: skip
         span = seconds("timeout", timeout)
         asked = yield from wanted(context, node, filter_method, selector, None)
-        return (yield from claim(context, asked, span))
+        self._contexts.add(context)
+        held = yield from claim(context, asked, span, lambda: not self._open or caller.left, caller)
+        if held is None or self._open:
+            return held
+        caller.left = True  # closed while this waited: what it got is nobody's
+        yield from give_back(context)
+        return None
 
-    def _taken(self, context: Context, held: Held | None) -> Task | None:
-        if held is None:
-            return None
+    def _taken(self, context: Context, held: Held) -> Task:
+        self._session_id = self._session_id or held.session
         self._unit.taken.append((context, held))
         return held_task(held)
 
     def adopt(self, queue: str, held: Held) -> None:
         """Make a claim of the same session part of this transaction; a transactional worker does."""
-        self._check()
+        self._session_id = held.session
         self._taken(self._context_of(queue), held)
 
-    def disown(self, task_id: str) -> None:
-        """Let go of a claim that was adopted: who gave it settles it."""
-        self._unit.taken = [(context, held) for context, held in self._unit.taken if held.task_id != task_id]
-
-    def _committed(self) -> None:
+    def _close(self) -> None:
+        """Let its handler take and put no more; a `try_take` that waits is woken and takes nothing."""
         self._open = False
-        for context, held in self._unit.taken:
-            let_go(context, held)
+        for context in tuple(self._contexts):
+            context.signal.fire()
 
 
 class UnitOfWork(_Transaction):
@@ -100,8 +118,12 @@ class UnitOfWork(_Transaction):
         with self._lock:
             self._check()
             context = self._context_of(queue)
-            held = run(self._session, self._take(context, node, filter_method, selector, timeout))
-            return self._taken(context, held)
+            return handed_over(
+                self._session,
+                context,
+                lambda caller: self._take(context, node, filter_method, selector, timeout, caller),
+                lambda held: self._taken(context, held),
+            )
 
     def put(self, queue: str, data: bytes | str, filters: Mapping[str, object] | None = None, **options: Any) -> str:
         """Remember a task to write on commit; returns its id. Nothing is written, but what is wrong is refused now."""
@@ -116,22 +138,30 @@ class UnitOfWork(_Transaction):
         """Finish what was taken and write what was put, at once; returns the ids put.
 
         `result` is kept with the task that was taken first. Raises `TaskTooLarge`, `ClaimLost`, `DuplicateTask` or
-        `SessionLost`; then nothing happened.
+        `SessionLost`; then nothing happened. After `OutcomeUnknown` call it again: it tells what became of the first
+        call, and goes on if that did not happen.
         """
         with self._lock:
-            self._check()
+            self._check(ending=True)
             ids = run(self._session, unit.commit(self._unit, result))
-            self._committed()
+            self._open = False
             return ids
 
     def rollback(self) -> None:
         """Cancel every put and give back everything taken; afterwards no lock of this transaction is left.
 
-        Where the connection is lost for longer, the end of the session does it.
+        Where the connection is lost for longer, call it again, or the end of the session does it. Raises
+        `IllegalTransition` where a commit of unknown outcome turns out to have happened.
         """
         with self._lock:
             self._open = False
             run(self._session, unit.rollback(self._unit))
+
+    def settle(self, context: Context, held: Held, outcome: Handled, progress: Settlement) -> bool:
+        """End it, and the claim `held` that was adopted, by what a handler has done. See `settle_outcome`."""
+        self._close()
+        with self._lock:
+            return run(self._session, settle_outcome(context, held, outcome, self._unit, progress))
 
     def __enter__(self) -> Self:
         return self
@@ -139,8 +169,12 @@ class UnitOfWork(_Transaction):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._open:
+        if not self._open:
+            return
+        try:
             self.rollback()
+        except ZkmqError as trouble:
+            _keep(error, trouble)
 
 
 class AsyncUnitOfWork(_Transaction):
@@ -163,8 +197,12 @@ class AsyncUnitOfWork(_Transaction):
         async with self._lock:
             self._check()
             context = self._context_of(queue)
-            held = await arun(self._session, self._take(context, node, filter_method, selector, timeout))
-            return self._taken(context, held)
+            return await handed_over_async(
+                self._session,
+                context,
+                lambda caller: self._take(context, node, filter_method, selector, timeout, caller),
+                lambda held: self._taken(context, held),
+            )
 
     async def put(
         self, queue: str, data: bytes | str, filters: Mapping[str, object] | None = None, **options: Any
@@ -180,9 +218,9 @@ class AsyncUnitOfWork(_Transaction):
     async def commit(self, result: bytes | str | None = None) -> list[str]:
         """Finish what was taken and write what was put; see `UnitOfWork.commit`."""
         async with self._lock:
-            self._check()
+            self._check(ending=True)
             ids = await arun(self._session, unit.commit(self._unit, result))
-            self._committed()
+            self._open = False
             return ids
 
     async def rollback(self) -> None:
@@ -191,11 +229,28 @@ class AsyncUnitOfWork(_Transaction):
             self._open = False
             await arun(self._session, unit.rollback(self._unit))
 
+    async def settle(self, context: Context, held: Held, outcome: Handled, progress: Settlement) -> bool:
+        """End it, and the claim `held` that was adopted; see `UnitOfWork.settle`."""
+        self._close()
+        async with self._lock:
+            return await arun(self._session, settle_outcome(context, held, outcome, self._unit, progress))
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._open:
+        if not self._open:
+            return
+        try:
             await self.rollback()
+        except ZkmqError as trouble:
+            _keep(error, trouble)
+
+
+def _keep(error: BaseException | None, trouble: ZkmqError) -> None:
+    """A commit of unknown outcome stays that, whatever its rollback met; any other trouble is raised."""
+    if not isinstance(error, OutcomeUnknown):
+        raise trouble
+    error.add_note(f"its rollback: {trouble}")

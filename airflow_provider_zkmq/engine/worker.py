@@ -9,23 +9,28 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_zkmq.engine.core.configure import optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.outcome import settle_outcome
 from airflow_provider_zkmq.engine.core.rescue import tend
 from airflow_provider_zkmq.engine.core.selectors import Selector
-from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, TransportError, ZkmqError
+from airflow_provider_zkmq.engine.deliveries import NOT_BEGUN, Deliveries, Delivery
+from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts import Method, wanted
-from airflow_provider_zkmq.engine.handling import Handler, call, settle
-from airflow_provider_zkmq.engine.monitoring import Monitor, Poll
+from airflow_provider_zkmq.engine.handling import Handler, Running, call, check_options
+from airflow_provider_zkmq.engine.heart import Heart
+from airflow_provider_zkmq.engine.monitoring import Looks, Monitor, tell
+from airflow_provider_zkmq.engine.settler import LEFT_SECONDS, RETRY_SECONDS, Settler
+from airflow_provider_zkmq.engine.unit_of_work import UnitOfWork, is_over
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import log
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.queue import Claim, Queue
-    from airflow_provider_zkmq.engine.unit_of_work import UnitOfWork
 
 IDLE_SECONDS = 30.0
-RETRY_SECONDS = 0.5
 BUSY_SECONDS = 0.5
 KEEPER_SECONDS = 1.0
+#: How long `join` waits beyond the grace for what is in hand to be settled.
+GIVE_UP_SECONDS = 2.0
 
 
 class Worker:
@@ -39,8 +44,8 @@ class Worker:
         handler: a plain function.
         threads: tasks in hand at once; 0: none, the worker only monitors.
         node, filter_method, selector: what fits, as for `Queue.claim`.
-        grace: seconds that `stop` allows running handlers to finish before it gives their tasks back; a handler
-            that goes on after that is fenced off and can settle nothing.
+        grace: seconds that `stop` allows running handlers to finish. A handler that goes on after that is fenced off
+            and can settle nothing; its delivery counts as failed, so that its task is retried or dead by its policy.
         transactional: the handler gets the task and a `UnitOfWork` that has taken it, which is committed when the
             handler returns and rolled back when it raises.
         lease: seconds; claim with a lease, which outlives the session, instead of bound to it.
@@ -71,43 +76,59 @@ class Worker:
         monitor: Monitor | None = None,
         auto_start: bool | float = False,
     ) -> None:
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
-            msg = f"threads {threads!r} is not allowed: a whole number, 0 or more"
-            raise ConfigError(msg)
+        check_options(threads, 0, lease, transactional=transactional)
         if not callable(handler) or inspect.iscoroutinefunction(handler):
             msg = f"handler {handler!r} is no plain function: give one that takes a task and returns its result"
-            raise ConfigError(msg)
-        if transactional and lease is not None:
-            msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
             raise ConfigError(msg)
         self.queue = queue
         self.handler = handler
         self.grace = grace
-        self.finished = 0
-        self.failed = 0
         self._asked: dict[str, Any] = {"node": node, "filter_method": filter_method, "selector": selector}
         self._lease = optional_seconds("lease", lease)
-        self._heartbeat = heartbeat
         self._throttle = seconds("throttle", throttle)
-        self._monitor = monitor
         self._transactional = transactional
-        self._threads = [
-            threading.Thread(target=self._loop, name=f"zkmq-worker-{n}", daemon=True) for n in range(threads)
-        ]
-        self._keeper = threading.Thread(target=self._keep, name="zkmq-keeper", daemon=True)
+        self._threads = [self._thread(self._loop, f"zkmq-worker-{n}") for n in range(threads)]
+        self._keeper = self._thread(self._keep, "zkmq-keeper")
+        self._others = [self._thread(self._beat, "zkmq-heart")] if threads and heartbeat else []
+        if monitor is not None:
+            self._others.append(self._thread(lambda: self._watch(monitor), "zkmq-monitor"))
         self._stopping = threading.Event()
         self._over = threading.Event()
         self._wake = threading.Event()
         self._until_empty = False
         self._started = False
         self._error: BaseException | None = None
-        self._in_hand: set[Claim] = set()
-        self._beaten: dict[Claim, float] = {}
-        self._dry_runs = 0
-        self._last = "nothing"
         self._lock = threading.Lock()
+        self._deliveries = Deliveries()
+        self._settler = Settler(self._deliveries, self._settle_once, self._is_over)
+        self._heart = Heart(self._deliveries)
+        self._looks = Looks()
         if auto_start is not False:
             self._start_in(0.0 if auto_start is True else seconds("auto_start", auto_start))
+
+    @property
+    def finished(self) -> int:
+        """How many tasks were completed."""
+        return self._settler.finished
+
+    @property
+    def failed(self) -> int:
+        """How many deliveries ended otherwise."""
+        return self._settler.failed
+
+    def _thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        return threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """No thread of a worker ends silently, or before its time: whatever it met is logged, and it goes on."""
+        while True:
+            try:
+                work()
+            except BaseException:  # noqa: BLE001  also what was meant to end a thread
+                log.exception("a thread of the worker on queue %r met an error and goes on", self.queue.name)
+                time.sleep(RETRY_SECONDS)
+            else:
+                return
 
     def _start_in(self, delay: float) -> None:
         if delay == 0:
@@ -133,7 +154,7 @@ class Worker:
             self._started = True
         self._until_empty = until_empty
         self._check_selector()
-        for thread in (*self._threads, self._keeper):
+        for thread in (*self._threads, self._keeper, *self._others):
             thread.start()
         return True
 
@@ -166,8 +187,8 @@ class Worker:
                 break
             alive.join(0.1)
         self._stopping.set()
+        self._give_up()
         self._over.set()
-        self._give_back()
         if self._error is not None:
             raise self._error
 
@@ -175,13 +196,21 @@ class Worker:
         """A thread that is still at work; of a worker without any, the keeper."""
         return next((thread for thread in self._threads or [self._keeper] if thread.is_alive()), None)
 
-    def _give_back(self) -> None:
-        """Release what handlers still hold; what they do with it afterwards is refused."""
-        for claim in list(self._in_hand):
-            try:
-                claim.release()
-            except ZkmqError as error:
-                log.info("giving back %r: %s", claim.task.id, error)
+    def _goes_on(self) -> bool:
+        return not self._stopping.is_set() and (not self._threads or self._alive() is not None)
+
+    def _give_up(self) -> None:
+        """Settle what handlers still hold; what they do with it afterwards is refused.
+
+        Each in a thread of its own, which goes on where ZooKeeper is away for longer than we wait here.
+        """
+        for delivery in self._deliveries.in_hand():
+            if self._deliveries.give_up(delivery):
+                self._thread(lambda it=delivery: self._settler.settle(it), "zkmq-give-up").start()  # type: ignore[misc]
+        if self._deliveries.wait_empty(GIVE_UP_SECONDS):
+            self._settler.settle_left()
+        else:
+            log.warning("worker on queue %r: not everything in hand could be settled yet", self.queue.name)
 
     # --- the threads
 
@@ -194,134 +223,100 @@ class Worker:
                     timeout=self._patience(),
                     stopping=self._stopping.is_set,
                 )
-                self._looked("nothing" if claim is None else "handled")
+            except ConfigError as error:  # what was asked for; `join` raises it
+                self._error = error
+                self.stop()
+            except Exception as error:  # noqa: BLE001  of the transport, or of something foreign in the queue
+                log.warning("worker on queue %r: %s", self.queue.name, error, exc_info=not isinstance(error, ZkmqError))
+                self._looks.found("unavailable")
+                self._stopping.wait(RETRY_SECONDS)
+            else:
+                self._looks.found("nothing" if claim is None else "handled")
                 if claim is not None:
                     self._handle(claim)
                     self._stopping.wait(self._throttle)
-                elif self._until_empty and not self._in_hand:
+                elif self._until_empty and not self._deliveries:
                     return
-            except TransportError as error:
-                log.warning("worker on queue %r: %s", self.queue.name, error)
-                self._looked("unavailable")
-                self._stopping.wait(RETRY_SECONDS)
-            except Exception as error:  # noqa: BLE001  kept for `join`, which raises it
-                self._error = error
-                self._stopping.set()
-
-    def _looked(self, found: str) -> None:
-        self._last = found
-        self._dry_runs = 0 if found == "handled" else self._dry_runs + 1
 
     def _patience(self) -> float:
         """Seconds to wait for a task: to the end, unless the worker ends with the last one."""
         if not self._until_empty:
             return IDLE_SECONDS
-        return BUSY_SECONDS if self._in_hand else 0.0
+        return BUSY_SECONDS if self._deliveries else 0.0
 
     def _handle(self, claim: Claim) -> None:
-        with self._lock:
-            self._in_hand.add(claim)
-            self._beaten[claim] = time.monotonic()
-        self._wake.set()  # the keeper has one more to extend
-        try:
-            self._run_one(claim)
-        except (ClaimLost, TransportError) as error:
-            log.warning("task %r: %s", claim.task.id, error)
-        finally:
-            with self._lock:
-                self._in_hand.discard(claim)
-                self._beaten.pop(claim, None)
+        delivery = self._deliveries.add(claim, self._span(claim), self._begin(claim))
+        self._heart.quicken()  # one more to extend
+        begun = not self._stopping.is_set() and self._deliveries.begin(delivery)
+        outcome = call(lambda: self._run(delivery)) if begun else NOT_BEGUN
+        if self._deliveries.decide(delivery, outcome):
+            self._settler.settle(delivery)
 
-    def _run_one(self, claim: Claim) -> None:
-        if self._stopping.is_set():
-            claim.release()
-            return
-        transaction = self._transaction(claim)
-        outcome = call(claim, self.handler, transaction)
-        good = self._settle(lambda: settle(claim, outcome, transaction))
-        with self._lock:
-            self.finished += good
-            self.failed += not good
-        if not good:
-            log.info("task %r: %s", claim.task.id, outcome)
+    def _span(self, claim: Claim) -> float | None:
+        """For how many seconds a claim holds unless it is extended."""
+        return claim._held.claim.get("lease")  # noqa: SLF001  the two are one piece
 
-    def _transaction(self, claim: Claim) -> UnitOfWork | None:
-        """Begin the transaction that the handler gets, with the claim in it."""
+    def _begin(self, claim: Claim) -> UnitOfWork | None:
+        """The transaction that the handler gets, with the claim in it."""
         if not self._transactional:
             return None
-        transaction = self.queue._begin()  # noqa: SLF001  the two are one piece
+        transaction = self.queue._begin()  # noqa: SLF001
         transaction.adopt(self.queue.name, claim._held)  # noqa: SLF001
         return transaction
 
-    def _settle(self, settle_once: Callable[[], bool]) -> bool:
-        """Settle, however long ZooKeeper is away while the session lives: what was done must not be done again.
+    def _run(self, delivery: Delivery) -> object:
+        task = Running(delivery.claim)
+        return self.handler(task) if delivery.transaction is None else self.handler(task, delivery.transaction)
 
-        Raises `TransportError` once the grace of a stop is over.
-        """
-        while True:
-            try:
-                return settle_once()
-            except SessionLost:
-                raise
-            except TransportError as error:
-                if self._over.wait(RETRY_SECONDS):
-                    raise
-                log.warning("worker on queue %r: %s; trying again", self.queue.name, error)
+    # --- settling
 
-    # --- the keeper
+    def _settle_once(self, delivery: Delivery) -> bool:
+        context, held, outcome = self.queue._context, delivery.claim._held, delivery.outcome or NOT_BEGUN  # noqa: SLF001
+        if delivery.transaction is not None:
+            return delivery.transaction.settle(context, held, outcome, delivery.progress)  # type: ignore[no-any-return]
+        return run(self.queue._session, settle_outcome(context, held, outcome, None, delivery.progress))  # noqa: SLF001
+
+    def _is_over(self, delivery: Delivery) -> bool:
+        """Whether the session that holds the claim has ended: merely cut off, it still holds it."""
+        return is_over(self.queue._session, delivery.claim._held)  # noqa: SLF001
+
+    # --- the keeper, the heart and the monitor: none waits for another
 
     def _keep(self) -> None:
-        """Look after the queue while every thread is busy: rescue, promote, extend, monitor."""
-        context = self.queue._context  # noqa: SLF001
-        monitored = time.monotonic()
-        while not self._stopping.is_set() and (not self._threads or self._alive() is not None):
+        """Look after the queue while every thread is busy: rescue, promote, settle what was left."""
+        tried = time.monotonic()
+        while self._goes_on():
             self._wake.clear()
-            seen = context.signal.count
+            seen = self._seen()
             try:
                 self._look_after()
-                if self._monitor is not None and time.monotonic() - monitored >= KEEPER_SECONDS:
-                    monitored = time.monotonic()
-                    self._tell(self._monitor)
-            except TransportError:
-                self._stopping.wait(RETRY_SECONDS)
             except ZkmqError as error:
                 log.warning("looking after queue %r: %s", self.queue.name, error)
-            if context.signal.on_next(seen, self._wake.set):  # type: ignore[attr-defined]
-                self._wake.wait(self._until_next_beat())
-                context.signal.forget(self._wake.set)  # type: ignore[attr-defined]
+                self._stopping.wait(RETRY_SECONDS)
+            if time.monotonic() - tried >= LEFT_SECONDS:
+                self._settler.settle_left()
+                tried = time.monotonic()
+            self._doze(seen)
+
+    def _seen(self) -> int:
+        return self.queue._context.signal.count  # noqa: SLF001
+
+    def _doze(self, seen: int) -> None:
+        """Until something changes in the queue, but no longer than it takes for something to come due."""
+        signal: Any = self.queue._context.signal  # noqa: SLF001
+        if signal.on_next(seen, self._wake.set):
+            self._wake.wait(KEEPER_SECONDS)
+            signal.forget(self._wake.set)
 
     def _look_after(self) -> None:
-        queue = self.queue
-        context, session = queue._context, queue._session  # noqa: SLF001
-        if context.consumer is not None and self._threads and len(self._in_hand) >= len(self._threads):
+        context, session = self.queue._context, self.queue._session  # noqa: SLF001
+        if context.consumer is not None and self._threads and len(self._deliveries) >= len(self._threads):
             run(session, tend(context))
-        for claim, due, span in self._beats():
-            if due <= time.monotonic():
-                self._beat(claim, span)
 
-    def _beats(self) -> list[tuple[Claim, float, float]]:
-        """Which claims are to be extended, when next (a third of their span after the last time), and by how much."""
-        if not self._heartbeat:
-            return []
-        spans = [(claim, beaten, claim._held.claim.get("lease")) for claim, beaten in list(self._beaten.items())]  # noqa: SLF001
-        return [(claim, beaten + span / 3, span) for claim, beaten, span in spans if span and not claim.settled]
+    def _beat(self) -> None:
+        """Until the last handler has returned or been given up, also after `stop`."""
+        self._heart.beat(lambda: not self._over.is_set() and self._alive() is not None)
 
-    def _until_next_beat(self) -> float:
-        nearest = min((due for _, due, _ in self._beats()), default=time.monotonic() + KEEPER_SECONDS)
-        return min(KEEPER_SECONDS, max(0.05, nearest - time.monotonic()))
-
-    def _beat(self, claim: Claim, span: float) -> None:
-        try:
-            claim.extend(span)
-        except ClaimLost as error:
-            log.warning("task %r: %s", claim.task.id, error)
-        with self._lock:
-            if claim in self._beaten:
-                self._beaten[claim] = time.monotonic()
-
-    def _tell(self, monitor: Monitor) -> None:
-        size = self.queue.counts()["inserted"]
-        try:
-            monitor(Poll(self.queue.name, size, self._dry_runs, self._last))
-        except Exception:  # noqa: BLE001  a monitor that fails must not end the work
-            log.exception("the monitor of queue %r failed", self.queue.name)
+    def _watch(self, monitor: Monitor) -> None:
+        while self._goes_on() and not self._stopping.wait(KEEPER_SECONDS):
+            tell(monitor, self.queue.name, lambda: self.queue.counts()["inserted"], self._looks)

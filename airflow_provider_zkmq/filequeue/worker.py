@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
-import time
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.core.ops import Procedure
+from airflow_provider_zkmq.engine.core.outcome import settle_by
+from airflow_provider_zkmq.engine.deliveries import NOT_BEGUN, Delivery
 from airflow_provider_zkmq.engine.handling import Handler
+from airflow_provider_zkmq.engine.outcomes import Success
 from airflow_provider_zkmq.engine.worker import KEEPER_SECONDS, Worker
-from airflow_provider_zkmq.engine.zk.session import log
 from airflow_provider_zkmq.filequeue.refusals import TRANSACTIONS, refuse
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.queue import Claim, Queue
     from airflow_provider_zkmq.filequeue.claims import FileClaim
     from airflow_provider_zkmq.filequeue.queue import FileQueue
+
+T = TypeVar("T")
 
 
 class FileWorker(Worker):
@@ -41,27 +45,56 @@ class FileWorker(Worker):
     def _check_selector(self) -> None:
         self._file.check_wanted(self._asked)
 
-    def _keep(self) -> None:
-        """Extend and monitor while there are threads at work."""
-        monitored = time.monotonic()
-        while not self._stopping.is_set() and (not self._threads or self._alive() is not None):
-            self._wake.clear()
-            try:
-                self._look_after()
-                if self._monitor is not None and time.monotonic() - monitored >= KEEPER_SECONDS:
-                    monitored = time.monotonic()
-                    self._tell(self._monitor)
-            except ZkmqError as error:
-                log.warning("looking after %r: %s", self._file, error)
-            self._wake.wait(self._until_next_beat())
+    def _span(self, claim: Claim) -> float | None:
+        return cast("FileClaim", claim).span
+
+    def _settle_once(self, delivery: Delivery) -> bool:
+        return _driven(settle_by(_OfFile(delivery.claim), delivery.outcome or NOT_BEGUN, delivery.progress))
+
+    def _is_over(self, delivery: Delivery) -> bool:  # noqa: ARG002  a file's claim ends with its connection only
+        return self._file.folder.closed
 
     def _look_after(self) -> None:
-        for claim, due, span in self._beats():
-            if due <= time.monotonic():
-                self._beat(claim, span)
+        """Nothing is promoted or rescued in a file: whoever claims finds what is due."""
 
-    def _beats(self) -> list[tuple[Claim, float, float]]:
-        if not self._heartbeat:
-            return []
-        spans = [(claim, beaten, cast("FileClaim", claim).span) for claim, beaten in list(self._beaten.items())]
-        return [(claim, beaten + span / 3, span) for claim, beaten, span in spans if not claim.settled]
+    def _seen(self) -> int:
+        return 0
+
+    def _doze(self, seen: int) -> None:  # noqa: ARG002  a file has no signal
+        self._stopping.wait(KEEPER_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfFile:
+    """The ends of a claim out of a file, as procedures: they do at once what those of a queue ask a driver for."""
+
+    claim: FileClaim
+
+    def succeed(self, outcome: Success) -> Procedure[None]:
+        self.claim.complete(outcome.result, dedupe=outcome.dedupe)
+        yield from ()
+
+    def withdraw(self) -> Procedure[None]:
+        yield from ()
+
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: object) -> Procedure[None]:
+        self.claim.fail(error, retry=retry, backoff=backoff)
+        yield from ()
+
+    def snooze(self, delay: object) -> Procedure[None]:
+        self.claim.snooze(delay)
+        yield from ()
+
+    def recover(self) -> Procedure[bool]:
+        yield from ()
+        return False
+
+
+def _driven(procedure: Procedure[T]) -> T:
+    """A procedure that asks for nothing, carried out."""
+    try:
+        next(procedure)
+    except StopIteration as stop:
+        return cast(T, stop.value)
+    msg = "a file's procedure asks for no operation"
+    raise AssertionError(msg)

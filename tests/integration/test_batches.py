@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.core import enqueue, moves
+from airflow_provider_zkmq.engine.core import enqueue, moves, writing
 from airflow_provider_zkmq.engine.core.batch import Batch
 from tests.integration.clients import clients, end_session, spent, together
 from tests.support import eventually
@@ -170,7 +170,7 @@ def test_an_interrupted_call_can_be_repeated(q: Queue, monkeypatch: pytest.Monke
     What the first one wrote is untouched; the batch cannot end before it is complete.
     """
     windows = islice((False, False, True), 3)
-    real = enqueue._write
+    real = writing._write
 
     def breaking(*args: object) -> object:
         if next(windows):
@@ -179,7 +179,7 @@ def test_an_interrupted_call_can_be_repeated(q: Queue, monkeypatch: pytest.Monke
         return real(*args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(enqueue, "_write", breaking)
+        patch.setattr(writing, "_write", breaking)
         with pytest.raises(KeyboardInterrupt):
             q.enqueue_many(_messages(600), batch="b", then=Message("after"))
     written = _snapshot(q)
@@ -254,7 +254,7 @@ def test_a_completer_that_dies_leaves_the_end_to_others(
         claim = dying.queue("census").claim()
         assert claim is not None
         with monkeypatch.context() as patch:
-            patch.setattr(moves, "close_batch", killed)
+            patch.setattr(moves, "close_after", killed)
             with pytest.raises(KeyboardInterrupt):
                 claim.complete()
         assert (q.task(task_id).state, q.batch("b").done) == ("finished", False)

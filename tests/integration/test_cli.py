@@ -519,7 +519,7 @@ def test_a_stopped_worker_finishes_what_is_in_hand(
 def test_a_stopped_worker_gives_back_what_outlasts_the_grace(cli: Cli, queue: Queue, tmp_path: Path, trap: str) -> None:
     """A command that outlasts the grace is ended with all its children, even if it ignores SIGTERM.
 
-    Its task is pending again, with no attempt counted and no failure noted, and the worker ends with 0.
+    Its task is to be tried again, the delivery counted as it has begun, and the worker ends with 0.
     """
     gate, alive = tmp_path / "gate", tmp_path / "alive"
     os.mkfifo(gate)
@@ -535,7 +535,8 @@ def test_a_stopped_worker_gives_back_what_outlasts_the_grace(cli: Cli, queue: Qu
             assert pipe.read() == b""
     assert process.returncode == 0, errors.decode()
     task = queue.task(task_id)
-    assert (task.state, task.attempt, task.error, task.history) == (State.INSERTED, 0, None, ())
+    assert (task.state, task.attempt, [one.outcome for one in task.history]) == (State.INSERTED, 1, ["failed"])
+    assert "stopped" in (task.error or "")
 
 
 def test_a_cancelled_task_ends_its_command(cli: Cli, queue: Queue, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ async def test_the_asynchronous_front_does_the_same(zookeeper: str) -> None:
 
 
 def test_a_worker_stops_on_demand(q: Queue) -> None:
-    """stop lets the handler finish within its grace; what it still holds afterwards is given back."""
+    """stop lets the handler finish within its grace; afterwards its delivery has failed, and others get the task."""
     started, release = threading.Event(), threading.Event()
 
     def handler(_task: object) -> bytes:
@@ -181,7 +181,8 @@ def test_a_worker_stops_on_demand(q: Queue) -> None:
     assert started.wait(20)
     assert worker.stop() is True
     worker.join()
-    assert (q.task(task_id).state, q.task(task_id).attempt) == ("inserted", 0)
+    assert (q.task(task_id).state, q.task(task_id).attempt) == ("inserted", 1)
+    assert "stopped" in (q.task(task_id).error or "")
     release.set()
 
 

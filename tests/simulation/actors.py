@@ -6,12 +6,25 @@ import random
 from collections.abc import Generator
 from typing import Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core import admin, batch, claim, configure, enqueue, gc, rescue, settle, take, unit, wait
+from airflow_provider_zkmq.engine.core import (
+    admin,
+    batch,
+    claim,
+    configure,
+    enqueue,
+    gc,
+    rescue,
+    settle,
+    take,
+    unit,
+    wait,
+)
 from airflow_provider_zkmq.engine.core.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.selectors import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
-from tests.simulation.world import Call, Client, Pause, World
+from tests.simulation.parts import Call, Client, Pause
+from tests.simulation.world import World
 
 TYPES: Final = {"c": OrderedEnum("low", "high")}
 Program: TypeAlias = Generator[Call | Pause, Call | None, None]
@@ -192,14 +205,18 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
         checked = yield from told(lambda: Call("put", unit.check_put(out, Message(b"out"))))
         if not checked.ok:
             yield from until_settled(
-                client, held, lambda held=held: Call("release", settle.release(context, held), {"queue": "q", "held": held})
+                client,
+                held,
+                lambda held=held: Call("release", settle.release(context, held), {"queue": "q", "held": held}),
             )
             continue
         work = unit.Unit([(context, held)], [(out, checked.value)])
         yield Pause(rand.choice([0, 1.0]))
         good = number % 3 != 2
         while True:
-            done = yield Call("commit" if good else "rollback", unit.commit(work, b"r") if good else unit.rollback(work))
+            done = yield Call(
+                "commit" if good else "rollback", unit.commit(work, b"r") if good else unit.rollback(work)
+            )
             assert done is not None
             if done.cancelled or (isinstance(done.error, TransportError) and not isinstance(done.error, SessionLost)):
                 yield Pause(0.2)

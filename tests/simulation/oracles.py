@@ -19,7 +19,8 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     ZkmqError,
 )
-from tests.simulation.world import Call, Client, Fiber, Violation, World
+from tests.simulation.parts import Call, Client, Fiber, Violation
+from tests.simulation.world import World
 
 #: Seconds that somebody may sleep beyond what it waits for, and a call beyond its own limit.
 LATE: Final = 0.5
@@ -68,7 +69,7 @@ class Oracles:
         fresh_claims = []
         for op in txn.ops:
             parts = op.path.split("/")
-            if len(parts) < 5 or isinstance(op, SetData) and parts[3] != "tasks":
+            if len(parts) < 5 or (isinstance(op, SetData) and parts[3] != "tasks"):
                 continue
             queue, top, rest = parts[2], parts[3], parts[4:]
             if top == "tasks":
@@ -171,7 +172,12 @@ class Oracles:
         if call is None or call.about.get("selector") != "everything":
             return
         for other, state in self.records.items():
-            if other[0] != key[0] or state.state is not State.INSERTED or state.index or state.priority != claimed.priority:
+            if (
+                other[0] != key[0]
+                or state.state is not State.INSERTED
+                or state.index
+                or state.priority != claimed.priority
+            ):
                 continue
             node = leader.nodes[paths.entry(state.place)]
             if not node.data and state.attempt == 0 and not state.history and node.czxid < (claimed.rank or 0):
@@ -318,4 +324,8 @@ class Oracles:
 
     def left(self) -> list[str]:
         """The tasks that have not ended."""
-        return [f"{task}: {state.state}" for (_, task), state in self.records.items() if state.state not in ENDED]
+        return [
+            f"{task}: {state.state}{', a run in escrow' if state.requeue else ''}"
+            for (_, task), state in self.records.items()
+            if state.state not in ENDED or state.requeue
+        ]

@@ -11,11 +11,23 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core import configure, context
 from airflow_provider_zkmq.engine.core.ops import Create
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
-from tests.simulation import actors
+from tests.simulation import actors, faults
 from tests.simulation.oracles import Oracles
-from tests.simulation.world import Call, Client, Violation, World
+from tests.simulation.parts import Call, Client, Violation
+from tests.simulation.world import World
 
-FAULTS: Final = ("lose reply", "lose reply", "disconnect", "outage", "expire", "cancel", "cancel", "pause", "stall", "kill")
+FAULTS: Final = (
+    "lose reply",
+    "lose reply",
+    "disconnect",
+    "outage",
+    "expire",
+    "cancel",
+    "cancel",
+    "pause",
+    "stall",
+    "kill",
+)
 ROLES: Final = ("consumer", "consumer", "producer", "operator", "transactor", "upkeep", "keeper")
 STEPS: Final = 6_000
 QUIET_SECONDS: Final = 600.0
@@ -68,7 +80,7 @@ def plan(seed: str) -> Plan:
     for _ in range(rand.randint(0, 4)):
         crew.append(Actor(rand.randrange(clients), rand.choice(ROLES), rand.randint(1, 3), rand.randrange(1 << 30)))
     kinds = rand.sample(FAULTS, rand.randint(1, 4))
-    faults = [
+    coming = [
         Fault(rand.randrange(10, length), rand.choice(kinds), rand.randrange(clients), rand.random())
         for _ in range(rand.choice([0, 1, 2, 4, 7]))
     ]
@@ -82,7 +94,7 @@ def plan(seed: str) -> Plan:
         scheduler,
         rand.choice([2, 4]),
         tuple(crew),
-        tuple(sorted(faults, key=lambda fault: fault.step)),
+        tuple(sorted(coming, key=lambda fault: fault.step)),
         tuple(rand.randrange(length) for _ in range(3)) if scheduler == "pct" else (),
         rand.choice([0.5, 0.9]) if servers > 1 else 0.0,
     )
@@ -137,7 +149,12 @@ def _prepare(chosen: Plan, world: World) -> list[Client]:
     clients = [world.client(f"client{n}", n % chosen.servers) for n in range(chosen.clients)]
     for number, actor in enumerate(chosen.actors):
         client = clients[actor.client]
-        world.spawn(client, f"{actor.role}{number}", _program(actor, client, world), background=actor.role in {"keeper", "upkeep"})
+        world.spawn(
+            client,
+            f"{actor.role}{number}",
+            _program(actor, client, world),
+            background=actor.role in {"keeper", "upkeep"},
+        )
     world.scheduler, world.change_points, world.lag = chosen.scheduler, set(chosen.change_points), chosen.lag
     return clients
 
@@ -150,7 +167,7 @@ def _at_once(world: World, client: Client, procedure: Any) -> None:
             case "sent":
                 world.execute(client)
             case _:
-                world._move(fiber)  # noqa: SLF001  the two are one piece
+                world._move(fiber)
         assert fiber.call is None or fiber.call.error is None, fiber.call.error
     world.fibers.remove(fiber)
 
@@ -174,11 +191,11 @@ def _program(actor: Actor, client: Client, world: World) -> Any:
 
 def _stormy(chosen: Plan, world: World, clients: list[Client], oracles: Oracles) -> None:
     """Until every actor has done its part, faults strike."""
-    faults = list(chosen.faults)
+    coming = list(chosen.faults)
     start = world.now
     while world.steps < STEPS and world.now < start + 400:
-        while faults and faults[0].step <= world.steps:
-            _strike(world, clients[faults[0].client], faults.pop(0))
+        while coming and coming[0].step <= world.steps:
+            _strike(world, clients[coming[0].client], coming.pop(0))
         if all(fiber.state == "done" or fiber.background or not fiber.client.alive for fiber in world.fibers):
             return
         if not world.step():
@@ -199,7 +216,7 @@ def _rest(world: World, oracles: Oracles) -> None:
         world.execute(left[0])  # what a cancelled call had sent
         return
     oracles.at_rest()
-    world.pass_time(60.0)
+    faults.pass_time(world, 60.0)
 
 
 def _strike(world: World, client: Client, fault: Fault) -> None:
@@ -209,23 +226,23 @@ def _strike(world: World, client: Client, fault: Fault) -> None:
         case "lose reply":
             world.losing.add(client)
         case "disconnect":
-            world.disconnect(client, back_in=0.1 + fault.amount)
+            faults.disconnect(world, client, back_in=0.1 + fault.amount)
         case "outage":
-            world.disconnect(client, back_in=2 + 28 * fault.amount)
+            faults.disconnect(world, client, back_in=2 + 28 * fault.amount)
         case "expire":
-            world.end_session(client)
+            faults.end_session(world, client)
         case "cancel":
             mine = [fiber for fiber in world.fibers if fiber.client is client]
             if mine:
                 world.cancel(mine[int(fault.amount * len(mine))])
         case "pause":
-            world.pause(client, 10 * fault.amount)
+            faults.pause(world, client, 10 * fault.amount)
         case "stall":
             client.stalled_until = world.now + 25 * fault.amount
             world.tell(f"!! {client.name} gets no replies for {25 * fault.amount:.1f} s")
         case "kill":
             if sum(one.alive for one in world.clients) > 1:
-                world.kill(client)
+                faults.kill(world, client)
 
 
 def _quiet(world: World, clients: list[Client], oracles: Oracles) -> None:
@@ -297,3 +314,14 @@ def shrink(found: Result, tries: int = 400) -> Result:
             if improved or tries <= 0:
                 break
     return run(best.plan, trace=True)
+
+
+def report(found: Result) -> str:
+    """A failing schedule for people: its seed, a short plan near it, and that one's trace."""
+    short = shrink(found)
+    lines = [
+        f"replay it: python -m tests.simulation --replay {found.plan.seed}",
+        "a short one near it:",
+        str(short.plan),
+    ]
+    return "\n".join([*lines, *short.trace])

@@ -8,12 +8,9 @@ happens between two steps, so that the same seed gives the same schedule.
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Context, Runtime
 from airflow_provider_zkmq.engine.core.ops import (
     CreateContainer,
     EnsureRoot,
@@ -26,143 +23,13 @@ from airflow_provider_zkmq.engine.core.ops import (
     Wait,
     Watch,
 )
-from airflow_provider_zkmq.engine.core.paths import Paths
 from airflow_provider_zkmq.engine.errors import Unavailable
+from tests.simulation import faults
+from tests.simulation.parts import Call, Client, Fiber, Pause, Request, Violation, short
 from tests.simulation.zookeeper import Ensemble
 
 REQUEST_TIMEOUT: Final = 10.0
-SESSION_TIMEOUT: Final = 4.0
 UNKNOWN: Final = Outcome(committed=False, unknown=True)
-
-
-class Violation(AssertionError):
-    """An oracle does not hold. ``oracle`` names it, so that a shorter schedule can be told to break the same one."""
-
-    def __init__(self, oracle: str, detail: str) -> None:
-        super().__init__(f"{oracle}: {detail}")
-        self.oracle = oracle
-
-
-class Signal:
-    """The engine's signal, without threads."""
-
-    __slots__ = ("__weakref__", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def fire(self) -> None:
-        """It happened."""
-        self.count += 1
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One call of an actor: a verb, the procedure, and what became of it."""
-
-    verb: str
-    procedure: Generator[Any, Any, Any]
-    about: dict[str, Any] = field(default_factory=dict)
-    limit: float = 0.0
-    """Seconds that it may wait by itself."""
-    began: float = 0.0
-    value: Any = None
-    error: BaseException | None = None
-    cancelled: bool = False
-    wrote: int = 0
-    """How many of its transactions changed a task."""
-    requests: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Whether it returned."""
-        return self.error is None and not self.cancelled
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """An actor does something else for so many seconds."""
-
-    seconds: float
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """An operation on its way: the fiber that waits for the reply (None: nobody any more), and where it belongs."""
-
-    op: Any
-    fiber: Fiber | None
-    at: int
-    deadline: float
-    sent: float
-
-
-@dataclass(slots=True, eq=False)
-class Fiber:
-    """A thread or an asynchronous task of a client: an actor's program and the call it is in."""
-
-    name: str
-    client: Client
-    program: Generator[Call | Pause, Call | None, None]
-    call: Call | None = None
-    state: str = "program"
-    inbox: Any = None
-    thrown: BaseException | None = None
-    op: Any = None
-    replies: list[Any] = field(default_factory=list)
-    missing: int = 0
-    until: float = 0.0
-    idle_requests: int = 0
-    priority: float = 0.0
-    background: bool = False
-    """Whether the world may end while it still runs."""
-
-
-class Client:
-    """A connection: its session, its memory of each queue, its fibers, what is on its way."""
-
-    def __init__(self, world: World, name: str, server: int = 0) -> None:
-        self.world, self.name, self.server = world, name, server
-        self.session = world.zk.connect(server)
-        self.connected = True
-        self.alive = True
-        self.back_at: float | None = None
-        self.expires_at: float | None = None
-        self.paused_until = 0.0
-        self.stalled_until = 0.0
-        self.outbox: deque[Request] = deque()
-        self.events: deque[Watch] = deque()
-        self.armed: set[Watch] = set()
-        self.contexts: dict[str, Context] = {}
-        self.hands: dict[int, Any] = {}
-        self.random = random.Random(f"{world.seed}{name}")
-
-    def context(self, queue: str = "q") -> Context:
-        """This client's memory of a queue."""
-        if queue not in self.contexts:
-            zk = self.world.zk
-            run = Runtime(
-                monotonic=lambda: zk.ms / 1000,
-                wall_ms=lambda: zk.ms,
-                random=self.random.random,
-                new_signal=Signal,
-                session=lambda: self.session,
-                report=lambda path, why: self.world.reports.append((path, why)),
-                zxid=lambda: zk.servers[self.server].zxid,
-                unwatch=self._unwatch,
-            )
-            made = Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, Signal(), {"name": self.name})
-            self.contexts[queue] = made
-        return self.contexts[queue]
-
-    def _unwatch(self, path: str) -> None:
-        if self.session in self.world.zk.at:
-            self.world.zk.server(self.session).unwatch(self.session, path)
-
-    def receive_events(self) -> None:
-        """What the server has told of, before any later reply."""
-        while self.events:
-            self.events.popleft().fire()
 
 
 class World:
@@ -391,17 +258,17 @@ class World:
     def execute(self, client: Client) -> None:
         """The server carries out the first of a client's requests."""
         if client.session not in self.zk.at:
-            self.disconnect(client, back_in=0.05)
+            faults.disconnect(self, client, back_in=0.05)
             return
-        if client in self.losing and self.lose_reply(client):
+        if client in self.losing and faults.lose_reply(self, client):
             self.losing.discard(client)
             return
         request = client.outbox.popleft()
-        result = self._carry_out(client, request)
+        result = self.carry_out(client, request)
         client.receive_events()
         self.reply(request, result)
 
-    def _carry_out(self, client: Client, request: Request) -> Any:
+    def carry_out(self, client: Client, request: Request) -> Any:
         op, fiber = request.op, request.fiber
         self.executing = fiber
         if fiber is not None and fiber.call is not None:
@@ -431,7 +298,13 @@ class World:
             return
         if isinstance(result, Outcome) and not result.unknown:
             result = Outcome(
-                result.committed, result.failed, result.failure, result.detail, result.time, result.zxid, sent=request.sent
+                result.committed,
+                result.failed,
+                result.failure,
+                result.detail,
+                result.time,
+                result.zxid,
+                sent=request.sent,
             )
         fiber.replies[request.at] = result
         fiber.missing -= 1
@@ -454,135 +327,3 @@ class World:
                 fiber.client.outbox.remove(request)
             sent = write and fiber.client.connected
             self.reply(request, UNKNOWN if sent else Unavailable("no server answered"))
-
-    # --- faults
-
-    def disconnect(self, client: Client, *, back_in: float, late: bool = False) -> None:
-        """Cut a connection; unless it comes back within the session's time-out, the session ends."""
-        if not client.connected or not client.alive:
-            return
-        self.tell(f"!! {client.name} is disconnected for {back_in:.1f} s")
-        client.connected, client.back_at = False, self.now + back_in
-        client.expires_at = client.expires_at or self.now + SESSION_TIMEOUT
-        if client.session in self.zk.at:
-            self.zk.server(client.session).drop(client.session)
-        client.receive_events()  # fired by the client itself, as every other watch that it had
-        for watch in list(client.armed):
-            watch.fire()
-        client.armed.clear()
-        waiting, client.outbox = list(client.outbox), deque()
-        for request in waiting:
-            if not isinstance(request.op, Multi | CreateContainer):
-                if request.fiber is not None:
-                    client.outbox.append(request)
-                continue
-            fate = self.random.random()
-            if fate < 0.4 and client.session in self.zk.at:  # carried out, the reply is lost
-                self._carry_out(client, request)
-                client.receive_events()
-            elif fate < 0.7 or late:
-                self.late.append((self.now + self.random.random() * back_in * 2, client.session, request.op))
-            self.reply(request, UNKNOWN)
-
-    def pause(self, client: Client, seconds: float) -> None:
-        """A client stands still, its session as well: past its time-out that ends."""
-        self.tell(f"!! {client.name} stands still for {seconds:.1f} s")
-        client.paused_until = self.now + seconds
-        client.expires_at = client.expires_at or self.now + SESSION_TIMEOUT
-
-    def end_session(self, client: Client) -> None:
-        """The server ends a session; its client learns of it at once or with its next request."""
-        if client.session in self.zk.at:
-            self.tell(f"!! the session of {client.name} ends")
-            self.zk.end(client.session)
-            if client.connected and self.random.random() < 0.5:
-                self.disconnect(client, back_in=0.1)
-
-    def lose_reply(self, client: Client) -> bool:
-        """Carry out the client's first request if it is a write, then cut the connection for a moment."""
-        if not client.connected or not client.alive or not client.outbox or client.session not in self.zk.at:
-            return False
-        request = client.outbox[0]
-        if not isinstance(request.op, Multi | CreateContainer):
-            return False
-        client.outbox.popleft()
-        self._carry_out(client, request)
-        self.disconnect(client, back_in=0.1)
-        self.tell(f"!! {client.name} loses the reply")
-        self.reply(request, UNKNOWN)
-        return True
-
-    def kill(self, client: Client) -> None:
-        """A client dies; its session ends by itself."""
-        self.tell(f"!! {client.name} dies")
-        client.alive, client.connected, client.back_at = False, False, None
-        client.hands.clear()
-        self.late.append((self.now + SESSION_TIMEOUT, client.session, None))
-
-    def _reconnect(self, client: Client) -> None:
-        ended = client.session not in self.zk.at
-        server = self.random.randrange(len(self.zk.servers))
-        if ended:
-            client.session = self.zk.connect(server)
-        else:
-            self.zk.move(client.session, server)
-        client.server, client.connected, client.back_at, client.expires_at = server, True, None, None
-        self.tell(f"!! {client.name} is back{' in a new session' if ended else ''}")
-        for context in client.contexts.values():
-            context.signal.fire()
-
-    # --- time
-
-    def pass_time(self, most: float) -> float:
-        """Let time pass until something can happen, at most so many seconds; returns how many passed."""
-        now = self.now
-        times = [now + most, *(when for when, _, _ in self.late)]
-        for fiber in self.fibers:
-            if fiber.client.alive and fiber.state in {"waiting", "sleeping", "reconnecting"}:
-                times.append(fiber.until)
-        for client in self.clients:
-            times += [when for when in (client.back_at, client.expires_at) if when is not None]
-            times += [client.paused_until, client.stalled_until, *(request.deadline for request in client.outbox)]
-        nearest = min(when for when in times if when > now)
-        span = max(0.001, nearest - now)
-        self.zk.advance(span)
-        self._due()
-        for fiber in self.fibers:
-            fiber.idle_requests = 0
-        return span
-
-    def _due(self) -> None:
-        """What happens by itself when its time has come."""
-        for client in [one for one in self.clients if one.alive]:
-            if client.expires_at is not None and client.expires_at <= self.now:
-                client.expires_at = None
-                self.end_session(client)
-            if client.paused_until and client.paused_until <= self.now and client.connected:
-                client.paused_until, client.expires_at = 0.0, None
-            if client.back_at is not None and client.back_at <= self.now:
-                self._reconnect(client)
-        for item in [one for one in self.late if one[0] <= self.now]:
-            self.late.remove(item)
-            _, session, op = item
-            if op is None:
-                self.zk.end(session)
-            elif session in self.zk.at:
-                self.tell(f"!! late: {short(op)}")
-                self.zk.perform(session, op)
-
-
-def short(what: Any) -> str:
-    """Something of the trace on one line."""
-    if isinstance(what, Multi):
-        parts = []
-        for op in what.ops:
-            sign = {"Create": "+", "Delete": "-", "SetData": "=", "Check": "?"}.get(type(op).__name__, "c")
-            version = getattr(op, "version", -1)
-            parts.append(f"{sign}{op.path.removeprefix('/zkmq/')}" + (f"@{version}" if version >= 0 else ""))
-        return f"Multi({' '.join(parts)})"
-    if isinstance(what, Outcome):
-        if what.committed:
-            return f"committed {what.zxid or ''}"
-        return "unknown" if what.unknown else f"refused at {what.failed}: {what.detail}"
-    text = repr(what)
-    return text if len(text) < 200 else text[:200] + "…"

@@ -14,6 +14,7 @@ from airflow_provider_zkmq.engine.core.states import State
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 BAD = ["", "a/b", "..", ".", "a..b", "a\0b", "\ud800", "é", "a b", "a~b", "a\n", "x" * 129, None, 3, b"a"]
+NAME = st.from_regex(r"[A-Za-z0-9_:+@=-]{1,128}", fullmatch=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
@@ -33,7 +34,7 @@ def test_bad_roots_are_refused(root):
         Paths.of(root, "q")
 
 
-@given(st.from_regex(r"[A-Za-z0-9_:+@=-]{1,128}", fullmatch=True))
+@given(NAME)
 def test_good_names_are_kept_and_entries_name_their_task(name):
     assert check_name("x", name) == name
     assert entry_task(entry_name("00", name)) == name
@@ -52,9 +53,9 @@ def test_lanes_sort_by_falling_priority(one, other):
     assert (Lane(one, {}).name < Lane(other, {}).name) == (one > other)
 
 
-@given(TEXT, st.integers(0, 9), st.dictionaries(TEXT, TEXT, max_size=3))
+@given(TEXT, st.integers(0, 9), st.dictionaries(NAME, TEXT, max_size=3))
 def test_task_records_round_trip(text, number, filters):
-    state = TaskState(State.CLAIMED, text, text, number, filters, number, error="e", consumer="c")
+    state = TaskState(State.CLAIMED, f"p{number}//0~t", text, number, filters, number, error="e", consumer="c")
     state = state.with_attempt("failed", 5, text)
     assert TaskState.decode("p", state.encode()) == state
 

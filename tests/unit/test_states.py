@@ -10,7 +10,14 @@ from airflow_provider_zkmq.engine.core.states import ENDED, TRANSITIONS, Event, 
 from airflow_provider_zkmq.engine.errors import IllegalTransition
 
 ROWS = {
-    "inserted": {"claim": "claimed", "promote": "inserted", "cancel": "cancelled", "update": "inserted"},
+    "inserted": {
+        "claim": "claimed",
+        "promote": "inserted",
+        "cancel": "cancelled",
+        "update": "inserted",
+        "exhaust": "dead",
+        "rerun": "inserted",
+    },
     "claimed": {
         "complete": "finished",
         "fail": "inserted",
@@ -23,7 +30,7 @@ ROWS = {
         "requeue": "claimed",
         "rerun": "inserted",
     },
-    "finished": {"rerun": "inserted", "enqueue-again": "inserted"},
+    "finished": {"rerun": "inserted", "enqueue-again": "inserted", "give-up-run": "finished"},
     "dead": {"redrive": "inserted"},
     "cancelled": {"redrive": "inserted", "enqueue-again": "inserted"},
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.batch import close_batch, membership
+from airflow_provider_zkmq.engine.core.batch import membership
+from airflow_provider_zkmq.engine.core.closing import close_after
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.inspect import as_state, task_ids
@@ -15,7 +17,6 @@ from airflow_provider_zkmq.engine.core.moves import Moving, departure, move, mov
 from airflow_provider_zkmq.engine.core.ops import (
     Delete,
     Exists,
-    Failure,
     Get,
     GetMany,
     Multi,
@@ -23,12 +24,14 @@ from airflow_provider_zkmq.engine.core.ops import (
     Outcome,
     Procedure,
     SetData,
+    Sync,
     WriteOp,
 )
 from airflow_provider_zkmq.engine.core.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.records import TaskState, encode_data
 from airflow_provider_zkmq.engine.core.states import Event, State, step
-from airflow_provider_zkmq.engine.core.transact import never, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.transact import failed_at, never, server_time, transact
+from airflow_provider_zkmq.engine.core.tries import Tries
 from airflow_provider_zkmq.engine.errors import CorruptRecord, IllegalTransition, TaskNotFound
 
 CHUNK: Final = 128
@@ -38,6 +41,9 @@ def read_state(context: Context, task_id: str) -> Procedure[tuple[TaskState, Nod
     """A task's record. Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`."""
     path = context.paths.task(check_name("task id", task_id), "state")
     node: Node | None = yield Get(path)
+    if node is None:
+        yield Sync(path)  # the server that we read from may lag behind the one that was written to
+        node = yield Get(path)
     if node is None:
         msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)
@@ -49,6 +55,7 @@ def cancel(context: Context, task_id: str) -> Procedure[None]:
 
     Raises `TaskNotFound`, or `IllegalTransition` when it has ended.
     """
+    tries = Tries(f"cancel of task {task_id!r}")
     while True:
         state, node = yield from read_state(context, task_id)
         now = yield from server_time(context)
@@ -58,9 +65,10 @@ def cancel(context: Context, task_id: str) -> Procedure[None]:
         after = replace(moved(context, task_id, before, Event.CANCEL, now=now), requeue=False)
         extra = yield from _notice(context, task_id, state)
         gone = yield from _claim_gone(context, task_id, state)
-        it = Moving(task_id, node.stat.version, before, extra, gone)
-        if (yield from _carried_out(context, f"cancel of task {task_id!r}", it, after)):
+        outcome, multi = yield from move(context, Moving(task_id, node.stat.version, before, extra, gone), after)
+        if outcome.committed:
             return
+        yield from tries.refused(outcome, multi, node.stat.mzxid)
 
 
 def _claim_gone(context: Context, task_id: str, state: TaskState) -> Procedure[bool]:
@@ -87,6 +95,7 @@ def redrive(
     transaction. Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task in any other state or version.
     """
     payload = None if data is None else encode_data("data", data)
+    tries = Tries(f"redrive of task {task_id!r}")
     while True:
         state, node = yield from _read_as(context, task_id, version)
         step(task_id, state.state, Event.REDRIVE)
@@ -99,8 +108,9 @@ def redrive(
         lane = Lane(state.priority, dict(state.filters))
         yield from read_conf(context)
         outcome, multi = yield from move_to_lane(context, it, lane, entry_name(context.stamp(), task_id), after)
-        if _changed(f"redrive of task {task_id!r}", outcome, multi):
+        if outcome.committed:
             return
+        yield from tries.refused(outcome, multi, node.stat.mzxid)
 
 
 def _read_as(context: Context, task_id: str, version: int | None) -> Procedure[tuple[TaskState, Node]]:
@@ -122,14 +132,16 @@ def replace_data(context: Context, task_id: str, data: bytes | str, version: int
     Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task that is not pending any more.
     """
     payload = encode_data("data", data)
+    tries = Tries(f"new data for task {task_id!r}")
     while True:
         state, node = yield from _read_as(context, task_id, version)
         after = moved(context, task_id, state, Event.UPDATE, due=state.due)
         record = SetData(context.paths.task(task_id, "state"), after.encode(), node.stat.version)
         multi = Multi((record, *_new_data(context, task_id, payload)))
         outcome = yield from transact(multi, partial(written, context, task_id, after.nonce))
-        if _changed(f"new data for task {task_id!r}", outcome, multi):
+        if outcome.committed:
             return
+        yield from tries.refused(outcome, multi, node.stat.mzxid)
 
 
 def drop(context: Context, task_id: str, version: int | None = None) -> Procedure[None]:
@@ -137,21 +149,36 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
 
     Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or another version.
     """
+    tries = Tries(f"drop of task {task_id!r}")
     while True:
         state, node = yield from _read_as(context, task_id, version)
         if state.state is State.CLAIMED:
             msg = f"task {task_id!r} is claimed: it cannot be dropped; cancel it first"
             raise IllegalTransition(msg)
-        multi = Multi(tuple(_tree(context, task_id, state, node.stat.version)))
-        outcome = yield from transact(multi, partial(_dropped, context, task_id))
-        if _changed(f"drop of task {task_id!r}", outcome, multi):
-            yield from close_batch(context, state.batch)
+        deletes = _tree(context, task_id, state, node.stat.version)
+        outcome, multi = yield from _past_batch(context, state, deletes, partial(_dropped, context, task_id))
+        if outcome.committed:
+            yield from close_after(context, state.batch)
             return
+        yield from tries.refused(outcome, multi, node.stat.mzxid)
 
 
 def _dropped(context: Context, task_id: str) -> Procedure[Outcome | None]:
     gone = (yield Exists(context.paths.task(task_id))) is None
     return Outcome(committed=True) if gone else None
+
+
+def _past_batch(
+    context: Context, state: TaskState, deletes: list[WriteOp], ours: Callable[[], Procedure[Outcome | None]]
+) -> Procedure[tuple[Outcome, Multi]]:
+    """Delete a task; also where it is no member of its batch any more."""
+    multi = Multi(tuple(deletes))
+    outcome = yield from transact(multi, ours)
+    path = failed_at(outcome, multi)
+    if state.batch is None or not path.startswith(context.paths.batch(state.batch) + "/"):
+        return outcome, multi
+    multi = Multi(tuple(op for op in deletes if op.path != path))
+    return (yield from transact(multi, ours)), multi
 
 
 def _tree(context: Context, task_id: str, state: TaskState, version: int, *, claim_gone: bool = False) -> list[WriteOp]:
@@ -163,18 +190,6 @@ def _tree(context: Context, task_id: str, state: TaskState, version: int, *, cla
         *ops[1:],
         *membership(context, task_id, state),
     ]
-
-
-def _carried_out(context: Context, what: str, it: Moving, after: TaskState) -> Procedure[bool]:
-    outcome, multi = yield from move(context, it, after)
-    return _changed(what, outcome, multi)
-
-
-def _changed(what: str, outcome: Outcome, multi: Multi) -> bool:
-    """True when written; False when somebody was faster and the record is to be read again."""
-    if not outcome.committed and outcome.failure not in {Failure.BAD_VERSION, Failure.NO_NODE}:
-        raise refused(what, outcome, multi)
-    return bool(outcome.committed)
 
 
 def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
@@ -199,22 +214,23 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
 def _delete_task(context: Context, task_id: str, node: Node | None, wanted: State | None) -> Procedure[bool]:
     """Delete one tree with all that lists it; again if it changed meanwhile."""
     path = context.paths.task(task_id, "state")
+    tries = Tries(f"deletion of task {task_id!r}")
+    if node is None and (yield Exists(context.paths.task(task_id))) is not None:
+        context.report(context.paths.task(task_id), "has no state: it is no task of ours; it is kept")
     while node is not None:
         try:
             state = TaskState.decode(path, node.data)
+            if wanted is not None and state.state is not wanted:
+                return False
+            gone = yield from _claim_gone(context, task_id, state)
+            deletes = _tree(context, task_id, state, node.stat.version, claim_gone=gone)
+            outcome, multi = yield from _past_batch(context, state, deletes, never)
+            if outcome.committed:
+                yield from close_after(context, state.batch)
+                return True
+            yield from tries.refused(outcome, multi, node.stat.mzxid)
         except CorruptRecord as error:
-            context.run.report(path, f"{error}; it is kept")
+            context.report(path, f"{error}; it is kept")
             return False
-        if wanted is not None and state.state is not wanted:
-            return False
-        gone = yield from _claim_gone(context, task_id, state)
-        ops = _tree(context, task_id, state, node.stat.version, claim_gone=gone)
-        outcome = yield from transact(Multi(tuple(ops)), never)
-        if outcome.committed:
-            yield from close_batch(context, state.batch)
-            return True
-        before, node = node, (yield Get(path))
-        if node is not None and node.stat.version == before.stat.version:
-            context.run.report(path, "holds or lacks znodes that are not ours; it is kept")
-            return False
+        node = yield Get(path)
     return False

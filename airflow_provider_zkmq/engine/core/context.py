@@ -30,6 +30,7 @@ from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 CLOCK_TRUSTED_SECONDS: Final = 300.0
 #: A write whose reply took longer tells the time too loosely, unless nothing better is known.
 CLOCK_SPAN_SECONDS: Final = 1.0
+MAX_QUARANTINE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,24 @@ class Context:
     """What was refused to those who look after the queue, by its path; see `postpone`."""
     counter: int = 0
     mark: str = ""
+    unclosed: set[str] = field(default_factory=set)
+    """Batches whose last member we took off, and which the connection's loss kept us from closing."""
+    gc_lock: str | None = None
+    """What the maintenance lock holds when it is this client's: made before it is first sent, kept for good."""
+    gc_busy: bool = False
+    gc_left: bool = False
+    """A clean-up of this client was cut short or never heard of its end: its lock may still stand."""
+    unresolved: list[Any] = field(default_factory=list)
+    """Enqueues whose callers were not told what became of them, see `core.repeat`."""
+
+    def report(self, path: str, why: str) -> None:
+        """Tell of a foreign or damaged znode, once."""
+        if path in self.quarantine:
+            return
+        if len(self.quarantine) >= MAX_QUARANTINE:
+            self.quarantine.clear()
+        self.quarantine.add(path)
+        self.run.report(path, why)
 
     def new_watch(self) -> Watch:
         """A watch whose event wakes whoever waits for this queue."""

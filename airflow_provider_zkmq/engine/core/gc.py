@@ -11,15 +11,12 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.batch import WRITING, close_batches
 from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf
 from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.lanes import parse_lane
+from airflow_provider_zkmq.engine.core.gclock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.moves import tree_deletes
 from airflow_provider_zkmq.engine.core.ops import (
-    Check,
     Children,
-    Create,
     Delete,
     Exists,
     Failure,
@@ -34,8 +31,9 @@ from airflow_provider_zkmq.engine.core.ops import (
     WriteOp,
 )
 from airflow_provider_zkmq.engine.core.paths import entry_task
-from airflow_provider_zkmq.engine.core.records import TaskState, dump
 from airflow_provider_zkmq.engine.core.promote import promote_due
+from airflow_provider_zkmq.engine.core.prune import collect_batches, prune_lanes
+from airflow_provider_zkmq.engine.core.records import TaskState, dump
 from airflow_provider_zkmq.engine.core.rescue import rescue_dead
 from airflow_provider_zkmq.engine.core.schedule import BUCKET_MS, bucket_start, entry_time
 from airflow_provider_zkmq.engine.core.transact import never, tick, transact
@@ -43,8 +41,6 @@ from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 TREES_PER_MULTI: Final = 20
 WINDOW: Final = 8
-BATCH_CHUNK: Final = 500
-LANE_IDLE_MS: Final = 3_600_000
 INDEXES: Final = ("finished", "cancelled")
 
 
@@ -72,19 +68,25 @@ def collect_garbage(context: Context, lifetime: object = None) -> Procedure[Coll
 
 def _run_locked(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
     """Clean up under the lock; with `last`, only if nobody has done so since that was read."""
-    if not (yield from _lock(context)):
-        return Collected(ran=False)
+    if context.gc_busy:
+        return Collected(ran=False)  # another thread of this process is at it
+    context.gc_busy = True
     try:
-        now: Stat | None = yield Exists(context.paths.at("gc"))
-        if last is not None and now is not None and now.version != last.version:
-            report = Collected(ran=False)
-        else:
-            report = yield from _collect(context, lifetime)
-    except Exception:
-        yield from _unlock(context)
-        raise  # an interrupted run leaves the lock to the end of its session: no finally, which could not wait
-    yield from _unlock(context)
-    return report
+        if not (yield from take_lock(context)):
+            return Collected(ran=False)
+        try:
+            now: Stat | None = yield Exists(context.paths.at("gc"))
+            if last is not None and now is not None and now.version != last.version:
+                report = Collected(ran=False)
+            else:
+                report = yield from _collect(context, lifetime)
+        except Exception:
+            yield from give_lock_back(context)
+            raise  # one that is broken off leaves the lock to `release_abandoned_lock`: it can wait for nothing here
+        yield from give_lock_back(context)
+        return report
+    finally:
+        context.gc_busy = False
 
 
 def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
@@ -96,9 +98,8 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     cutoff = now - int(lifetime * 1000)
     for index in INDEXES:
         yield from _collect_index(context, index, cutoff, archived, report)
-    yield from _collect_batches(context, cutoff)
-    if context.conf is not None and context.conf.order != "fifo":  # its lanes' versions must not begin again
-        yield from _prune_lanes(context, now)
+    yield from collect_batches(context, cutoff)
+    yield from prune_lanes(context, now)
     yield from _note_run(context, report)
     return report
 
@@ -117,23 +118,6 @@ def _note_run(context: Context, report: Collected) -> Procedure[None]:
     yield Multi((SetData(context.paths.at("gc"), dump({"collected": report.collected}), -1),))
 
 
-def _lock(context: Context) -> Procedure[bool]:
-    """Take the maintenance lock, an ephemeral znode: it ends with its holder's session at the latest."""
-    nonce = dump({"nonce": context.nonce(), **context.describe})
-    path = context.paths.at("lock")
-
-    def ours() -> Procedure[Outcome | None]:
-        nodes: list[Node | None] = yield GetMany((path,))
-        return Outcome(committed=True) if nodes[0] is not None and nodes[0].data == nonce else None
-
-    outcome = yield from transact(Multi((Create(path, nonce, ephemeral=True),)), ours)
-    return bool(outcome.committed)
-
-
-def _unlock(context: Context) -> Procedure[None]:
-    yield from transact(Multi((Delete(context.paths.at("lock")),)), never)
-
-
 def _collect_index(
     context: Context, index: str, cutoff: int, archived: int | None, report: Collected
 ) -> Procedure[None]:
@@ -141,7 +125,7 @@ def _collect_index(
     for name in sorted(buckets or ()):
         start = bucket_start(name)
         if start is None:
-            context.run.report(context.paths.at(index, name), "no bucket of ours; stepped over")
+            context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
         elif start <= cutoff:
             yield from _collect_bucket(context, context.paths.at(index, name), cutoff, archived, report)
             if start + 2 * BUCKET_MS < cutoff:
@@ -185,7 +169,7 @@ def _tree(context: Context, entry: str, path: str, node: Node) -> list[WriteOp]:
     try:
         state = TaskState.decode(path, node.data)
     except CorruptRecord as error:
-        context.run.report(path, str(error))
+        context.report(path, str(error))
         return []
     window = state.dedupe is not None and state.dedupe > (context.server_ms() or 0)
     if window or state.index is None or context.paths.at(state.index) != entry:
@@ -211,61 +195,11 @@ def _delete_one(context: Context, tree: list[WriteOp], report: Collected) -> Pro
     outcome = yield from transact(Multi(tuple(tree)), never)
     if outcome.committed:
         report.collected += len(tree) > 1
-    elif outcome.failure is Failure.NOT_EMPTY and outcome.failed is not None:
-        path = tree[outcome.failed].path
-        context.run.report(path, "holds znodes that are not ours; the task is kept")
-        report.kept_changed += 1
-    else:
-        report.kept_changed += outcome.failure is Failure.BAD_VERSION
-
-
-def _prune_lanes(context: Context, now: int) -> Procedure[None]:
-    """Delete lanes that have been empty for an hour; an enqueue that comes meanwhile creates its lane again."""
-    lanes = yield Children(context.paths.at("queue"))
-    for name in lanes or ():
-        lane = context.paths.at("queue", name)
-        segments = (yield Children(lane)) if parse_lane(name) else None
-        if segments is None or len(segments) > 1:
-            continue
-        stats = yield Pipeline(tuple(Exists(f"{lane}/{segment}") for segment in segments))
-        if all(stat and stat.children == 0 and stat.ctime < now - LANE_IDLE_MS for stat in stats):
-            deletes = tuple(Delete(f"{lane}/{segment}") for segment in segments)
-            yield Multi((*(Check(op.path) for op in deletes), *deletes, Delete(lane)))
-
-
-def _collect_batches(context: Context, cutoff: int) -> Procedure[None]:
-    """Delete what was kept of batches that were done long ago, and end those that a crash left without an end."""
-    yield from close_batches(context)
-    yield from _forsaken(context, cutoff)
-    for bucket in (yield Children(context.paths.at("batches-done"))) or ():
-        start = bucket_start(bucket)
-        if start is None or start > cutoff:
-            continue
-        path = context.paths.at("batches-done", bucket)
-        for entry in (yield Children(path)) or ():
-            when = entry_time(entry)
-            if when is not None and when <= cutoff:
-                yield from _delete_batch(f"{path}/{entry}", context.paths.batch(entry_task(entry) or ""))
-        if start + 2 * BUCKET_MS < cutoff:
-            yield Multi((Delete(path),))  # refused while something is kept
-
-
-def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
-    """Delete batches that were never written to their end, once their members have ended and been kept long enough."""
-    for name in (yield Children(context.paths.at("batches"))) or ():
-        base = context.paths.batch(name)
-        nodes: list[Node | None] = yield GetMany((f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then"))
-        members, marker, then = nodes
-        alone = members is not None and members.stat.children == 1
-        if alone and marker is not None and marker.stat.ctime <= cutoff:
-            last = [Delete(f"{base}/then")] if then is not None else []
-            yield Multi((Delete(f"{base}/open/{WRITING}"), Delete(f"{base}/open"), *last))
-            yield from _delete_batch(None, base)
-
-
-def _delete_batch(entry: str | None, base: str) -> Procedure[None]:
-    failed = (yield Children(f"{base}/failed")) or []
-    for start in range(0, len(failed), BATCH_CHUNK):
-        yield Multi(tuple(Delete(f"{base}/failed/{name}") for name in failed[start : start + BATCH_CHUNK]))
-    listed = [] if entry is None else [Delete(entry)]
-    yield from transact(Multi((Delete(f"{base}/failed"), Delete(base), *listed)), never)
+        return
+    report.kept_changed += outcome.failure in {Failure.BAD_VERSION, Failure.NOT_EMPTY}
+    path = "" if outcome.failed is None else tree[outcome.failed].path
+    if outcome.failure is Failure.NOT_EMPTY:
+        context.report(path, "holds znodes that are not ours; it is kept")
+    elif outcome.failure is Failure.NO_NODE and outcome.failed and (yield Exists(tree[0].path)) is not None:
+        report.kept_changed += 1  # the record is there, so that nobody deleted the tree meanwhile
+        context.report(path, "is missing; what is left of its task is kept")

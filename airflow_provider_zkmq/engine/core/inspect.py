@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.ops import Children, Exists, GetMany, Node, Pipeline, Procedure, Stat
+from airflow_provider_zkmq.engine.core.lanes import is_lane, segments_of
+from airflow_provider_zkmq.engine.core.ops import Children, Exists, GetMany, Node, Pipeline, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.paths import SEPARATOR, check_name, entry_task
 from airflow_provider_zkmq.engine.core.records import Attempt, TaskState, load
+from airflow_provider_zkmq.engine.core.schedule import bucket_start
 from airflow_provider_zkmq.engine.core.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.states import ENDED, State, Status, derive_status
 from airflow_provider_zkmq.engine.core.transact import server_time
@@ -108,6 +110,9 @@ def read_task(context: Context, task_id: str) -> Procedure[Task]:
     check_name("task id", task_id)
     found = yield from read_many(context, [task_id], strict=True)
     if not found:
+        yield Sync(context.paths.task(task_id))  # the server that we read from may lag behind
+        found = yield from read_many(context, [task_id], strict=True)
+    if not found:
         msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)
     return found[0]
@@ -124,7 +129,7 @@ def read_many(context: Context, ids: Sequence[str], *, strict: bool = False) -> 
             except CorruptRecord as error:
                 if strict:
                     raise
-                context.run.report(context.paths.task(task_id), str(error))
+                context.report(context.paths.task(task_id), str(error))
                 continue
             if task is not None:
                 tasks.append(task)
@@ -209,13 +214,20 @@ def _tasks_of(entries: Iterable[str]) -> list[str]:
 
 
 def _two_levels(context: Context, index: str) -> Procedure[list[str]]:
-    buckets = sorted((yield Children(context.paths.at(index))) or ())
+    buckets = yield from _parts(context, index)
     found = yield Pipeline(tuple(Children(context.paths.at(index, bucket)) for bucket in buckets))
     return [name for names in found for name in sorted(names or ())]
 
 
+def _parts(context: Context, index: str) -> Procedure[list[str]]:
+    """The buckets of an index, or the segments of a lane; what is neither is not looked into."""
+    names: list[str] = (yield Children(context.paths.at(index))) or []
+    ours = segments_of(names) if index.startswith("queue/") else [it for it in names if bucket_start(it) is not None]
+    return sorted(ours)
+
+
 def _pending_entries(context: Context) -> Procedure[list[str]]:
-    lanes = sorted((yield Children(context.paths.at("queue"))) or ())
+    lanes = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
     found: list[str] = []
     for lane in lanes:
         found += yield from _two_levels(context, f"queue/{lane}")
@@ -259,12 +271,12 @@ def _sum(stats: Iterable[Stat | None]) -> int:
 
 
 def _count_two(context: Context, index: str) -> Procedure[int]:
-    buckets = sorted((yield Children(context.paths.at(index))) or ())
+    buckets = yield from _parts(context, index)
     return _sum((yield Pipeline(tuple(Exists(context.paths.at(index, bucket)) for bucket in buckets))))
 
 
 def _count_lanes(context: Context) -> Procedure[int]:
-    lanes = sorted((yield Children(context.paths.at("queue"))) or ())
+    lanes = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
     total = 0
     for lane in lanes:
         total += yield from _count_two(context, f"queue/{lane}")

@@ -11,7 +11,7 @@ entries are judged one by one (their records are read in large requests, and eac
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
@@ -96,6 +96,11 @@ def is_shortened(name: str) -> bool:
     return name[:1] == "p" and name[6:8] == ";#"
 
 
+def is_lane(name: str) -> bool:
+    """Whether a name is a lane's of ours, spelt out or shortened."""
+    return is_shortened(name) or parse_lane(name) is not None
+
+
 def check_priority(priority: object) -> int:
     """A priority in range, else `ConfigError`."""
     if isinstance(priority, int) and not isinstance(priority, bool) and abs(priority) <= MAX_PRIORITY:
@@ -109,7 +114,11 @@ def segment_name(number: int) -> str:
     return f"{number:08d}"
 
 
+def segments_of(names: Iterable[str]) -> list[str]:
+    """Those of a lane's children that are segments of ours."""
+    return [name for name in names if len(name) == 8 and name.isascii() and name.isdigit()]
+
+
 def next_segment(names: list[str]) -> str:
     """The name after the last of a lane's segments."""
-    numbers = [int(name) for name in names if name.isascii() and name.isdigit()]
-    return segment_name(max(numbers, default=0) + 1)
+    return segment_name(max(map(int, names), default=0) + 1)

@@ -10,7 +10,7 @@ from airflow_provider_zkmq.engine.core.lanes import Lane, is_shortened, parse_la
 from airflow_provider_zkmq.engine.core.ops import Get, GetMany, Node, Procedure
 from airflow_provider_zkmq.engine.core.paths import entry_task
 from airflow_provider_zkmq.engine.core.records import TaskState
-from airflow_provider_zkmq.engine.core.take import Taker, quarantine
+from airflow_provider_zkmq.engine.core.take import Taker
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 READ_CHUNK: Final = 128
@@ -35,7 +35,7 @@ def lane_fits(context: Context, taker: Taker, name: str) -> Procedure[bool | Non
         if lane is None:  # it is gone, or was reported
             return None
     if lane is None:
-        quarantine(context, context.paths.at("queue", name), "no lane of ours; stepped over")
+        context.report(context.paths.at("queue", name), "no lane of ours; stepped over")
         return None
     if lane.filters is None:
         return False
@@ -51,7 +51,7 @@ def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
         try:
             lane: Lane | None = Lane.decode(path, node.data)
         except CorruptRecord as error:
-            context.run.report(path, str(error))
+            context.report(path, str(error))
             lane = None
         context.verdicts[path] = None if lane is None else dict(lane.filters or {})
     filters = context.verdicts[path]
@@ -82,5 +82,5 @@ def _filters(context: Context, path: str, node: Node) -> dict[str, str] | None:
     try:
         return dict(TaskState.decode(path, node.data).filters)
     except CorruptRecord as error:
-        context.run.report(path, str(error))
+        context.report(path, str(error))
         return None

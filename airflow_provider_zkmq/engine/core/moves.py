@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.batch import close_batch, leaves_batch, membership
+from airflow_provider_zkmq.engine.core.batch import leaves_batch, membership
+from airflow_provider_zkmq.engine.core.closing import close_after
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.lanes import Lane
 from airflow_provider_zkmq.engine.core.ops import Create, Delete, Failure, Get, Multi, Node, Ops, Outcome, Procedure
@@ -20,6 +21,7 @@ from airflow_provider_zkmq.engine.core.records import TaskState
 from airflow_provider_zkmq.engine.core.schedule import index_path
 from airflow_provider_zkmq.engine.core.states import Event, State, step
 from airflow_provider_zkmq.engine.core.transact import ensure_bucket, ensure_node, failed_at, transact
+from airflow_provider_zkmq.engine.core.tries import Races
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown
 
 KEPT_NONCES = 4
@@ -45,7 +47,7 @@ def moved(
         ended = now if after in {State.FINISHED, State.DEAD} else None
         kept = before if after is State.FINISHED else replace(before, consumer=None, claimed=None)
         state = replace(state, consumer=kept.consumer, claimed=kept.claimed, lease=None, bound=False, ended=ended)
-    return state
+    return replace(state, ended=now) if after is State.DEAD else state
 
 
 def _index_of(after: State, task_id: str, now: int, due: int | None) -> str | None:
@@ -112,57 +114,87 @@ class Moving:
     """What must hold besides the record's version, checked before anything is changed."""
     nonce: str | None = None
     """The nonce of an earlier try whose outcome was not known; None: a new one."""
+    noted: bool = False
+    """Its batch lists it among the failed already, or has no such list."""
+
+
+def raced(context: Context, it: Moving, outcome: Outcome, multi: Multi) -> bool:
+    """Whether a move was refused because the task changed since it was read: read it again, and try again.
+
+    Its record is another, or the ephemeral of its claim went with its session (`Moving.claim_gone` tells that it has).
+    Any other refusal says that the tree is not as the record tells: the same try would end the same way.
+    """
+    path = failed_at(outcome, multi)
+    if path == context.paths.task(it.task_id, "state"):
+        return outcome.failure in {Failure.BAD_VERSION, Failure.NO_NODE}
+    return path == context.paths.task(it.task_id, "claim") and outcome.failure is Failure.NO_NODE
 
 
 def move(context: Context, it: Moving, after: TaskState) -> Procedure[tuple[Outcome, Multi]]:
-    """Carry out one move to the place that `after` names; the caller judges a refusal."""
-    place = arrival(context, after)
+    """Carry out one move to the place that `after` names; the caller judges a refusal, see `raced`.
+
+    A place without a segment is none to go to: the task goes to the end of its lane.
+    """
+    if after.index is None and not after.placed:
+        lane = Lane(after.priority, dict(after.filters))
+        there = lambda place: replace(after, place=place, rank=None)  # noqa: E731
+        return (yield from move_to_lane(context, it, lane, after.entry, there))
+    batch, races = it.before.batch, Races()
     while True:
+        place = arrival(context, after)
         multi = move_ops(context, it, after, [])
         outcome = yield from transact(multi, partial(written, context, it.task_id, after.nonce))
-        path = failed_at(outcome, multi)
-        if _lost_batch(context, it, path):
-            it, after = _without_batch(it), replace(after, batch=None)
-        elif path == place.path and outcome.failure is Failure.NO_NODE:
+        if outcome.committed or races.lost(outcome, multi):
+            break
+        if (other := _past_batch(context, it, outcome, multi)) is not None:
+            it, after = other, replace(after, batch=other.before.batch and after.batch)
+        elif failed_at(outcome, multi) == place.path and outcome.failure is Failure.NO_NODE:
             yield from _ensure_parents(context, after)
         else:
-            yield from _learn(context, it, after, outcome)
-            return outcome, multi
+            break
+    yield from _learn(context, it, after, outcome, batch)
+    return outcome, multi
 
 
-def _lost_batch(context: Context, it: Moving, path: str) -> bool:
-    """Whether a move was refused because the batch is not there any more, which must hold up no task."""
-    if it.before.batch is None or not path.startswith(context.paths.batch(it.before.batch) + "/"):
-        return False
-    context.run.report(path, f"the batch of task {it.task_id!r} is not there any more; the task goes on without it")
-    return True
+def _past_batch(context: Context, it: Moving, outcome: Outcome, multi: Multi) -> Moving | None:
+    """How to go on where a move was refused at its batch, which must hold up no task; None: it was not.
 
-
-def _without_batch(it: Moving) -> Moving:
+    A member that ended as failed before, in an earlier run of the same id, is noted already; it leaves the open ones.
+    """
+    path, name = failed_at(outcome, multi), it.before.batch
+    if name is None or not path.startswith(context.paths.batch(name) + "/"):
+        return None
+    if path == context.paths.batch(name, "failed", it.task_id) and not it.noted:
+        return replace(it, noted=True)
+    context.report(path, f"task {it.task_id!r} is no member of its batch any more; it goes on without it")
     return replace(it, before=replace(it.before, batch=None))
 
 
-def _learn(context: Context, it: Moving, after: TaskState, outcome: Outcome) -> Procedure[None]:
+def _learn(context: Context, it: Moving, after: TaskState, outcome: Outcome, batch: str | None) -> Procedure[None]:
     context.learn(outcome)
-    if outcome.committed and leaves_batch(it.before, after):
-        yield from close_batch(context, it.before.batch)
+    if outcome.committed and (it.before.batch != batch or leaves_batch(it.before, after)):
+        yield from close_after(context, batch)
 
 
 def move_to_lane(
     context: Context, it: Moving, lane: Lane, entry: str, after_at: Callable[[str], TaskState]
 ) -> Procedure[tuple[Outcome, Multi]]:
-    """Carry out one move to the end of a lane; `after_at` gives the record for a place."""
+    """Carry out one move to the end of a lane; `after_at` gives the record for a place. The caller judges a refusal."""
+    batch, races = it.before.batch, Races()
     while True:
         slot = yield from open_segment(context, lane)
         after = after_at(f"{slot.lane.name}/{slot.segment}/{entry}")
         multi = move_ops(context, it, after, slot.ops)
         outcome = yield from transact(multi, partial(written, context, it.task_id, after.nonce))
         remember_opened(context, multi, outcome)
-        if _lost_batch(context, it, failed_at(outcome, multi)):
-            it = _without_batch(it)
-        elif outcome.committed or not may_reopen(context, [slot], multi, outcome):
-            yield from _learn(context, it, after, outcome)
-            return outcome, multi
+        if outcome.committed or races.lost(outcome, multi):
+            break
+        if (other := _past_batch(context, it, outcome, multi)) is not None:
+            it = other
+        elif not may_reopen(context, [slot], multi, outcome):
+            break
+    yield from _learn(context, it, after, outcome, batch)
+    return outcome, multi
 
 
 def move_ops(context: Context, it: Moving, after: TaskState, slot: list[Write]) -> Multi:
@@ -170,7 +202,8 @@ def move_ops(context: Context, it: Moving, after: TaskState, slot: list[Write]) 
     ops = Ops().set(context.paths.task(it.task_id, "state"), after.encode(), it.version).extend(it.guards)
     ops.extend(departure(context, it.task_id, it.before, claim_gone=it.claim_gone)).extend(it.extra).extend(slot)
     if leaves_batch(it.before, after):
-        ops.extend(membership(context, it.task_id, it.before, failed=_failed(it.before, after)))
+        failed = _failed(it.before, after) and not it.noted
+        ops.extend(membership(context, it.task_id, it.before, failed=failed))
     return ops.extend([arrival(context, after)]).multi()
 
 

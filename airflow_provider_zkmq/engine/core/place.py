@@ -8,10 +8,10 @@ before all of the next one, and a released task may still come back to an older 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from airflow_provider_zkmq.engine.core.context import OpenSegment
-from airflow_provider_zkmq.engine.core.lanes import MAX_LANES, SEGMENT_ENTRIES, Lane, next_segment, parse_lane
+from airflow_provider_zkmq.engine.core.lanes import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
 from airflow_provider_zkmq.engine.core.ops import (
     Check,
     Children,
@@ -25,26 +25,53 @@ from airflow_provider_zkmq.engine.core.ops import (
     Stat,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.transact import failed_at
+from airflow_provider_zkmq.engine.core.transact import ensure_bucket, failed_at
+from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.context import Context
+
+T = TypeVar("T")
+
+#: Lanes whose newest segment a client remembers.
+MAX_OPEN_SEGMENTS: Final = 256
+MAX_BUCKETS: Final = 256
 
 
 def open_segment(context: Context, wanted: Lane) -> Procedure[OpenSegment]:
     """Where the next entry of a lane goes; the caller has read the queue's configuration."""
     memory = context.open_segments.get(wanted.name)
-    if memory is not None and memory.count < SEGMENT_ENTRIES and memory.ordered == _ordered(context):
-        memory.count += 1
-        return memory
-    lane = yield from _bounded(context, wanted)
-    memory = yield from _newest(context, lane)
+    if memory is None or memory.count >= SEGMENT_ENTRIES or memory.ordered != ordered(context):
+        lane = yield from _bounded(context, wanted)
+        memory = yield from _newest(context, lane)
     memory.count += 1
-    context.open_segments[wanted.name] = memory
+    _remember(context, wanted.name, memory)
     return memory
 
 
-def _ordered(context: Context) -> bool:
+def _remember(context: Context, name: str, memory: OpenSegment) -> None:
+    """Keep what was used last; a producer of ever new filters does not grow."""
+    context.open_segments.pop(name, None)
+    while len(context.open_segments) >= MAX_OPEN_SEGMENTS:
+        del context.open_segments[next(iter(context.open_segments))]
+    context.open_segments[name] = memory
+
+
+def forget_lanes(context: Context, there: Iterable[str]) -> None:
+    """Forget lanes that are not there any more; `there`: a listing of the queue's lanes."""
+    names = set(there)
+    for name, memory in list(context.open_segments.items()):
+        if memory.lane.name not in names and not any(isinstance(op, Create) for op in memory.ops):
+            context.open_segments.pop(name, None)
+    known = context.paths.at("queue") + "/"
+    for path in [path for path in (*context.cache, *context.stock, *context.verdicts) if path.startswith(known)]:
+        if path[len(known) :].partition("/")[0] not in names:
+            context.forget(path)
+            context.verdicts.pop(path, None)
+
+
+def ordered(context: Context) -> bool:
+    """Whether the queue, as its configuration was last read, hands out in strict order."""
     return context.conf is not None and context.conf.order == "fifo"
 
 
@@ -54,31 +81,32 @@ def _bounded(context: Context, wanted: Lane) -> Procedure[Lane]:
         return wanted
     names = yield Children(context.paths.at("queue"))
     known = set(names or ())
-    if wanted.name in known or sum(parse_lane(name) is not None for name in known) < MAX_LANES:
+    if wanted.name in known or sum(map(is_lane, known)) < MAX_LANES:
         return wanted
     return wanted.mixed()
 
 
 def _newest(context: Context, lane: Lane) -> Procedure[OpenSegment]:
     """The newest segment with room, else a new one."""
-    path, ordered = context.paths.at("queue", lane.name), _ordered(context)
-    stat: Stat | None = (yield Exists(path)) if ordered else None  # before the listing: a later roll-over is refused
-    names = yield Children(path)
+    path, strict = context.paths.at("queue", lane.name), ordered(context)
+    stat: Stat | None = (yield Exists(path)) if strict else None  # before the listing: a later roll-over is refused
+    names: list[str] | None = yield Children(path)
+    segments = segments_of(names or ())
     version = 0 if stat is None else stat.version
-    checks: list[WriteOp] = [Check(path, version)] if ordered else []
-    if names:
-        newest = max(names)
+    checks: list[WriteOp] = [Check(path, version)] if strict else []
+    if segments:
+        newest = max(segments)
         found: Stat | None = yield Exists(f"{path}/{newest}")
         if found is not None and found.children < SEGMENT_ENTRIES:
-            return OpenSegment(lane, newest, found.children, checks, checks, ordered)
-    segment = next_segment(names or [])
+            return OpenSegment(lane, newest, found.children, checks, checks, strict)
+    segment = next_segment(segments)
     create = Create(f"{path}/{segment}")
     if names is None:
-        return OpenSegment(lane, segment, 0, [Create(path, lane.encode()), create], checks, ordered)
-    if not ordered:
-        return OpenSegment(lane, segment, 0, [create], [], ordered)
+        return OpenSegment(lane, segment, 0, [Create(path, lane.encode()), create], checks, strict)
+    if not strict:
+        return OpenSegment(lane, segment, 0, [create], [], strict)
     return OpenSegment(
-        lane, segment, 0, [SetData(path, lane.encode(), version), create], [Check(path, version + 1)], ordered
+        lane, segment, 0, [SetData(path, lane.encode(), version), create], [Check(path, version + 1)], strict
     )
 
 
@@ -105,8 +133,14 @@ def remember_opened(context: Context, multi: Multi, outcome: Outcome) -> None:
 
 
 def may_reopen(context: Context, slots: Iterable[OpenSegment], multi: Multi, outcome: Outcome) -> bool:
-    """Whether the refusal is a segment that came or went meanwhile, so that another try makes sense."""
+    """Whether the refusal is a segment that came or went meanwhile, so that another try makes sense.
+
+    A lane that cannot be created has nothing to stand under: the queue was deleted.
+    """
     path = failed_at(outcome, multi)
+    creating = outcome.failed is not None and isinstance(multi.ops[outcome.failed], Create)
+    if path.count("/") == context.paths.base.count("/") + 2 and creating and outcome.failure is Failure.NO_NODE:
+        return False
     for slot in slots:
         lane = context.paths.at("queue", slot.lane.name)
         at_slot = path in {lane, f"{lane}/{slot.segment}"}
@@ -115,3 +149,34 @@ def may_reopen(context: Context, slots: Iterable[OpenSegment], multi: Multi, out
             context.open_segments.clear()
             return True
     return False
+
+
+def known_bucket(context: Context, index: str) -> Procedure[None]:
+    """Have the bucket of an index entry there; one that this client used before is taken to be."""
+    bucket = context.paths.at(index).rpartition("/")[0]
+    if bucket in context.buckets:
+        return
+    yield from ensure_bucket(bucket)
+    if len(context.buckets) >= MAX_BUCKETS:
+        context.buckets.clear()
+    context.buckets.add(bucket)
+
+
+def unless_deleted(context: Context, procedure: Procedure[T]) -> Procedure[T]:
+    """Carry out a procedure that writes; what is refused since the queue was deleted meanwhile is a `ConfigError`."""
+    try:
+        return (yield from procedure)
+    except ZkmqError as error:
+        if type(error) is not ZkmqError or (yield Exists(context.paths.at("tasks"))) is not None:
+            raise
+        raise queue_deleted(context) from error
+
+
+def queue_deleted(context: Context) -> ConfigError:
+    """The error for a queue that was deleted under its users; what was known of it is forgotten."""
+    context.conf_watch = None
+    context.open_segments.clear()
+    context.buckets.clear()
+    context.unresolved.clear()
+    msg = f"queue {context.queue!r} was deleted under {context.root!r}; configure() creates it anew"
+    return ConfigError(msg)

@@ -20,7 +20,6 @@ from airflow_provider_zkmq.engine.core.place import open_segment, remember_opene
 from airflow_provider_zkmq.engine.core.records import TaskState
 from airflow_provider_zkmq.engine.core.schedule import BUCKET_MS, bucket_start, entry_time
 from airflow_provider_zkmq.engine.core.states import Event, State
-from airflow_provider_zkmq.engine.core.take import quarantine
 from airflow_provider_zkmq.engine.core.transact import server_time
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
@@ -58,7 +57,7 @@ def _promote_index(context: Context, index: str, agenda: Agenda, most: int) -> P
     for name in buckets:
         start = bucket_start(name)
         if start is None:
-            quarantine(context, context.paths.at(index, name), "no bucket of ours; stepped over")
+            context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
         elif start > now:
             agenda.within((start - now) / 1000)
             break
@@ -87,7 +86,7 @@ def _due_names(context: Context, path: str, entries: list[str], now: int, agenda
     for name in entries:
         when = entry_time(name)
         if when is None:
-            quarantine(context, f"{path}/{name}", "no entry of ours; stepped over")
+            context.report(f"{path}/{name}", "no entry of ours; stepped over")
         if when is None or f"{path}/{name}" in context.quarantine or context.postponed(f"{path}/{name}", agenda):
             continue
         mine = when if _my_share(context, name) else when + GRACE_MS
@@ -120,12 +119,18 @@ def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Du
         try:
             state = None if node is None else TaskState.decode(path, node.data)
         except CorruptRecord as error:
-            quarantine(context, entry, str(error))
+            context.report(path, str(error))
+            context.quarantine.add(entry)
             continue
-        if node is not None and state is not None and state.index is not None and context.paths.at(state.index) == entry:
+        if (
+            node is not None
+            and state is not None
+            and state.index is not None
+            and context.paths.at(state.index) == entry
+        ):
             found.append(_Due(entry, entry_task(name) or "", node.stat.version, state))
         elif context.cached(bucket).fresh:  # no watch has fired, so that the entry still stands there
-            quarantine(context, entry, "an entry whose task is not scheduled by it; stepped over")
+            context.report(entry, "an entry whose task is not scheduled by it; stepped over")
     return found
 
 
@@ -138,7 +143,7 @@ def _promote(context: Context, found: list[_Due], agenda: Agenda) -> Procedure[i
     return done
 
 
-def _noted(context: Context, due: _Due, promoted: bool, agenda: Agenda) -> bool:  # noqa: FBT001
+def _noted(context: Context, due: _Due, promoted: bool, agenda: Agenda) -> bool:
     if promoted:
         context.later.pop(due.entry, None)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
@@ -14,6 +15,10 @@ from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 MAX_HISTORY: Final = 10
 MAX_ERROR: Final = 4_000
 MAX_PAST_ERROR: Final = 1_000
+MAX_SECONDS: Final = 1e10
+#: Where a task that is not in a lane is listed, and how many parts the name of its entry there has.
+_INDEXES: Final = {"scheduled": 3, "requeued": 3, "finished": 3, "cancelled": 3, "dlq": 2}
+_PART: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f]+\Z")
 
 
 def dump(record: object) -> bytes:
@@ -85,6 +90,16 @@ class TaskState:
     rank: int | None = None
     batch: str | None = None
 
+    @property
+    def entry(self) -> str:
+        """The name of its entry among the pending."""
+        return self.place.rpartition("/")[2]
+
+    @property
+    def placed(self) -> bool:
+        """Whether it has stood in a lane: what began delayed has an entry's name and no segment to go back to."""
+        return "//" not in self.place
+
     def encode(self) -> bytes:
         """The stored bytes; what has its default is left out."""
         record: dict[str, Any] = {"v": 1}
@@ -105,7 +120,7 @@ class TaskState:
                 msg = "written by a newer version"
                 raise ValueError(msg)
             record["state"] = State(record["state"])
-            record["history"] = tuple(Attempt(**attempt) for attempt in record.get("history", ()))
+            record["history"] = tuple(_attempt(attempt) for attempt in record.get("history", ()))
             record["settled"] = tuple(record.get("settled", ()))
             known = {spec.name for spec in fields(cls)}
             return _checked(cls(**{name: value for name, value in record.items() if name in known}))
@@ -138,7 +153,37 @@ def _checked(state: TaskState) -> TaskState:
         raise TypeError(msg)
     if state.policy is not None:
         RetryPolicy(**state.policy)
+    if state.lock is not None and not 0 < state.lock < MAX_SECONDS:
+        msg = f"lock is {state.lock!r}"
+        raise ValueError(msg)
+    _check_paths(state)
     return state
+
+
+def _check_paths(state: TaskState) -> None:
+    """What becomes part of a path must be one: ZooKeeper refuses others in a way that looks like no refusal of ours."""
+    lane, _, rest = state.place.partition("/")
+    segment, _, entry = rest.partition("/")
+    index = (state.index or "dlq/-").split("/")
+    parts = [lane, segment or "-", entry, *index, *state.filters]
+    parts += [state.lease or "-", state.consumer or "-", state.batch or "-"]
+    listed = index[0] in _INDEXES and len(index) == _INDEXES[index[0]]
+    if not listed or not all(_PART.match(part) and part not in {".", ".."} for part in parts):
+        msg = f"its place {state.place!r}, index {state.index!r}, a filter, consumer, lease or batch is no name of ours"
+        raise ValueError(msg)
+    if state.state is State.CLAIMED and not state.consumer:
+        msg = "it is claimed by nobody"
+        raise ValueError(msg)
+
+
+def _attempt(record: Mapping[str, Any]) -> Attempt:
+    """One past delivery. Raises `TypeError` for what is none."""
+    attempt = Attempt(**record)
+    numbers, texts = (attempt.number, attempt.claimed, attempt.ended), (attempt.consumer, attempt.outcome)
+    if not all(isinstance(number, int) for number in numbers) or not all(isinstance(text, str) for text in texts):
+        msg = f"its history holds {record!r}"
+        raise TypeError(msg)
+    return attempt
 
 
 _NUMBER: Final = (int, type(None))
@@ -175,8 +220,10 @@ class Message:
     own id, else one is generated. ``metadata``: a JSON object of the caller's. ``policy``: overrides the queue's.
     ``lock``: seconds (or a duration) that a claim of it holds without being extended; overrides the queue's.
 
-    With a task id that is in use: ``update`` replaces a task that is still queued (it keeps its place, and its time
-    unless ``delay`` is given; in a queue of strict order a change of filters or priority costs it its place), ``requeue`` has this message run once more when the run under way has ended.
+    With a task id that is in use: ``update`` replaces a task that is still queued. It keeps its place, and its time
+    unless ``delay`` is given: 0 brings it forward, None leaves it. A change of filters or priority gives it a place
+    in its new lane; in a queue of strict order at the end. ``requeue`` has this message run once more when the run
+    under way has ended.
     """
 
     data: bytes | str

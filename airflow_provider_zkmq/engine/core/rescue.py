@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Final
 
 from airflow_provider_zkmq.engine.core import again
-from airflow_provider_zkmq.engine.core.batch import close_batches
+from airflow_provider_zkmq.engine.core.closing import close_batches, close_pending
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.consumers import heed
 from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing
+from airflow_provider_zkmq.engine.core.gclock import release_abandoned_lock
 from airflow_provider_zkmq.engine.core.giveback import give_back
 from airflow_provider_zkmq.engine.core.moves import Moving, move, moved, notes_of
 from airflow_provider_zkmq.engine.core.ops import Check, Children, Delete, GetMany, Multi, Node, Ops, Outcome, Procedure
@@ -22,7 +23,6 @@ from airflow_provider_zkmq.engine.core.paths import SEPARATOR
 from airflow_provider_zkmq.engine.core.promote import promote_due
 from airflow_provider_zkmq.engine.core.records import TaskState, load
 from airflow_provider_zkmq.engine.core.states import Event, State
-from airflow_provider_zkmq.engine.core.take import quarantine
 from airflow_provider_zkmq.engine.core.transact import server_time
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
@@ -39,6 +39,8 @@ def tend(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
     """
     agenda = agenda or context.agenda()
     count = yield from give_back(context)
+    yield from close_pending(context)
+    yield from release_abandoned_lock(context)
     yield from heed(context)
     count += yield from rescue_dead(context, agenda)
     count += yield from expire_leases(context, agenda)
@@ -116,9 +118,14 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
     try:
         state = None if node is None else TaskState.decode(path, node.data)
     except CorruptRecord as error:
-        quarantine(context, path, str(error))
+        context.report(path, str(error))
         state = None
-    if node is None or state is None or state.state is not State.CLAIMED or note not in notes_of(context, task_id, state):
+    if (
+        node is None
+        or state is None
+        or state.state is not State.CLAIMED
+        or note not in notes_of(context, task_id, state)
+    ):
         yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
         return False
     expired = note != context.paths.current(state.consumer or "", task_id)
@@ -207,5 +214,5 @@ def _end_of(context: Context, path: str, node: Node) -> int | None:
     try:
         return node.stat.mtime + int(float(load(path, node.data)["seconds"]) * 1000)
     except (CorruptRecord, KeyError, TypeError, ValueError, OverflowError) as error:
-        quarantine(context, path, f"no lease of ours: {error}")
+        context.report(path, f"no lease of ours: {error}")
         return None

@@ -287,7 +287,10 @@ def _settled_before(context: Context, held: Held, verb: str) -> Procedure[TaskSt
     state = None if node is None else TaskState.decode(path, node.data)
     mine = set(held.nonces.values())
     if state is None or (len(state.settled) >= KEPT_NONCES and not mine & set(state.settled)):
-        msg = f"claim {held.token} of task {held.task_id!r} is over; whether it was settled by us cannot be told any more"
+        let_go(context, held)  # asked once more it is lost: no later look would tell more
+        msg = (
+            f"claim {held.token} of task {held.task_id!r} is over; whether it was settled by us cannot be told any more"
+        )
         raise OutcomeUnknown(msg)
     return state if held.nonces.get(verb) in state.settled else None
 

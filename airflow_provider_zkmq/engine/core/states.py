@@ -2,11 +2,13 @@
 
 Each state says who moves a task out of it and what a crash leaves:
 
-* ``inserted``: pending, in its lane or scheduled. A consumer's claim moves it out; a crash leaves it pending.
+* ``inserted``: pending, in its lane or scheduled. A consumer's claim moves it out; a crash leaves it pending. Where
+  its policy was tightened below the deliveries it has had, whoever would claim it buries it instead (``exhaust``).
 * ``claimed``: with a consumer. Its owner settles it; when the owner dies, a rescue gives it back. Where a run is
   held in escrow (Carmine's requeue), the end of this one, whichever way, inserts that (``rerun``).
 * ``finished``: done, the result kept. Garbage collection deletes it; an enqueue of the same id runs it anew. With a
-  run in escrow it is listed as scheduled: the end of its dedupe window inserts that.
+  run in escrow it is listed as scheduled: the end of its dedupe window inserts that; a run that cannot be read any
+  more is given up (``give-up-run``).
 * ``dead``: ended in failure, listed in the dead letter queue. An operator's redrive moves it out.
 * ``cancelled``: withdrawn. A redrive or an enqueue of the same id moves it out, or garbage collection deletes it.
 """
@@ -60,6 +62,8 @@ class Event(StrEnum):
     REQUEUE = "requeue"
     RERUN = "rerun"
     ENQUEUE_AGAIN = "enqueue-again"
+    EXHAUST = "exhaust"
+    GIVE_UP_RUN = "give-up-run"
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
@@ -67,6 +71,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.INSERTED, Event.PROMOTE): State.INSERTED,
     (State.INSERTED, Event.CANCEL): State.CANCELLED,
     (State.INSERTED, Event.UPDATE): State.INSERTED,
+    (State.INSERTED, Event.EXHAUST): State.DEAD,
+    (State.INSERTED, Event.RERUN): State.INSERTED,
     (State.CLAIMED, Event.COMPLETE): State.FINISHED,
     (State.CLAIMED, Event.FAIL): State.INSERTED,
     (State.CLAIMED, Event.FAIL_FINAL): State.DEAD,
@@ -78,6 +84,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.CLAIMED, Event.REQUEUE): State.CLAIMED,
     (State.CLAIMED, Event.RERUN): State.INSERTED,
     (State.FINISHED, Event.RERUN): State.INSERTED,
+    (State.FINISHED, Event.GIVE_UP_RUN): State.FINISHED,
     (State.FINISHED, Event.ENQUEUE_AGAIN): State.INSERTED,
     (State.DEAD, Event.REDRIVE): State.INSERTED,
     (State.CANCELLED, Event.REDRIVE): State.INSERTED,

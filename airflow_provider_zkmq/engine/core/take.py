@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.context import Conf, Consumer, Context
+from airflow_provider_zkmq.engine.core.exhaust import bury_exhausted, used_up
 from airflow_provider_zkmq.engine.core.moves import lease_path
 from airflow_provider_zkmq.engine.core.ops import Exists, Failure, Get, GetMany, Multi, Node, Ops, Outcome, Procedure
 from airflow_provider_zkmq.engine.core.paths import SEPARATOR, entry_task
@@ -111,7 +112,7 @@ def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | N
     path = f"{segment}/{entry}"
     task_id = entry_task(entry)
     if task_id is None:
-        quarantine(context, path, "no entry of ours; stepped over")
+        context.report(path, "no entry of ours; stepped over")
         return None
     for _ in range(TRIES):
         held = yield from _candidate(context, taker, task_id, path, rank)
@@ -120,7 +121,7 @@ def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | N
         if path in context.quarantine or not context.cached(segment).fresh:
             return None
     if held is None and (yield Exists(path)) is not None and context.cached(segment).fresh:
-        quarantine(context, path, "a pending entry of a task that is not pending; stepped over")
+        context.report(path, "a pending entry of a task that is not pending; stepped over")
     return None
 
 
@@ -132,28 +133,24 @@ def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: i
     node, data, metadata = nodes
     if node is None or data is None:
         if (yield Exists(entry)) is not None:  # else it was claimed, finished and collected meanwhile
-            quarantine(context, entry, "a pending entry without a task; stepped over")
+            context.report(entry, "a pending entry without a task; stepped over")
         return None
     try:
         state = TaskState.decode(parts[0], node.data)
         extra = load(parts[2], metadata.data) if metadata is not None else {}
     except CorruptRecord as error:
-        quarantine(context, entry, str(error))
+        context.report(entry, str(error))
         return None
     if state.state is not State.INSERTED or state.index is not None or paths.entry(state.place) != entry:
+        return None
+    if used_up(taker.conf, state):  # its policy was lowered meanwhile
+        yield from bury_exhausted(context, task_id, node.stat.version, state, (yield from server_time(context)))
         return None
     if rank is not None:
         state = replace(state, rank=rank)
     held = Held(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
     held.session = taker.consumer.session
     return held
-
-
-def quarantine(context: Context, path: str, why: str) -> None:
-    """Report a foreign or malformed znode once."""
-    if path not in context.quarantine:
-        context.quarantine.add(path)
-        context.run.report(path, why)
 
 
 def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:
@@ -179,7 +176,7 @@ def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:
         raise refused("claim", outcome, multi)
     if outcome.failure is Failure.NODE_EXISTS:  # a claim or a note that stands there already is no claim of ours
         entry = context.paths.entry(held.state.place)
-        quarantine(context, entry, f"it cannot be claimed: {failed_at(outcome, multi)} is in the way; stepped over")
+        context.report(entry, f"it cannot be claimed: {failed_at(outcome, multi)} is in the way; stepped over")
     return False
 
 

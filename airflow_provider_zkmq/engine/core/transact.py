@@ -26,7 +26,6 @@ from airflow_provider_zkmq.engine.core.ops import (
 )
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost, Unavailable, ZkmqError
 
-
 #: How often the server's clock is asked for before a loose answer must do.
 CLOCK_TRIES: Final = 3
 #: How often a write of unknown outcome is issued again before the caller is told that it is not known.

@@ -11,10 +11,12 @@ from airflow_provider_zkmq.engine.core.filters import parse_filters
 from airflow_provider_zkmq.engine.core.lanes import Lane, check_priority
 from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST, Create, Procedure, WriteOp, request_size
 from airflow_provider_zkmq.engine.core.paths import check_name, entry_name
+from airflow_provider_zkmq.engine.core.place import known_bucket
+from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import Message, TaskState, dump, encode_data, encode_metadata, load
 from airflow_provider_zkmq.engine.core.schedule import index_path
 from airflow_provider_zkmq.engine.core.states import State
-from airflow_provider_zkmq.engine.core.transact import ensure_bucket, server_time
+from airflow_provider_zkmq.engine.core.transact import server_time
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskTooLarge
 
 
@@ -28,7 +30,8 @@ class Tree:
     metadata: bytes
     filters: dict[str, str]
     lane: Lane
-    delay: float
+    delay: float | None
+    """None: not given, which leaves an update's time as it is."""
     policy: dict[str, Any] | None
     lock: float | None
     update: bool
@@ -36,11 +39,17 @@ class Tree:
     nonce: str
     stamp: str
     batch: str | None = None
+    uncertain: bool = False
+    """An earlier call may have written it, see `core.repeat`."""
 
     @property
     def entry(self) -> str:
         """The name of its entry, wherever among the pending it stands."""
         return entry_name(self.stamp, self.task_id)
+
+    def wrote(self, state: TaskState) -> bool:
+        """Whether a record is this tree's doing: its entry has our stamp, whatever was changed since, or our nonce."""
+        return state.entry.startswith(self.stamp) or self.nonce in state.settled
 
     def record(self, place: str, index: str | None = None, due: int | None = None) -> TaskState:
         """The record of a new task."""
@@ -88,7 +97,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         metadata=encode_metadata(message.metadata),
         filters=filters,
         lane=Lane(check_priority(message.priority), filters),
-        delay=optional_seconds("delay", message.delay) or 0.0,
+        delay=optional_seconds("delay", message.delay),
         policy=None if message.policy is None else message.policy.record(),
         lock=lock_seconds(message.lock),
         update=bool(message.update),
@@ -121,10 +130,7 @@ def due_of(context: Context, delay: float) -> Procedure[int]:
 def scheduled_index(context: Context, task_id: str, due: int) -> Procedure[str]:
     """The index entry of a task that is due at a time; its bucket is there afterwards."""
     index = index_path("scheduled", due, task_id)
-    bucket = context.paths.at(index.rpartition("/")[0])
-    if bucket not in context.buckets:
-        yield from ensure_bucket(bucket)
-        context.buckets.add(bucket)
+    yield from known_bucket(context, index)
     return index
 
 
@@ -135,25 +141,34 @@ def pack(tree: Tree) -> bytes:
     return dump(head | {"stamp": tree.stamp}) + b"\n" + tree.data
 
 
-def unpack(path: str, raw: bytes) -> Tree:
+def _text(value: object) -> str:
+    """Text as it is. Raises `TypeError`."""
+    if isinstance(value, str):
+        return value
+    msg = f"{value!r} is no text"
+    raise TypeError(msg)
+
+
+def unpack(context: Context, path: str, raw: bytes) -> Tree:
     """Read what `pack` wrote. Raises `CorruptRecord`."""
     head, _, data = raw.partition(b"\n")
     record = load(path, head)
     try:
+        filters = {check_name("filter", name): _text(value) for name, value in record["filters"].items()}
         return Tree(
-            task_id=record["task_id"],
+            task_id=check_name("task id", record["task_id"]),
             generated=False,
             data=data,
             metadata=record["metadata"].encode(),
-            filters=dict(record["filters"]),
-            lane=Lane(record["priority"], dict(record["filters"])),
-            delay=record["delay"],
-            policy=record["policy"],
-            lock=record["lock"],
+            filters=filters,
+            lane=Lane(check_priority(record["priority"]), filters),
+            delay=optional_seconds("delay", record["delay"]),
+            policy=None if record["policy"] is None else RetryPolicy(**record["policy"]).record(),
+            lock=lock_seconds(record["lock"]),
             update=False,
             requeue=False,
-            nonce="",
-            stamp=record["stamp"],
+            nonce=context.nonce(),
+            stamp=check_name("stamp", record["stamp"]),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         msg = f"{path} does not hold a message of ours: {error}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.batch import close_batch, membership
+from airflow_provider_zkmq.engine.core.batch import membership
+from airflow_provider_zkmq.engine.core.closing import close_after
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.context import Context, OpenSegment
 from airflow_provider_zkmq.engine.core.moves import departure, notes_of
@@ -24,72 +24,32 @@ from airflow_provider_zkmq.engine.core.ops import (
     WriteOp,
     request_size,
 )
-from airflow_provider_zkmq.engine.core.paths import entry_name
-from airflow_provider_zkmq.engine.core.place import may_reopen, open_segment, remember_opened, slot_ops
+from airflow_provider_zkmq.engine.core.place import (
+    known_bucket,
+    may_reopen,
+    open_segment,
+    queue_deleted,
+    remember_opened,
+    slot_ops,
+)
 from airflow_provider_zkmq.engine.core.records import Message, TaskState, encode_data
-from airflow_provider_zkmq.engine.core.settle import fail, finished, result_op, still_ours
+from airflow_provider_zkmq.engine.core.recover import recover_record
+from airflow_provider_zkmq.engine.core.settle import fail, finished, let_go, result_op, still_ours
 from airflow_provider_zkmq.engine.core.take import Held
-from airflow_provider_zkmq.engine.core.transact import ensure_bucket, failed_at, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.transact import failed_at, refused, server_time, transact
 from airflow_provider_zkmq.engine.core.tree import Tree, prepare
+from airflow_provider_zkmq.engine.core.tries import Races
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,
+    CorruptRecord,
     DuplicateTask,
+    IllegalTransition,
     OutcomeUnknown,
     TaskTooLarge,
+    TransportError,
     ZkmqError,
 )
-
-
-@dataclass(slots=True)
-class Unit:
-    """What a transaction has taken and will put."""
-
-    taken: list[tuple[Context, Held]] = field(default_factory=list)
-    put: list[tuple[Context, Tree]] = field(default_factory=list)
-
-
-def check_put(context: Context, message: Message) -> Procedure[Tree]:
-    """Validate a message to put; nothing is written."""
-    conf = yield from read_conf(context, create=True)
-    tree = prepare(context, conf, message)
-    if tree.update or tree.requeue:
-        msg = "a transaction can put new tasks only; update or requeue one outside of the transaction"
-        raise ConfigError(msg)
-    if tree.delay > 0:
-        msg = "a transaction cannot put a delayed task; enqueue it with delay= outside of the transaction"
-        raise ConfigError(msg)
-    return tree
-
-
-def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]]:
-    """Finish everything taken and enqueue everything put, at once; returns the ids put.
-
-    `result` is kept with what was taken first.
-
-    Raises `TaskTooLarge` when it does not fit into one ZooKeeper transaction, `ClaimLost` when something taken was
-    lost, `DuplicateTask`; in each case nothing happened.
-    """
-    data = b"" if result is None else encode_data("result", result)
-    while True:
-        built = yield from _build(unit, data)
-        multi = Multi(tuple(built.ops))
-        _check_size(multi)
-        if not multi.ops:
-            return []
-        outcome = yield from transact(multi, partial(_ours, built.marks))
-        for context in {id(context): context for context, _ in built.slots}.values():
-            remember_opened(context, multi, outcome)
-        if outcome.committed:
-            yield from _close_batches(unit)
-            return [tree.task_id for _, tree in unit.put]
-        if not (yield from _may_retry(unit, built, multi, outcome)):
-            raise _refusal(unit, multi, outcome)
-
-
-def _close_batches(unit: Unit) -> Procedure[None]:
-    for context, held in unit.taken:
-        yield from close_batch(context, held.state.batch)
 
 
 @dataclass(slots=True)
@@ -100,6 +60,95 @@ class _Built:
     slots: list[tuple[Context, OpenSegment]] = field(default_factory=list)
     marks: list[tuple[Context, str, str]] = field(default_factory=list)
     indexes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Unit:
+    """What a transaction has taken and will put, and how far its end has come."""
+
+    taken: list[tuple[Context, Held]] = field(default_factory=list)
+    put: list[tuple[Context, Tree]] = field(default_factory=list)
+    sent: _Built | None = None
+    """A commit that was sent and whose outcome is not known: the next one asks for that first."""
+    rolling_back: bool = False
+    ended: bool = False
+
+
+def check_put(context: Context, message: Message) -> Procedure[Tree]:
+    """Validate a message to put; nothing is written."""
+    conf = yield from read_conf(context, create=True)
+    tree = prepare(context, conf, message)
+    if tree.update or tree.requeue:
+        msg = "a transaction can put new tasks only; update or requeue one outside of the transaction"
+        raise ConfigError(msg)
+    if tree.delay:
+        msg = "a transaction cannot put a delayed task; enqueue it with delay= outside of the transaction"
+        raise ConfigError(msg)
+    return tree
+
+
+def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]]:
+    """Finish everything taken and enqueue everything put, at once; returns the ids put.
+
+    `result` is kept with what was taken first. Called again after `OutcomeUnknown`, it tells what became of the
+    first call, and goes on if that did not happen.
+
+    Raises `TaskTooLarge` when it does not fit into one ZooKeeper transaction, `ClaimLost` when something taken was
+    lost, `DuplicateTask`; in each case nothing happened.
+    """
+    data = b"" if result is None else encode_data("result", result)
+    races = Races()
+    while not unit.ended:
+        asked_again = unit.sent is not None
+        built = unit.sent or (yield from _build(unit, data))
+        multi = Multi(tuple(built.ops))
+        _check_size(multi)
+        if not multi.ops:
+            unit.ended = True
+            break
+        outcome = yield from _send(unit, built, multi, asked_again=asked_again)
+        for context in {id(context): context for context, _ in built.slots}.values():
+            remember_opened(context, multi, outcome)
+        if outcome.committed:
+            _end(unit)
+        elif races.lost(outcome, multi) or not (yield from _may_retry(unit, built, multi, outcome)):
+            raise _refusal(unit, multi, outcome)
+    yield from _close_batches(unit)
+    return [tree.task_id for _, tree in unit.put]
+
+
+def _send(unit: Unit, built: _Built, multi: Multi, *, asked_again: bool) -> Procedure[Outcome]:
+    """Carry the transaction out; one that was sent before may have been carried out then."""
+    unit.sent = built  # before it is sent: whoever is interrupted here does not know what became of it
+    try:
+        outcome: Outcome = yield from transact(multi, partial(_ours, built.marks))
+    except TransportError:
+        raise
+    except ZkmqError:  # refused before it was sent
+        unit.sent = None
+        raise
+    if asked_again and not outcome.committed:
+        outcome = (yield from _became_of(unit)) or outcome
+    unit.sent = None
+    return outcome
+
+
+def _became_of(unit: Unit) -> Procedure[Outcome | None]:
+    """What became of a commit whose outcome was not known; asked once, as a later look would tell no more."""
+    built, unit.sent = unit.sent, None
+    return None if built is None else (yield from _ours(built.marks))
+
+
+def _end(unit: Unit) -> None:
+    """Everything has been committed: no claim is left."""
+    unit.ended = True
+    for context, held in unit.taken:
+        let_go(context, held)
+
+
+def _close_batches(unit: Unit) -> Procedure[None]:
+    for context, held in unit.taken:
+        yield from close_after(context, held.state.batch)
 
 
 def _build(unit: Unit, result: bytes) -> Procedure[_Built]:
@@ -125,10 +174,7 @@ def _take_ops(context: Context, held: Held, built: _Built, result: bytes) -> Pro
     before = held.state
     state = finished(context, held, now)
     index = context.paths.at(state.index or "")
-    bucket = index.rpartition("/")[0]
-    if bucket not in context.buckets:
-        yield from ensure_bucket(bucket)
-        context.buckets.add(bucket)
+    yield from known_bucket(context, state.index or "")
     built.indexes.append(index)
     built.ops += [
         SetData(context.paths.task(held.task_id, "state"), state.encode(), held.version),
@@ -159,8 +205,7 @@ def _ours(marks: Sequence[tuple[Context, str, str]]) -> Procedure[Outcome | None
         msg = f"task {task_id!r} of an interrupted commit has been collected meanwhile"
         raise OutcomeUnknown(msg)
     state = TaskState.decode(path, node.data)
-    entry = state.place.rpartition("/")[2]
-    return Outcome(committed=True) if mark in state.settled or entry == entry_name(mark, task_id) else None
+    return Outcome(committed=True) if mark in state.settled or state.entry.startswith(mark) else None
 
 
 def _may_retry(unit: Unit, built: _Built, multi: Multi, outcome: Outcome) -> Procedure[bool]:
@@ -169,6 +214,10 @@ def _may_retry(unit: Unit, built: _Built, multi: Multi, outcome: Outcome) -> Pro
     for context, held in unit.taken:
         if path == context.paths.task(held.task_id, "state") and outcome.failure is Failure.BAD_VERSION:
             yield from still_ours(context, held)
+            return True
+        if held.state.batch is not None and path.startswith(context.paths.batch(held.state.batch) + "/"):
+            context.report(path, f"task {held.task_id!r} is no member of its batch any more; it goes on without it")
+            held.state = replace(held.state, batch=None)
             return True
     for context, slot in built.slots:
         if may_reopen(context, [slot], multi, outcome):
@@ -188,6 +237,8 @@ def _refusal(unit: Unit, multi: Multi, outcome: Outcome) -> ZkmqError:
         ):
             return ClaimLost(f"the claim of task {held.task_id!r} was lost; nothing was committed")
     for context, tree in unit.put:
+        if outcome.failure is Failure.NO_NODE and path.startswith(context.paths.base + "/"):
+            return queue_deleted(context)
         if path == context.paths.task(tree.task_id):
             return DuplicateTask(
                 f"task id {tree.task_id!r} is in use; nothing was committed", duplicates=[tree.task_id]
@@ -198,11 +249,47 @@ def _refusal(unit: Unit, multi: Multi, outcome: Outcome) -> ZkmqError:
 def rollback(unit: Unit) -> Procedure[None]:
     """Forget what was put and give back what was taken; what was lost meanwhile needs no giving back.
 
-    Each taking counts as a delivery: after the last one that its policy allows, a task is dead.
+    Each taking counts as a delivery: after the last one that its policy allows, a task is dead. May be repeated: what
+    could not be given back is still in `unit.taken`. One task's trouble holds up no other: its error is raised last.
+    Raises `IllegalTransition` where a commit of unknown outcome turns out to have happened, and `OutcomeUnknown` where
+    it may still come, which only giving something back could keep out.
     """
+    if unit.sent is not None and not (unit.taken or unit.rolling_back):
+        yield from _not_committed(unit)
+        msg = "the commit of this transaction was sent and may still happen: it took nothing that could be given back"
+        raise OutcomeUnknown(msg)
+    unit.rolling_back = True
     unit.put.clear()
-    while unit.taken:
-        context, held = unit.taken[-1]
-        with contextlib.suppress(ClaimLost):  # its session ended or it was rescued: no lock of ours is left
-            yield from fail(context, held, "rolled back", backoff=0)
-        unit.taken.pop()
+    error: ZkmqError | None = None
+    for context, held in reversed(unit.taken):
+        try:
+            yield from _give_back(context, held)
+        except ClaimLost:  # its session ended or it was rescued: no lock of ours is left
+            yield from _not_committed(unit)
+        except TransportError:
+            raise
+        except ZkmqError as trouble:
+            error = trouble
+            continue
+        unit.taken.remove((context, held))
+    if error is not None:
+        raise error
+    unit.ended = True
+
+
+def _give_back(context: Context, held: Held) -> Procedure[None]:
+    try:
+        yield from fail(context, held, "rolled back", backoff=0)
+    except CorruptRecord as error:  # its record was damaged meanwhile
+        yield from recover_record(context, held)
+        yield from fail(context, held, error, retry=False)
+
+
+def _not_committed(unit: Unit) -> Procedure[None]:
+    """Look whether a commit of unknown outcome has happened. Raises `IllegalTransition`: then it has."""
+    if (yield from _became_of(unit)) is None:
+        return
+    _end(unit)
+    unit.taken.clear()
+    msg = "the commit of this transaction, whose outcome was not known, had happened: nothing was rolled back"
+    raise IllegalTransition(msg)

@@ -1,0 +1,157 @@
+"""Known bugs, put into the engine one at a time, to see that the simulator finds each of them.
+
+A mutant replaces a piece of a module's source when the module is imported. The piece must stand there exactly once, so
+that a mutant that no longer means anything is noticed. ``python -m tests.simulation.mutants`` runs them all.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, Final
+
+CORE: Final = "airflow_provider_zkmq.engine.core."
+SECONDS: Final = 240.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug: in a module of the core, one piece of source replaced by another."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+
+MUTANTS: Final = (
+    Mutant("no fence", "settle", "claim is None or claim.stat.czxid != token or", "claim is None or"),
+    Mutant("blind retry of a multi", "transact", "return mine or outcome", "return outcome"),
+    Mutant(
+        "unknown outcome resolved by reading only",
+        "transact",
+        "        outcome: Outcome = yield multi\n        if outcome.committed:",
+        "        outcome: Outcome = (yield from ours()) or Outcome(committed=False, failure=Failure.BAD_VERSION)\n"
+        "        if outcome.committed:",
+    ),
+    Mutant(
+        "a claim's lost reply ignored", "take", "transact(multi, lambda: claimed(context, held))", "transact(multi, lambda: iter(()))"
+    ),
+    Mutant("what a cancelled claim took is kept", "giveback", "if not it.caller.left or it.busy:", "if True:"),
+    Mutant("entry before task", "enqueue", "yield Pipeline(tuple(it.multi for it in written))", "yield Pipeline(tuple(it.multi for it in written))"),
+    Mutant("attempt counted after the hand-out", "take", "attempt=before.attempt + 1", "attempt=before.attempt"),
+    Mutant("watch not re-armed", "context", "return self.watch is not None and not self.watch.fired", "return self.watch is not None"),
+    Mutant("wake-up dropped", "ops", "        self.fired = True\n        self.signal.fire()", "        self.fired = True"),
+    Mutant("listing reused although spent", "spread", "if usable or current:", "if True:"),
+    Mutant(
+        "gc without version check", "moves", 'Delete(task(task_id, "state"), version)]', 'Delete(task(task_id, "state"))]'
+    ),
+    Mutant("lost requeue", "settle", "if final and before.requeue:", "if False:"),
+    Mutant("token reuse", "take", "held.token = outcome.zxid or 0", "held.token = held.version"),
+    Mutant(
+        "burial not retried",
+        "rescue",
+        "        context.postpone(path, agenda)\n    return count\n\n\ndef _rescue",
+        "        context.unburied.remove(consumer)\n    return count\n\n\ndef _rescue",
+    ),
+    Mutant("heartbeat lost", "settle", '    span = seconds("lease", lease)\n    if held.lost:', "    return\n    if held.lost:"),
+    Mutant("results of commit unchecked", "take", "    if outcome.committed:\n        context.learn", "    if True:\n        context.learn"),
+)  # fmt: skip
+BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module with the mutant in it, past any cache of compiled code."""
+
+    mutant: Mutant
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = Path(self.path).read_text(encoding="utf-8")
+        return compile(mutated(self.mutant, source), self.path, "exec", dont_inherit=True)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != CORE + self.mutant.module:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        assert spec is not None
+        assert spec.origin is not None
+        loader = _Loader(name, spec.origin)
+        loader.mutant = self.mutant
+        return importlib.util.spec_from_file_location(name, spec.origin, loader=loader)
+
+
+def mutated(mutant: Mutant, source: str) -> str:
+    """The source with the bug in it. Raises `ValueError` where the piece does not stand there exactly once."""
+    if source.count(mutant.old) != 1:
+        msg = f"mutant {mutant.name!r}: the piece stands {source.count(mutant.old)} times in {mutant.module}"
+        raise ValueError(msg)
+    return source.replace(mutant.old, mutant.new)
+
+
+def install(name: str) -> None:
+    """Have the engine imported with a bug; to be called before anything of it is."""
+    mutant = BY_NAME[name]
+    assert CORE + mutant.module not in sys.modules, "too late: the module is there already"
+    sys.meta_path.insert(0, _Finder(mutant))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How long it took to find a mutant, and by which oracle; None: it was not found."""
+
+    mutant: Mutant
+    schedules: int
+    seconds: float
+    oracle: str | None
+
+
+def hunt(mutant: Mutant, seconds: float = SECONDS, seed: str | None = None) -> Verdict:
+    """Run schedules with the mutant until one finds it."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.simulation",
+        "--forever",
+        "--seconds",
+        str(seconds),
+        "--mutant",
+        mutant.name,
+    ]
+    command += ["--seed", seed] if seed else []
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"^(\d+) schedules, [\d.]+ s: ([^:]+):", done.stdout, re.MULTILINE)
+    if done.returncode not in {0, 1} or (done.returncode == 1 and found is None):
+        raise RuntimeError(done.stdout[-2_000:] + done.stderr[-2_000:])
+    count: Any = found[1] if found else (re.findall(r"^(\d+) schedules in", done.stdout, re.MULTILINE) or ["0"])[-1]
+    return Verdict(mutant, int(count), time.monotonic() - began, found[2] if found else None)
+
+
+def main() -> int:
+    """Hunt every mutant; a table, and exit code 1 if one was not found."""
+    names = sys.argv[1:] or list(BY_NAME)
+    missed = 0
+    print("| known bug | found after | by |\n|---|---|---|")
+    for name in names:
+        verdict = hunt(BY_NAME[name])
+        missed += verdict.oracle is None
+        print(f"| {name} | {verdict.schedules} schedules | {verdict.oracle or '**not found**'} |", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""The parts of a simulated world: calls, fibers, requests, and the client that they belong to."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_zkmq.engine.core.context import Context, Runtime
+from airflow_provider_zkmq.engine.core.ops import Multi, Outcome, Watch
+from airflow_provider_zkmq.engine.core.paths import Paths
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class Violation(AssertionError):
+    """An oracle does not hold. ``oracle`` names it, so that a shorter schedule can be told to break the same one."""
+
+    def __init__(self, oracle: str, detail: str) -> None:
+        super().__init__(f"{oracle}: {detail}")
+        self.oracle = oracle
+
+
+class Signal:
+    """The engine's signal, without threads."""
+
+    __slots__ = ("__weakref__", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def fire(self) -> None:
+        """It happened."""
+        self.count += 1
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of an actor: a verb, the procedure, and what became of it."""
+
+    verb: str
+    procedure: Generator[Any, Any, Any]
+    about: dict[str, Any] = field(default_factory=dict)
+    limit: float = 0.0
+    """Seconds that it may wait by itself."""
+    began: float = 0.0
+    value: Any = None
+    error: BaseException | None = None
+    cancelled: bool = False
+    wrote: int = 0
+    """How many of its transactions changed a task."""
+    requests: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it returned."""
+        return self.error is None and not self.cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """An actor does something else for so many seconds."""
+
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """An operation on its way: the fiber that waits for the reply (None: nobody any more), and where it belongs."""
+
+    op: Any
+    fiber: Fiber | None
+    at: int
+    deadline: float
+    sent: float
+
+
+@dataclass(slots=True, eq=False)
+class Fiber:
+    """A thread or an asynchronous task of a client: an actor's program and the call it is in."""
+
+    name: str
+    client: Client
+    program: Generator[Call | Pause, Call | None, None]
+    call: Call | None = None
+    state: str = "program"
+    inbox: Any = None
+    thrown: BaseException | None = None
+    op: Any = None
+    replies: list[Any] = field(default_factory=list)
+    missing: int = 0
+    until: float = 0.0
+    idle_requests: int = 0
+    priority: float = 0.0
+    background: bool = False
+    """Whether the world may end while it still runs."""
+
+
+class Client:
+    """A connection: its session, its memory of each queue, its fibers, what is on its way."""
+
+    def __init__(self, world: World, name: str, server: int = 0) -> None:
+        self.world, self.name, self.server = world, name, server
+        self.session = world.zk.connect(server)
+        self.connected = True
+        self.alive = True
+        self.back_at: float | None = None
+        self.expires_at: float | None = None
+        self.paused_until = 0.0
+        self.stalled_until = 0.0
+        self.outbox: deque[Request] = deque()
+        self.events: deque[Watch] = deque()
+        self.armed: set[Watch] = set()
+        self.contexts: dict[str, Context] = {}
+        self.hands: dict[int, Any] = {}
+        self.random = random.Random(f"{world.seed}{name}")
+
+    def context(self, queue: str = "q") -> Context:
+        """This client's memory of a queue."""
+        if queue not in self.contexts:
+            zk = self.world.zk
+            run = Runtime(
+                monotonic=lambda: zk.ms / 1000,
+                wall_ms=lambda: zk.ms,
+                random=self.random.random,
+                new_signal=Signal,
+                session=lambda: self.session,
+                report=lambda path, why: self.world.reports.append((path, why)),
+                zxid=lambda: zk.servers[self.server].zxid,
+                unwatch=self._unwatch,
+            )
+            made = Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, Signal(), {"name": self.name})
+            self.contexts[queue] = made
+        return self.contexts[queue]
+
+    def _unwatch(self, path: str) -> None:
+        if self.session in self.world.zk.at:
+            self.world.zk.server(self.session).unwatch(self.session, path)
+
+    def receive_events(self) -> None:
+        """What the server has told of, before any later reply."""
+        while self.events:
+            self.events.popleft().fire()
+
+
+def short(what: Any) -> str:
+    """Something of the trace on one line."""
+    if isinstance(what, Multi):
+        parts = []
+        for op in what.ops:
+            sign = {"Create": "+", "Delete": "-", "SetData": "=", "Check": "?"}.get(type(op).__name__, "c")
+            version = getattr(op, "version", -1)
+            parts.append(f"{sign}{op.path.removeprefix('/zkmq/')}" + (f"@{version}" if version >= 0 else ""))
+        return f"Multi({' '.join(parts)})"
+    if isinstance(what, Outcome):
+        if what.committed:
+            return f"committed {what.zxid or ''}"
+        return "unknown" if what.unknown else f"refused at {what.failed}: {what.detail}"
+    text = repr(what)
+    return text if len(text) < 200 else text[:200] + "…"

@@ -1,0 +1,218 @@
+"""A batch ends, whatever happens between the end of its last member and its own; and nobody is told of a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core import admin, batch, closing, enqueue, gc, inspect, settle, unit
+from airflow_provider_zkmq.engine.core.ops import Create, Delete, Exists, Get, GetMany, Sync
+from airflow_provider_zkmq.engine.core.records import Message
+from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.take import Held
+from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
+from tests.fake_zookeeper import Crash
+from tests.unit.world import BROKEN_OFF, Client, new_queue
+
+
+def write(client: Client, *ids: str, name: str = "b", then: Message | None = None) -> list[str]:
+    messages = [Message(b"x", task_id=task_id) for task_id in ids]
+    return client.do(enqueue.enqueue_batch(client.context, messages, name, then))
+
+
+def done(client: Client, name: str = "b") -> bool:
+    return client.do(batch.read_batch(client.context, name)).done
+
+
+def cut(client: Client, effect: Any) -> Callable[[Any], Any]:
+    """The connection is lost when the batch is looked at, which follows the settlement."""
+    path = client.context.paths.batch("b", "open")
+    return lambda op: effect if isinstance(op, Exists) and op.path == path else None
+
+
+END: dict[str, Callable[[Client, Held], Any]] = {
+    "complete": lambda client, held: settle.complete(client.context, held, b"r"),
+    "fail": lambda client, held: settle.fail(client.context, held, "e", retry=False),
+    "cancel": lambda client, _: admin.cancel(client.context, "a"),
+    "commit": lambda client, held: unit.commit(unit.Unit([(client.context, held)])),
+}
+
+
+@pytest.mark.parametrize("error", [Unavailable("no server"), SessionLost("closed")])
+@pytest.mark.parametrize("name", END)
+def test_a_settlement_is_told_as_it_happened_though_its_batch_cannot_be_ended(name: str, error: Exception) -> None:
+    """Connection lost after the last commit: its caller hears success; the client ends the batch at its next look."""
+    client = new_queue()
+    write(client, "a", then=Message(b"then", task_id="then"))
+    held = client.held()
+    client.do(END[name](client, held), cut(client, error))
+    assert (client.state("a").state in {State.FINISHED, State.DEAD, State.CANCELLED}, done(client)) == (True, False)
+    assert client.context.unclosed == {"b"}
+    client.do(closing.close_pending(client.context), cut(client, Unavailable("still none")))
+    assert client.context.unclosed == {"b"}
+    client.do(closing.close_pending(client.context))
+    assert (done(client), client.context.unclosed, client.work()) == (True, set(), ["then"])
+    client.check()
+
+
+@pytest.mark.parametrize("state", ["pending", "clear"])
+def test_what_an_operator_deletes_is_told_as_deleted(state: str) -> None:
+    """The same of a drop and of a clear."""
+    client = new_queue()
+    write(client, "a")
+    procedure = admin.drop(client.context, "a") if state == "pending" else admin.clear(client.context)
+    client.do(procedure, cut(client, Unavailable("no server")))
+    assert client.check() == {}
+    client.do(gc.collect_garbage(client.context))
+    assert done(client)
+
+
+def test_a_settlement_that_is_broken_off_leaves_its_batch_to_the_client_s_next_look() -> None:
+    """Cancelled between the commit and the batch's end: the name is remembered."""
+    client = new_queue()
+    write(client, "a")
+    held = client.held()
+    with pytest.raises(Crash):
+        client.do(END["complete"](client, held), cut(client, BROKEN_OFF))
+    assert client.context.unclosed == {"b"}
+    client.do(closing.close_pending(client.context))
+    assert done(client)
+
+
+def test_a_sealed_batch_is_told_as_written_though_it_cannot_be_ended() -> None:
+    """All members had ended before the producer was through; the connection is lost right after it was."""
+    client = new_queue()
+    worker = Client(client.zk)
+    procedure = enqueue.enqueue_batch(client.context, [Message(b"x", task_id="a")], "b")
+    assert client.do(procedure, cut(client, Unavailable("no server"))) == ["a"]
+    assert worker.work() == ["a"]
+    assert done(worker)
+
+
+@pytest.mark.parametrize("closer", ["waiter", "clean-up", "completion"])
+def test_a_delayed_follower_is_enqueued_though_its_bucket_was_reaped(closer: str) -> None:
+    """A client remembers a bucket that the server has cleared away since: it makes another, and the batch ends."""
+    client = new_queue()
+    write(client, "a", then=Message(b"then", task_id="then", delay=30))
+    held = client.held()
+    bucket = f"{(client.zk.ms + 30_000) // 60_000:010d}"
+    path = client.context.paths.at("scheduled", bucket)
+    client.context.buckets.add(path)  # as an earlier delayed task left it
+    fault = cut(client, Unavailable("no server")) if closer != "completion" else lambda _op: None
+    client.do(END["complete"](client, held), fault)
+    if closer == "waiter":
+        client.do(batch.wait_batch(client.context, "b", 1))
+    elif closer == "clean-up":
+        client.do(gc.collect_garbage(client.context))
+    assert done(client)
+    assert client.check()["then"].due is not None
+    client.zk.advance(40)
+    assert client.work() == ["then"]
+
+
+def ended_badly(client: Client) -> None:
+    """A member ended dead, and its tree is gone; the batch was not written to its end."""
+    write(client, "a", "z")
+    client.cancel("a")
+    client.do(admin.drop(client.context, "a"))
+    marker = client.context.paths.batch("b", "open", batch.WRITING)
+    client.zk.multi(0, (Create(marker),))
+
+
+def test_a_member_that_has_ended_is_not_written_again_by_a_repeated_call() -> None:
+    """Cancelled and dropped: the repeated call leaves it ended, writes the rest, and the batch ends with the rest."""
+    client = new_queue()
+    ended_badly(client)
+    other = Client(client.zk)
+    assert write(other, "a", "z") == ["a", "z"]
+    assert (list(client.check()), other.work()) == (["z"], ["z"])
+    stands = client.do(batch.read_batch(client.context, "b"))
+    assert (stands.done, stands.failed) == (True, ("a",))
+
+
+@pytest.mark.parametrize("end", ["fail", "cancel"])
+def test_a_member_may_end_as_failed_twice(end: str) -> None:
+    """It is listed among the failed from an earlier run: its second end is carried out, and the batch ends."""
+    client = new_queue()
+    write(client, "a")
+    failed = client.context.paths.batch("b", "failed", "a")
+    client.zk.multi(0, (Create(failed),))
+    client.do(END[end](client, client.held()))
+    assert client.state("a").batch == "b"
+    assert done(client)
+    client.check()
+
+
+def test_a_replaced_member_that_has_ended_is_not_run_again() -> None:
+    """Its payload was replaced before it ended: a repeated call knows it by its batch, not by its payload."""
+    client = new_queue()
+    write(client, "a", "z")
+    client.zk.multi(0, (Create(client.context.paths.batch("b", "open", batch.WRITING)),))
+    client.do(admin.replace_data(client.context, "a", b"other"))
+    client.cancel("a")
+    assert write(Client(client.zk), "a", "z") == ["a", "z"]
+    assert (client.state("a").state, client.work(), done(client)) == (State.CANCELLED, ["z"], True)
+
+
+@pytest.mark.parametrize("name", END)
+def test_a_member_whose_batch_is_gone_goes_on_without_it(name: str) -> None:
+    """Somebody deleted the batch: its members are settled all the same, and it is reported."""
+    client = new_queue()
+    write(client, "a")
+    held = client.held()
+    base = client.context.paths.batch("b")
+    client.zk.multi(0, tuple(Delete(f"{base}{part}") for part in ("/open/a", "/open", "/failed", "")))
+    client.do(END[name](client, held))
+    assert client.check()["a"].batch is None
+    assert len(client.reports) == 1
+
+
+@pytest.mark.parametrize("part", ["open/a", "failed"])
+@pytest.mark.parametrize("name", [*END, "drop", "clear"])
+def test_a_batch_that_lacks_a_part_holds_up_no_member(name: str, part: str) -> None:
+    """The member's entry is missing, or the list of the failed: it is settled or deleted, and the batch ends."""
+    client = new_queue()
+    write(client, "a")
+    held = client.held() if name in END else None
+    client.zk.multi(0, (Delete(context_path(client, part)),))
+    procedures = {"drop": lambda: admin.drop(client.context, "a"), "clear": lambda: admin.clear(client.context)}
+    client.do(END[name](client, held) if held is not None else procedures[name]())
+    if held is None:
+        assert client.zk.names(client.context.paths.at("tasks")) == []
+    else:
+        assert client.state("a").state in {State.FINISHED, State.DEAD, State.CANCELLED}
+    client.do(gc.collect_garbage(client.context))
+    assert done(client)
+
+
+def context_path(client: Client, part: str) -> str:
+    return client.context.paths.batch("b", *part.split("/"))
+
+
+def test_a_batch_and_its_tasks_are_looked_for_again_before_they_are_not_found() -> None:
+    """A server that lags behind does not know them yet: it is asked to catch up before the answer is no."""
+    client = new_queue()
+    write(client, "a")
+    for procedure in (
+        batch.read_batch(client.context, "b"),
+        inspect.read_task(client.context, "a"),
+        admin.cancel(client.context, "a"),
+    ):
+        behind(client, procedure)
+    assert client.state("a").state is State.CANCELLED
+
+
+def behind(client: Client, procedure: Any) -> None:
+    """Carry a procedure out whose reads find nothing until the server is told to catch up."""
+    result, caught_up = None, False
+    with suppress(StopIteration):
+        while True:
+            op = procedure.send(result)
+            caught_up = caught_up or isinstance(op, Sync)
+            blind = not caught_up and isinstance(op, Get | GetMany)
+            missing = [None] * len(op.paths) if isinstance(op, GetMany) else None
+            result = missing if blind else client._execute(op, lambda _op: None)
+    assert caught_up

@@ -1,0 +1,168 @@
+"""A claim that its caller never got is given back, whatever cut the call off, and however late it was carried out."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_zkmq.engine.core import claim, configure, enqueue, settle, take
+from airflow_provider_zkmq.engine.core.ops import Multi, Outcome, Reconnect
+from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.records import Message
+from airflow_provider_zkmq.engine.core.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, Unavailable
+from tests.fake_zookeeper import LOST, FakeZooKeeper, Faults, check_tree, drive, new_context
+from tests.stepping import Stepper
+
+UNKNOWN = Outcome(committed=False, unknown=True)
+KINDS = [take.Wanted(EVERYTHING), take.Wanted(EVERYTHING, 30)]
+
+
+class World:
+    def __init__(self, order, attempts):
+        self.zk = FakeZooKeeper()
+        self.session = self.zk.connect()
+        self.context = new_context(self.zk, self.session)
+        policy = RetryPolicy(attempts=attempts, factor=0)
+        self.do(configure.configure(self.context, policy=policy, order=order))
+        self.do(enqueue.enqueue(self.context, Message(b"x", task_id="a")))
+
+    def do(self, procedure, faults=None):
+        return drive(self.zk, self.session, procedure, faults)
+
+    def stepper(self, procedure):
+        return Stepper(self.zk, self.session, procedure)
+
+
+def fresh(order="default", attempts=1):
+    return World(order, attempts)
+
+
+def writes(world, procedure):
+    """How many transactions a procedure makes up to and with the claim's."""
+    faults = Faults()
+    world.do(procedure, faults)
+    return faults.seen
+
+
+@pytest.mark.parametrize("order", ["default", "fifo"])
+@pytest.mark.parametrize("kind", LOST)
+@pytest.mark.parametrize("wanted", KINDS, ids=["bound", "leased"])
+def test_a_claim_whose_reply_is_lost_is_handed_out(order, kind, wanted):
+    """The caller gets the task that its first try, or its second, has claimed; nothing stays behind."""
+    spy = fresh(order)
+    count = writes(spy, claim.claim(spy.context, wanted))
+    for at in range(count):
+        world = fresh(order)
+        held = world.do(claim.claim(world.context, wanted), Faults(at, kind))
+        assert held is not None, f"the caller got nothing when write {at} lost its reply"
+        assert (held.task_id, held.state.attempt) == ("a", 1)
+        assert not world.context.handovers
+        world.do(settle.complete(world.context, held))
+        assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
+
+
+@pytest.mark.parametrize("order", ["default", "fifo"])
+@pytest.mark.parametrize("wanted", KINDS, ids=["bound", "leased"])
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_claim_cut_off_at_any_operation_is_given_back(order, wanted, carried_out):
+    """Cut off before or after any of its operations, the task is handed out by the client's next claim.
+
+    There is one attempt in all, which shows that the one nobody got was not counted.
+    """
+    for at in range(60):
+        world = fresh(order)
+        stepper = world.stepper(claim.claim(world.context, wanted))
+        for _ in range(at):
+            if not stepper.over:
+                stepper.step()
+        if stepper.over:
+            break
+        if carried_out and isinstance(stepper.op, Multi):
+            world.zk.multi(world.session, stepper.op.ops)
+        stepper.cut()
+        held = world.do(claim.claim(world.context, wanted))
+        assert held is not None, f"cut off at operation {at}, the task is in nobody's hand"
+        assert held.state.attempt == 1
+        assert not world.context.handovers
+        world.do(settle.complete(world.context, held))
+        assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
+    else:
+        pytest.fail("the claim has more operations than this test cuts")
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_claim_of_unknown_outcome_is_resolved_before_the_next(arrived):
+    """The server is away longer than the caller waits: `OutcomeUnknown`, and the next claim begins with its end."""
+    world = fresh()
+    stepper = world.stepper(claim.claim(world.context, KINDS[0]))
+    stepper.until(Multi, "tasks/a/claim")
+    if arrived:
+        world.zk.multi(world.session, stepper.op.ops)
+    stepper.answer(UNKNOWN)
+    assert isinstance(stepper.op, Reconnect)
+    with pytest.raises(OutcomeUnknown):
+        stepper.fail(Unavailable("no server answered"))
+    assert len(world.context.handovers) == 1
+    held = world.do(claim.claim(world.context, KINDS[0]))
+    assert (held.task_id, held.state.attempt) == ("a", 1)
+    check_tree(world.zk, world.context)
+
+
+def test_a_caller_that_is_interrupted_while_it_gets_its_claim_leaves_it_to_its_client():
+    """Nothing is delivered until the caller says so; who went away says so, too."""
+    world = fresh()
+    caller = take.Caller()
+    held = world.do(claim.claim(world.context, KINDS[0], caller=caller))
+    assert list(world.context.handovers) == [held.state.nonce]
+    assert world.do(claim.claim(world.context, KINDS[0])) is None, "it is on its way: not to be taken away"
+    caller.left = True
+    assert world.do(claim.claim(world.context, KINDS[0])).task_id == "a"
+
+
+def test_a_delivered_claim_stays_with_its_caller():
+    """Once delivered, going away takes nothing back: the task is the caller's to settle."""
+    world = fresh()
+    caller = take.Caller()
+    held = world.do(claim.claim(world.context, KINDS[0], caller=caller))
+    take.deliver(world.context, held)
+    caller.left = True
+    assert world.do(claim.claim(world.context, KINDS[0])) is None
+    world.do(settle.complete(world.context, held))
+
+
+@pytest.mark.parametrize("verb", ["complete", "fail", "release"])
+@pytest.mark.parametrize("arrived", [True, False])
+def test_settling_again_after_an_unknown_outcome_tells_what_happened(verb, arrived):
+    """The same verb succeeds, whether the first try had been carried out or not; another verb is told that it lost."""
+    call = {
+        "complete": lambda world, held: settle.complete(world.context, held, b"r"),
+        "fail": lambda world, held: settle.fail(world.context, held, "e"),
+        "release": lambda world, held: settle.release(world.context, held),
+    }[verb]
+    for again in (verb, "other"):
+        world = fresh(attempts=3)
+        held = world.do(claim.claim(world.context, KINDS[0]))
+        stepper = world.stepper(call(world, held))
+        stepper.until(Multi, "finished/" if verb == "complete" else "tasks/a/state")
+        if verb == "complete":  # the first try found no bucket for what has finished
+            stepper.step()
+            stepper.until(Multi, "finished/")
+        if arrived:
+            assert world.zk.multi(world.session, stepper.op.ops).committed
+        stepper.answer(UNKNOWN)
+        with pytest.raises(OutcomeUnknown):
+            stepper.fail(Unavailable("no server answered"))
+        expected = {"complete": State.FINISHED, "fail": State.INSERTED, "release": State.INSERTED}[verb]
+        if again == verb:
+            world.do(call(world, held))
+        else:
+            other = settle.release if verb == "complete" else settle.complete
+            if arrived:
+                with pytest.raises(ClaimLost):
+                    world.do(other(world.context, held))
+            else:
+                world.do(other(world.context, held))
+                expected = State.INSERTED if verb == "complete" else State.FINISHED
+        assert check_tree(world.zk, world.context)["a"].state is expected
+        assert not held.claim or held.lost

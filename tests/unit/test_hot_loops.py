@@ -1,0 +1,242 @@
+"""No call tries for ever what cannot be: it is refused with the path that is not as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core import admin, configure, enqueue, moves, rescue, unit
+from airflow_provider_zkmq.engine.core.ops import Create, Delete, Exists, Get, Multi, SetData, Sync
+from airflow_provider_zkmq.engine.core.records import Message
+from airflow_provider_zkmq.engine.core.states import Event, State
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from tests.unit.world import Client, new_queue
+
+
+def again(client: Client, **options: Any) -> Any:
+    return enqueue.enqueue(client.context, Message(b"new", task_id="a", **options))
+
+
+CALLS: dict[str, Callable[[Client], Any]] = {
+    "cancel": lambda it: admin.cancel(it.context, "a"),
+    "drop": lambda it: admin.drop(it.context, "a"),
+    "redrive": lambda it: admin.redrive(it.context, "a", data=b"new"),
+    "replace": lambda it: admin.replace_data(it.context, "a", b"new"),
+    "update": lambda it: again(it, update=True, delay=7),
+    "enqueue again": again,
+    "requeue": lambda it: again(it, requeue=True),
+}
+
+
+def pending(client: Client) -> None:
+    client.put(task_id="a")
+
+
+def scheduled(client: Client) -> None:
+    client.put(task_id="a", delay=5)
+
+
+def cancelled(client: Client) -> None:
+    client.put(task_id="a")
+    client.cancel("a")
+
+
+def dead(client: Client) -> None:
+    client.put(task_id="a")
+    client.fail(client.held(), retry=False)
+
+
+def finished(client: Client) -> None:
+    client.put(task_id="a")
+    client.work()
+
+
+def claimed(client: Client) -> None:
+    client.put(task_id="a")
+    client.held()
+
+
+def entry(client: Client) -> str:
+    return moves.place_of(client.context, client.state("a"))
+
+
+def note(client: Client) -> str:
+    return client.context.paths.current(client.state("a").consumer or "", "a")
+
+
+def data(client: Client) -> str:
+    return client.context.paths.task("a", "data")
+
+
+@pytest.mark.parametrize(
+    ("call", "setup", "missing"),
+    [
+        ("cancel", pending, entry), ("cancel", scheduled, entry), ("cancel", claimed, note),
+        ("drop", pending, entry), ("drop", cancelled, entry), ("drop", dead, entry), ("drop", finished, data),
+        ("redrive", cancelled, entry), ("redrive", dead, entry), ("redrive", dead, data),
+        ("replace", pending, data), ("update", pending, entry), ("update", scheduled, entry), ("update", pending, data),
+        ("enqueue again", finished, entry), ("enqueue again", finished, data), ("enqueue again", cancelled, entry),
+    ],
+)  # fmt: skip
+def test_a_missing_znode_ends_the_call_and_is_named(call: str, setup: Any, missing: Any) -> None:
+    """The call is refused with the path, nothing is changed, and the queue goes on."""
+    client = new_queue()
+    setup(client)
+    path = missing(client)
+    client.zk.multi(0, (Delete(path),))
+    before = client.state("a")
+    ops: list[Any] = []
+    with pytest.raises(CorruptRecord, match=path):
+        client.do(CALLS[call](client), lambda op: ops.append(op))
+    assert (client.state("a"), len([op for op in ops if isinstance(op, Multi)]) <= 6) == (before, True)
+    client.put(task_id="b")
+    assert client.work() == ["b"]
+
+
+def test_what_stands_in_the_way_is_named() -> None:
+    """A requeue meets a znode where its run should stand, which the record does not know."""
+    client = new_queue()
+    claimed(client)
+    path = client.context.paths.task("a", "requeue")
+    client.zk.multi(0, (Create(path),))
+    with pytest.raises(CorruptRecord, match=path):
+        client.do(CALLS["requeue"](client))
+
+
+@pytest.mark.parametrize("call", ["cancel", "redrive", "replace", "update", "enqueue again"])
+def test_a_race_is_tried_again(call: str) -> None:
+    """The record changes under each of the first tries: the call goes on until it is written."""
+    client = new_queue()
+    {"redrive": dead, "enqueue again": finished}.get(call, pending)(client)
+    path = client.context.paths.task("a", "state")
+    left = iter(range(5))
+
+    def busy(op: Any) -> None:
+        if isinstance(op, Multi) and any(item.path == path for item in op.ops) and next(left, None) is not None:
+            client.zk.multi(0, (SetData(path, client.zk.nodes[path].data, -1),))
+
+    client.do(CALLS[call](client), busy)
+    assert next(left, None) is None
+    client.check()
+
+
+def test_a_server_that_lags_behind_is_asked_to_catch_up() -> None:
+    """The same stale record is read twice: no damage, the call is carried out once the server has caught up."""
+    client = new_queue()
+    pending(client)
+    path = client.context.paths.task("a", "state")
+    stale = client.zk.node(path)
+    client.zk.multi(0, (SetData(path, client.zk.nodes[path].data, -1),))
+    caught_up: list[Any] = []
+    procedure, result = admin.cancel(client.context, "a"), None
+    for _ in range(100):
+        try:
+            op = procedure.send(result)
+        except StopIteration:
+            break
+        caught_up += [op] if isinstance(op, Sync) else []
+        old = isinstance(op, Get) and op.path == path and not caught_up
+        result = stale if old else client._execute(op, lambda _op: None)
+    assert (len(caught_up), client.state("a").state) == (1, State.CANCELLED)
+
+
+@pytest.mark.parametrize("call", ["cancel", "clear"])
+def test_a_claim_that_vanishes_with_its_session_meanwhile_is_no_damage(call: str) -> None:
+    """The ephemeral goes between the read and the write: tried again, and done."""
+    owner = new_queue()
+    claimed(owner)
+    client = Client(owner.zk)
+    path, looks = client.context.paths.task("a", "claim"), []
+
+    def dies(op: Any) -> None:
+        if isinstance(op, Multi) and any(item.path == path for item in op.ops) and not looks:
+            looks.append(op)
+            owner.zk.expire(owner.session)
+
+    procedure = admin.cancel(client.context, "a") if call == "cancel" else admin.clear(client.context)
+    result = client.do(procedure, dies)
+    assert len(looks) == 1
+    states = {task: state.state for task, state in client.check().items()}
+    assert (result, states) == ((None, {"a": State.CANCELLED}) if call == "cancel" else (1, {}))
+
+
+@pytest.mark.parametrize(
+    ("change", "raced"),
+    [
+        (lambda it: SetData(it.context.paths.task("a", "state"), it.state("a").encode(), -1), True),
+        (lambda it: Delete(it.context.paths.task("a", "claim")), True),
+        (lambda it: Delete(note(it)), False),
+    ],
+)
+def test_a_move_s_caller_can_tell_a_race_from_damage(change: Any, raced: bool) -> None:
+    """The record or the claim's ephemeral changed since they were read: worth another try. Anything else is not."""
+    client = new_queue()
+    claimed(client)
+    node = client.zk.node(client.context.paths.task("a", "state"))
+    assert node is not None
+    it = moves.Moving("a", node.stat.version, client.state("a"))
+    client.zk.multi(0, (change(client),))
+    after = moves.moved(client.context, "a", it.before, Event.RESCUE)
+    outcome, multi = client.do(moves.move(client.context, it, after))
+    assert (outcome.committed, moves.raced(client.context, it, outcome, multi)) == (False, raced)
+
+
+def delete_queue(client: Client) -> None:
+    base = client.context.paths.base
+    for path in sorted((path for path in client.zk.nodes if (path + "/").startswith(base + "/")), reverse=True):
+        client.zk.multi(0, (Delete(path),))
+
+
+@pytest.mark.parametrize("order", ["default", "fifo"])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("delay", [None, 5])
+def test_an_enqueue_into_a_queue_that_was_just_deleted_is_refused(order: str, known: bool, delay: Any) -> None:
+    """Deleted between the read of its configuration and the write: `ConfigError`; the next enqueue makes it anew."""
+    client = new_queue(order=order)
+    if known:
+        client.put(task_id="a", delay=delay)
+    conf = client.do(configure.read_conf(client.context))
+    client.zk.watches.clear()
+    delete_queue(client)
+    assert client.context.conf is conf
+    with pytest.raises(ConfigError, match="was deleted"):
+        client.put(task_id="b", delay=delay)
+    client.put(task_id="c")
+    assert (client.work(), client.reports) == (["c"], [])
+
+
+def test_a_commit_into_a_queue_that_was_just_deleted_is_refused() -> None:
+    client = new_queue()
+    put = client.do(unit.check_put(client.context, Message(b"x", task_id="a")))
+    client.zk.watches.clear()
+    delete_queue(client)
+    with pytest.raises(ConfigError, match="was deleted"):
+        client.do(unit.commit(unit.Unit([], [(client.context, put)])))
+
+
+def test_an_id_that_comes_and_goes_ends_in_an_error() -> None:
+    """The id is taken whenever it is written and free whenever it is read: no loop for ever."""
+    client = new_queue()
+    path = client.context.paths.task("a")
+
+    def flicker(op: Any) -> None:
+        if isinstance(op, Multi) and any(item.path == path for item in op.ops):
+            client.zk.multi(0, (Create(path),))
+        elif isinstance(op, Get | Exists):
+            client.zk.multi(0, (Delete(path),))
+
+    with pytest.raises(CorruptRecord, match=path):
+        client.do(again(client), flicker)
+
+
+def test_a_tree_whose_entry_is_missing_holds_up_no_tending() -> None:
+    """Scheduled, and its entry is gone: nobody promotes it, and claims go on."""
+    client = new_queue()
+    scheduled(client)
+    client.zk.multi(0, (Delete(entry(client)),))
+    client.zk.advance(10)
+    assert client.do(rescue.tend(client.context)) == 0
+    client.put(task_id="b")
+    assert client.work() == ["b"]
