@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
+from weakref import ref
 
 from airflow_provider_zkmq.engine.core.ops import (
     MAX_REQUEST,
@@ -32,13 +33,15 @@ from airflow_provider_zkmq.engine.core.ops import (
     WriteOp,
     request_size,
 )
-from airflow_provider_zkmq.engine.errors import TaskTooLarge
+from airflow_provider_zkmq.engine.errors import TaskTooLarge, ZkmqError
 
 START_MS: Final = 1_700_000_000_000
 #: What the server does not take for a znode's path.
 _BAD_PATH: Final = re.compile(
-    r"[^/]|/.*//|//|.+/$|.*/\.{1,2}(/|$)|.*[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]", re.DOTALL
+    r"[^/]|/.*//|//|.+/$|.*/\.{1,2}(/|$)|.*[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]",
+    re.DOTALL,
 )
+REFUSED: Final = "ZooKeeper refused a request"
 Event: TypeAlias = tuple[str, str]
 Deliver: TypeAlias = Callable[[int, Watch], None]
 
@@ -84,6 +87,11 @@ def bad_path(path: str) -> bool:
     return path != "/" and _BAD_PATH.match(path) is not None
 
 
+def _unheard_of(path: str) -> bool:
+    """Whether the server refuses to delete there; any other bad path is to it one where nothing stands."""
+    return "/" not in path or "\0" in path or path == "/"
+
+
 class Server:
     """One server: the tree as of the transactions it has applied, and the watches of the sessions connected to it."""
 
@@ -91,7 +99,8 @@ class Server:
         self.nodes: dict[str, Znode] = {"/": Znode(b"", 0, 0, 0, 0)}
         self.applied = 0
         self.zxid = 0
-        self.watches: dict[Event, list[tuple[int, Watch]]] = {}
+        self.watches: dict[Event, list[tuple[int, ref[Watch]]]] = {}
+        """Held weakly, as a session holds them: nobody is told of a watch that its reader has dropped."""
 
     def node(self, path: str) -> Node | None:
         """A znode's data and Stat."""
@@ -112,6 +121,8 @@ class Server:
                 self._watch("data", path, session, watch)
                 return Node(found.data, found.stat())
             case Exists(path, watch):
+                if "\0" in path:
+                    raise ZkmqError(REFUSED)
                 self._watch("data", path, session, watch)
                 found = self.nodes.get(path)
                 return None if found is None else found.stat()
@@ -127,26 +138,33 @@ class Server:
 
     def _watch(self, kind: str, path: str, session: int, watch: Watch | None) -> None:
         if watch is not None:
-            self.watches.setdefault((kind, path), []).append((session, watch))
+            self.watches.setdefault((kind, path), []).append((session, ref(watch)))
 
     def judge(self, op: WriteOp | CreateContainer) -> Failure | None:
-        """Why the server refuses an operation; None: it does not."""
+        """Why the server refuses an operation; None: it does not. In the server's order: a create looks above first."""
         path = op.path
-        if bad_path(path):
-            return Failure.OTHER
         node = self.nodes.get(path)
         if isinstance(op, Create | CreateContainer):
-            above = self.nodes.get(parent(path))
-            if node is not None:
-                return Failure.NODE_EXISTS
-            if above is None:
-                return Failure.NO_NODE
-            return Failure.OTHER if above.owner else None
+            return self._judge_create(path)
+        if _unheard_of(path) if isinstance(op, Delete) else bad_path(path):
+            return Failure.OTHER
         if node is None:
             return Failure.NO_NODE
         if op.version not in {-1, node.version}:
             return Failure.BAD_VERSION
         return Failure.NOT_EMPTY if isinstance(op, Delete) and node.children else None
+
+    def _judge_create(self, path: str) -> Failure | None:
+        if "/" not in path or "\0" in path:
+            return Failure.OTHER
+        above = self.nodes.get(parent(path))
+        if above is None:
+            return Failure.NO_NODE
+        if bad_path(path):
+            return Failure.OTHER
+        if path in self.nodes:
+            return Failure.NODE_EXISTS
+        return Failure.OTHER if above.owner else None
 
     def change(self, txn: _Txn, op: WriteOp | CreateContainer, events: list[Event]) -> Znode | None:
         """Carry one operation out; returns what stood there, for an undo."""
@@ -191,8 +209,9 @@ class Server:
     def fire(self, events: list[Event], deliver: Deliver) -> None:
         """Tell the watchers of what happened; each is told once."""
         for event in events:
-            for session, watch in self.watches.pop(event, ()):
-                deliver(session, watch)
+            for session, held in self.watches.pop(event, ()):
+                if (watch := held()) is not None:
+                    deliver(session, watch)
 
     def drop(self, session: int) -> None:
         """Forget a session's watches: its connection is gone."""
@@ -208,6 +227,13 @@ class Server:
         found = self.watches.pop(("data", path), [])
         if left := [pair for pair in found if pair[0] != session]:
             self.watches["data", path] = left
+
+
+def _alone(outcome: Outcome) -> Outcome:
+    """What the one who asked for a container gets: it was no transaction, so that no operation of it was refused."""
+    if outcome.failure is Failure.OTHER:
+        raise ZkmqError(REFUSED)
+    return outcome if outcome.committed else replace(outcome, failed=None)
 
 
 class Ensemble:
@@ -253,8 +279,8 @@ class Ensemble:
         if server is None:
             return
         nodes = self.leader.nodes
-        mine = [path for path in sorted(self.ephemerals.pop(session)) if path in nodes and nodes[path].owner == session]
-        gone = tuple(Delete(path) for path in mine)
+        owned = [path for path in sorted(self.ephemerals.pop(session)) if path in nodes]
+        gone = tuple(Delete(path) for path in owned if nodes[path].owner == session)
         self.servers[server].drop(session)
         del self.at[session]
         if gone:
@@ -277,7 +303,7 @@ class Ensemble:
         if isinstance(op, Multi):
             return self.multi(session, op.ops)
         if isinstance(op, CreateContainer):
-            return self.multi(session, (op,))
+            return _alone(self.multi(session, (op,)))
         return self.server(session).read(session, op)
 
     def sync(self, session: int) -> None:
