@@ -52,7 +52,7 @@ class Oracles:
         self.ended_by: dict[int, Call] = {}
         self.handed: set[int] = set()
         self.created: dict[Key, int] = {}
-        self.payloads: dict[bytes, int] = {}
+        self.payloads: dict[bytes, set[str]] = {}
         self.removed: set[Key] = set()
         self.closed: dict[str, int] = {}
         world.zk.committed = self.on_commit
@@ -85,7 +85,7 @@ class Oracles:
                     elif isinstance(op, Delete):
                         claims_before[key] = self.claims.pop(key, None)
                 if rest[1:] == ["data"] and isinstance(op, Create):
-                    self.payloads[op.data] = self.payloads.get(op.data, 0) + 1
+                    self.payloads.setdefault(op.data, set()).add(rest[0])
                 if rest[1:] == ["state"]:
                     touched[key] = None
                 continue
@@ -243,7 +243,7 @@ class Oracles:
                 if (call.about["queue"], task) not in self.created:
                     self.fail("an acknowledged enqueue is somewhere", task)
         for payload in call.about.get("once", ()):
-            if self.payloads.get(payload, 0) > 1:
+            if len(self.payloads.get(payload, ())) > 1:
                 self.fail("nothing is enqueued twice", repr(payload))
         if isinstance(call.error, TransportError) and not isinstance(call.error, OutcomeUnknown) and call.wrote:
             self.fail("never 'nothing was written' once something was", f"enqueue: {call.error!r}")

@@ -33,7 +33,14 @@ from airflow_provider_zkmq.engine.core.records import TaskState, clip, dump, enc
 from airflow_provider_zkmq.engine.core.states import Event, State
 from airflow_provider_zkmq.engine.core.take import Held
 from airflow_provider_zkmq.engine.core.transact import never, refused, server_time, transact
-from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, OutcomeUnknown, TaskNotFound, TaskTooLarge
+from airflow_provider_zkmq.engine.errors import (
+    ClaimLost,
+    ConfigError,
+    OutcomeUnknown,
+    TaskNotFound,
+    TaskTooLarge,
+    Unavailable,
+)
 
 #: One try at ending a claim: the record it left, or None where it was refused.
 Try = Callable[[Held], Procedure[TaskState | None]]
@@ -235,17 +242,36 @@ def _move(context: Context, it: Moving, after: TaskState) -> Procedure[TaskState
 
 
 def _settle(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[TaskState]:
-    """End a claim; asked again after an unknown outcome, it tells what happened."""
-    if held.lost:
-        raise _lost(held.task_id, held.token)
+    """End a claim; asked again after an unknown outcome, it tells what happened.
+
+    Raises `OutcomeUnknown` rather than `Unavailable` for as long as it is not known what became of an earlier call.
+    """
+    asked_before = held.unsure
+    try:
+        return (yield from _until_settled(context, held, verb, attempt))
+    except Unavailable as error:
+        if not asked_before:
+            raise
+        msg = f"what became of an earlier call that settles task {held.task_id!r} is not known yet: {error}"
+        raise OutcomeUnknown(msg) from error
+
+
+def _until_settled(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[TaskState]:
     while True:
-        tried, sent = held.version, held.unsure
-        held.unsure = True  # until the reply is known: a call may be cut off anywhere
-        state = yield from attempt(held)
-        held.unsure = sent
-        if state is None:
-            state = yield from still_ours(context, held, tried, verb)
+        state = None
+        if not held.lost:
+            tried, sent = held.version, held.unsure
+            held.unsure = True  # until the reply is known: a call may be cut off anywhere
+            state = yield from attempt(held)
+            held.unsure = sent
+            if state is None:
+                state = yield from still_ours(context, held, tried, verb)
+        else:  # its session has ended, say; an earlier call may have been carried out before
+            state = yield from _settled_before(context, held, verb)
+            if state is None:
+                raise _lost(held.task_id, held.token)
         if state is not None:
+            held.unsure = False
             let_go(context, held)
             return state
 
@@ -291,6 +317,7 @@ def _settled_before(context: Context, held: Held, verb: str) -> Procedure[TaskSt
     mine = set(held.nonces.values())
     if state is None or (len(state.settled) >= KEPT_NONCES and not mine & set(state.settled)):
         let_go(context, held)  # asked once more it is lost: no later look would tell more
+        held.unsure = False
         msg = (
             f"claim {held.token} of task {held.task_id!r} is over; whether it was settled by us cannot be told any more"
         )
