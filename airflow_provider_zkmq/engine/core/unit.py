@@ -122,9 +122,11 @@ def _send(unit: Unit, built: _Built, multi: Multi, *, asked_again: bool) -> Proc
     unit.sent = built  # before it is sent: whoever is interrupted here does not know what became of it
     try:
         outcome: Outcome = yield from transact(multi, partial(_ours, built.marks))
-    except TransportError:
+    except OutcomeUnknown:
         raise
-    except ZkmqError:  # refused before it was sent
+    except ZkmqError as error:  # not sent, or refused before it was sent
+        if asked_again and isinstance(error, TransportError):
+            raise _not_known_yet(error) from error
         unit.sent = None
         raise
     if asked_again and not outcome.committed:
@@ -133,10 +135,23 @@ def _send(unit: Unit, built: _Built, multi: Multi, *, asked_again: bool) -> Proc
     return outcome
 
 
+def _not_known_yet(error: ZkmqError) -> OutcomeUnknown:
+    return OutcomeUnknown(f"what became of an earlier call of commit is not known yet: {error}")
+
+
 def _became_of(unit: Unit) -> Procedure[Outcome | None]:
-    """What became of a commit whose outcome was not known; asked once, as a later look would tell no more."""
-    built, unit.sent = unit.sent, None
-    return None if built is None else (yield from _ours(built.marks))
+    """What became of a commit whose outcome was not known; told once, as a later look would tell no more."""
+    if unit.sent is None:
+        return None
+    try:
+        told = yield from _ours(unit.sent.marks)
+    except OutcomeUnknown:  # what it wrote has been collected meanwhile
+        unit.sent = None
+        raise
+    except TransportError as error:
+        raise _not_known_yet(error) from error
+    unit.sent = None
+    return told
 
 
 def _end(unit: Unit) -> None:
