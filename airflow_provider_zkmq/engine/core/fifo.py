@@ -97,7 +97,7 @@ def _head_of_lane(context: Context, look: _Look, lane: str, *, judge: bool) -> P
         look.read.append(segment)
         names = yield from listing(context, segment)
         if judge:
-            names = yield from judged(context, look.taker, names or [])
+            names = yield from judged(context, look.taker, segment, names or [])
         usable = [entry for entry in names or () if f"{segment}/{entry}" not in context.quarantine]
         ranks = yield from _read_ranks(context, segment, usable)
         head = min(_ranked(ranks, usable), default=None)

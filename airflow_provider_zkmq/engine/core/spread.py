@@ -98,7 +98,7 @@ def _usable(context: Context, look: _Look, segment: str, *, judge: bool) -> Proc
     while True:
         names, current = yield from _stock(context, segment)
         if judge:
-            names = yield from judged(context, look.taker, names)
+            names = yield from judged(context, look.taker, segment, names)
         usable = [*islice((name for name in names if look.open(context, name)), SPREAD_WINDOW)]
         if usable or current:
             if not usable and names:
