@@ -46,7 +46,7 @@ MUTANTS: Final = (
     Mutant(
         "a claim's lost reply ignored", "take", "transact(multi, lambda: claimed(context, held))", "transact(multi, lambda: iter(()))"
     ),
-    Mutant("what a cancelled claim took is kept", "giveback", "if not it.caller.left or it.busy:", "if True:"),
+    Mutant("what a cancelled claim took is kept", "giveback", "        elif it.caller.left:", "        elif False:"),
     Mutant(
         "entry before task",
         "writing",
@@ -58,7 +58,12 @@ MUTANTS: Final = (
     Mutant("attempt counted after the hand-out", "take", "attempt=before.attempt + 1", "attempt=before.attempt"),
     Mutant("watch not re-armed", "context", "return self.watch is not None and not self.watch.fired", "return self.watch is not None"),
     Mutant("wake-up dropped", "ops", "        self.fired = True\n        self.signal.fire()", "        self.fired = True"),
-    Mutant("listing reused although spent", "spread", "if usable or current:", "if True:"),
+    Mutant(
+        "listing reused although spent",
+        "spread",
+        "        if usable or current:\n            if not usable and names:\n                look.agenda.within(SOON)",
+        "        if True:\n            if False:\n                look.agenda.within(SOON)",
+    ),
     Mutant(
         "gc without version check", "moves", 'Delete(task(task_id, "state"), version)]', 'Delete(task(task_id, "state"))]'
     ),
@@ -81,7 +86,7 @@ class _Loader(SourceFileLoader):
 
     mutant: Mutant
 
-    def get_code(self, fullname: str) -> CodeType:
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002  its signature is importlib's
         source = Path(self.path).read_text(encoding="utf-8")
         return compile(mutated(self.mutant, source), self.path, "exec", dont_inherit=True)
 
