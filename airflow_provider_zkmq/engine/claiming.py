@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -22,8 +23,9 @@ _JOBS: Final[set[asyncio.Task[None]]] = set()
 
 
 def handed_over(session: Session, context: Context, claiming: Claiming, receive: Callable[[Held], T]) -> T | None:
-    """Claim, and hand what `receive` makes of it to the caller; interrupted, the client gives it back before it claims again.
+    """Claim, and hand what `receive` makes of it to the caller; cut off, the client gives it back before it claims again.
 
+    After an interrupt from the keyboard, whose caller may never claim again, that is done at once, in the background.
     Nothing that an interrupt could cut in two stands between `deliver` and the return.
     """
     caller = Caller()
@@ -34,9 +36,22 @@ def handed_over(session: Session, context: Context, claiming: Claiming, receive:
         got = receive(held)
         deliver(context, held)
         return got
-    except BaseException:
+    except BaseException as error:
         caller.left = True
+        if not isinstance(error, Exception) and context.handovers:  # interrupted: it may never claim again
+            threading.Thread(target=_give_back_soon, args=(session, context), name="zkmq-giveback", daemon=True).start()
         raise
+
+
+def _give_back_soon(session: Session, context: Context) -> None:
+    try:
+        run(session, give_back(context))
+    except ZkmqError as error:
+        _owed(context, error)
+
+
+def _owed(context: Context, error: ZkmqError) -> None:
+    log.warning("a claim of queue %r that was cut off is given back with the next one: %s", context.queue, error)
 
 
 async def handed_over_async(
@@ -80,4 +95,4 @@ async def _put_right(session: Session, context: Context, job: asyncio.Future[Any
             log.info("a cancelled claim of queue %r ended with: %s", context.queue, error)
         await arun(session, give_back(context))
     except ZkmqError as error:
-        log.warning("a cancelled claim of queue %r is given back with the next one: %s", context.queue, error)
+        _owed(context, error)

@@ -157,12 +157,20 @@ def settling_async(
 def by_token(
     procedure: Callable[Concatenate[Context, Held, P], Procedure[T]],
 ) -> Callable[Concatenate[Context, str, int, P], Procedure[T]]:
-    """A procedure on a claim, for whoever knows the task's id and the claim's token: another process, say."""
+    """A procedure on a claim, for whoever knows the task's id and the claim's token: another process, say.
+
+    What ended in `OutcomeUnknown` is remembered, so that asking again tells what happened.
+    """
 
     @functools.wraps(procedure)
     def handed_over(context: Context, task_id: str, token: int, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:
-        held = yield from current_claim(context, task_id, token)
-        return (yield from procedure(context, held, *args, **kwargs))
+        unsure = context.unsure.pop((task_id, token), None)
+        held: Held = unsure if unsure is not None else (yield from current_claim(context, task_id, token))
+        try:
+            return (yield from procedure(context, held, *args, **kwargs))
+        finally:
+            if held.unsure:
+                context.remember_unsure(held)
 
     # Callers may name the first two as well, which the type of a ParamSpec cannot say.
     return _signed(handed_over, procedure, 2, "context", "task_id", "token")  # type: ignore[return-value]

@@ -57,7 +57,8 @@ class _Transaction:
             msg = "this transaction has ended; begin another with transaction()"
             raise ZkmqError(msg)
         self._session_id = self._session_id or self._session.id  # begun while the connection was lost
-        if self._session.id not in {self._session_id, UNKNOWN_SESSION}:
+        asking = ending and self._unit.sent is not None  # what became of a commit is told, whatever session asks
+        if not asking and self._session.id not in {self._session_id, UNKNOWN_SESSION}:
             msg = "the session of this transaction has ended; what it had taken is given back"
             raise SessionLost(msg)
         if not ending and (self._unit.sent is not None or self._unit.ended):

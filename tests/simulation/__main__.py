@@ -101,10 +101,11 @@ def _in_processes(given: argparse.Namespace) -> int:
             time.sleep(0.2)  # looks again
     except KeyboardInterrupt:
         print("stopped")
-    finally:
-        for one in running:
-            one.terminate()
-    return max(abs(one.wait()) if one.returncode in {0, 1} else 0 for one in running)
+    codes = [one.poll() for one in running]  # those that had not ended have been told to
+    for one in running:
+        one.terminate()
+        one.wait()
+    return max((abs(code) for code in codes if code is not None), default=0)
 
 
 if __name__ == "__main__":

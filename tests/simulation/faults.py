@@ -11,7 +11,6 @@ from tests.simulation.parts import Client, short
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-SESSION_TIMEOUT: Final = 4.0
 UNKNOWN: Final = Outcome(committed=False, unknown=True)
 
 
@@ -22,7 +21,7 @@ def disconnect(world: World, client: Client, *, back_in: float, late: bool = Fal
     world.tell(f"!! {client.name} is disconnected for {back_in:.1f} s")
     client.connected, client.back_at = False, world.now + back_in
     client.troubled_at = max(client.troubled_at, world.now + back_in)
-    client.expires_at = client.expires_at or world.now + SESSION_TIMEOUT
+    client.expires_at = client.expires_at or world.now + world.session_timeout
     if client.session in world.zk.at:
         world.zk.server(client.session).drop(client.session)
     client.receive_events()  # fired by the client itself, as every other watch that it had
@@ -48,7 +47,7 @@ def pause(world: World, client: Client, seconds: float) -> None:
     """A client stands still, its session as well: past its time-out that ends."""
     world.tell(f"!! {client.name} stands still for {seconds:.1f} s")
     client.paused_until = client.troubled_at = world.now + seconds
-    client.expires_at = client.expires_at or world.now + SESSION_TIMEOUT
+    client.expires_at = client.expires_at or world.now + world.session_timeout
 
 
 def end_session(world: World, client: Client) -> None:
@@ -80,7 +79,7 @@ def kill(world: World, client: Client) -> None:
     world.tell(f"!! {client.name} dies")
     client.alive, client.connected, client.back_at = False, False, None
     client.hands.clear()
-    world.late.append((world.now + SESSION_TIMEOUT, client.session, None))
+    world.late.append((world.now + world.session_timeout, client.session, None))
 
 
 def reconnect(world: World, client: Client) -> None:

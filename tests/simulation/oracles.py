@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.records import TaskState
 from airflow_provider_zkmq.engine.core.states import ENDED, State
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
@@ -15,7 +16,7 @@ from airflow_provider_zkmq.engine.errors import (
     ZkmqError,
 )
 from tests.simulation.history import SETTLING, History
-from tests.simulation.parts import Call, Fiber
+from tests.simulation.parts import Call, Client, Fiber
 from tests.simulation.world import World
 
 #: Seconds that somebody may sleep beyond what it waits for, and a call beyond its own limit.
@@ -156,9 +157,16 @@ class Oracles(History):
         by_session = {client.session: client for client in self.world.clients if client.alive}
         for (queue, task), token in self.claims.items():
             node = nodes.get(self.paths_of.context(queue).paths.task(task, "claim"))
-            client = by_session.get(node.owner) if node is not None and node.owner else None
+            if node is None:
+                continue
+            client = by_session.get(node.owner) if node.owner else self._leaseholder(self.records.get((queue, task)))
             if client is not None and token not in client.hands:
                 self.fail("no claimed task in nobody's hand", f"{task} ({token}) of {client.name}")
+
+    def _leaseholder(self, state: TaskState | None) -> Client | None:
+        """The living client that has a leased claim; consumers are named after their clients."""
+        name = "" if state is None else (state.consumer or "").partition("-")[0]
+        return next((client for client in self.world.clients if client.alive and client.name == name), None)
 
     def tables(self) -> None:
         """At the end no client remembers anything under way: every call has put right what it began."""

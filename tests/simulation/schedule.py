@@ -67,6 +67,8 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     change_points: tuple[int, ...] = ()
     lag: float = 0.0
+    session_timeout: float = 4.0
+    request_timeout: float = 10.0
     notes: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
@@ -74,14 +76,14 @@ def plan(seed: str) -> Plan:
     """A plan: few clients, few calls, and faults of a few kinds; each seed another climate."""
     rand = random.Random(seed)
     clients = rand.choice([1, 2, 2, 3])
-    length = rand.choice([60, 150, 300])
+    length = rand.choice([40, 100, 200])
     crew = [Actor(0, "producer", rand.randint(1, 4), rand.randrange(1 << 30))]
     crew.append(Actor(rand.randrange(clients), "consumer", rand.randint(1, 4), rand.randrange(1 << 30)))
     for _ in range(rand.randint(0, 4)):
         crew.append(Actor(rand.randrange(clients), rand.choice(ROLES), rand.randint(1, 3), rand.randrange(1 << 30)))
     kinds = rand.sample(FAULTS, rand.randint(1, 4))
     coming = [
-        Fault(rand.randrange(10, length), rand.choice(kinds), rand.randrange(clients), rand.random())
+        Fault(rand.randrange(length), rand.choice(kinds), rand.randrange(clients), rand.random())
         for _ in range(rand.choice([0, 1, 2, 4, 7]))
     ]
     servers = rand.choice([1, 1, 2])
@@ -97,6 +99,7 @@ def plan(seed: str) -> Plan:
         tuple(sorted(coming, key=lambda fault: fault.step)),
         tuple(rand.randrange(length) for _ in range(3)) if scheduler == "pct" else (),
         rand.choice([0.5, 0.9]) if servers > 1 else 0.0,
+        *rand.choice([(4.0, 10.0), (4.0, 10.0), (30.0, 3.0)]),
     )
 
 
@@ -155,6 +158,7 @@ def _prepare(chosen: Plan, world: World) -> list[Client]:
             _program(actor, client, world),
             background=actor.role in {"keeper", "upkeep"},
         )
+    world.session_timeout, world.request_timeout = chosen.session_timeout, chosen.request_timeout
     world.scheduler, world.change_points, world.lag = chosen.scheduler, set(chosen.change_points), chosen.lag
     return clients
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.ops import (
@@ -28,7 +29,6 @@ from tests.simulation import faults
 from tests.simulation.parts import Call, Client, Fiber, Pause, Request, Violation, short, told_of
 from tests.simulation.zookeeper import Ensemble
 
-REQUEST_TIMEOUT: Final = 10.0
 UNKNOWN: Final = Outcome(committed=False, unknown=True)
 
 
@@ -52,6 +52,7 @@ class World:
         self.change_points: set[int] = set()
         self.scheduler = "random"
         self.lag = 0.0
+        self.session_timeout, self.request_timeout = 4.0, 10.0
         self.losing: set[Client] = set()
         """Whose next write loses its reply."""
 
@@ -229,8 +230,8 @@ class World:
             case Wait(_, _, timeout):
                 fiber.state = "waiting"
                 fiber.until = self.now + 1e9 if timeout is None else self.now + timeout
-            case Reconnect():
-                fiber.state, fiber.until = "reconnecting", self.now + REQUEST_TIMEOUT
+            case Reconnect(since):
+                fiber.state, fiber.until = "reconnecting", (since or self.now) + self.request_timeout
             case Tell(call):
                 fiber.state, fiber.inbox = "ready", call()
             case EnsureRoot():
@@ -241,7 +242,7 @@ class World:
                     fiber.state, fiber.inbox = "ready", []
                     return
                 fiber.state, fiber.replies, fiber.missing = "sent", [None] * len(ops), len(ops)
-                deadline = self.now + REQUEST_TIMEOUT
+                deadline = self.now + self.request_timeout
                 for at, each in enumerate(ops):
                     client.outbox.append(Request(each, fiber, at, deadline, self.now))
 
@@ -296,16 +297,8 @@ class World:
         fiber = request.fiber
         if fiber is None:
             return
-        if isinstance(result, Outcome) and not result.unknown:
-            result = Outcome(
-                result.committed,
-                result.failed,
-                result.failure,
-                result.detail,
-                result.time,
-                result.zxid,
-                sent=request.sent,
-            )
+        if isinstance(result, Outcome):
+            result = replace(result, sent=request.sent)
         fiber.replies[request.at] = result
         fiber.missing -= 1
         if fiber.missing == 0:

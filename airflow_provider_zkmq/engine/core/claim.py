@@ -52,7 +52,7 @@ def _claim(
         except Unregistered:
             continue
         left = deadline - context.run.monotonic()
-        if held is not None or left <= 0:
+        if held is not None or (left <= 0 and not agenda.more):
             return held
         woken = yield Wait(context.signal, seen, agenda.left(left))
         if woken and not stopping():

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.context import Conf, Context
 from airflow_provider_zkmq.engine.core.filters import FilterType, check_types, decode_types, encode_types
-from airflow_provider_zkmq.engine.core.ops import Failure, Get, Node, Ops, Procedure
+from airflow_provider_zkmq.engine.core.ops import Failure, Get, Node, Ops, Procedure, Sync
 from airflow_provider_zkmq.engine.core.parts import reread, watched_parts
 from airflow_provider_zkmq.engine.core.paths import LAYOUT
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
@@ -83,8 +83,25 @@ def configure(
     if order is not None:
         values["order"] = _order(order).encode()
     created = yield from create_skeleton(context, _defaults() | values)
+    if not created:
+        yield from _refuse_another_layout(context)
     if not created and values:
         yield from _set(context, values)
+
+
+def _refuse_another_layout(context: Context) -> Procedure[None]:
+    """Raise `ConfigError` before anything is written into a queue of another version's layout."""
+    path = context.paths.conf("layout")
+    node: Node | None = yield Get(path)
+    if node is not None:
+        _check_layout(path, node.data)
+
+
+def _check_layout(path: str, data: bytes) -> None:
+    if data != str(LAYOUT).encode():
+        found = data[:20]
+        msg = f"{path} is {found!r}: this version reads layout {LAYOUT}; upgrade airflow-provider-zkmq on this machine"
+        raise ConfigError(msg)
 
 
 def _order(value: str) -> str:
@@ -140,6 +157,9 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
         for part in parts.values():
             part.watch = None
     yield from reread(context, parts)
+    if parts["layout"].value is None and not create:
+        yield Sync(context.root)  # the server that we read from may lag behind
+        yield from reread(context, parts)
     if parts["layout"].value is None and create:
         yield from create_skeleton(context, _defaults())
         yield from reread(context, parts)
@@ -153,10 +173,7 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
     if layout is None:
         msg = f"queue {context.queue!r} does not exist under {context.root!r}; create it with configure() or enqueue()"
         raise ConfigError(msg)
-    if layout.data != str(LAYOUT).encode():
-        path, found = context.paths.conf("layout"), layout.data[:20]
-        msg = f"{path} is {found!r}: this version reads layout {LAYOUT}; upgrade airflow-provider-zkmq on this machine"
-        raise ConfigError(msg)
+    _check_layout(context.paths.conf("layout"), layout.data)
     return Conf(
         types=decode_types(context.paths.conf("filters"), _data(nodes["filters"])),
         policy=RetryPolicy.decode(context.paths.conf("policy"), _data(nodes["policy"])),

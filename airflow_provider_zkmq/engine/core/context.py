@@ -105,6 +105,8 @@ class Agenda:
 
     monotonic: Callable[[], float]
     due: float | None = None
+    more: bool = False
+    """There is more to look after than this look was allowed to do, and it got on: another one follows at once."""
 
     def within(self, seconds: float) -> None:
         """Look again in so many seconds at the latest."""
@@ -128,6 +130,7 @@ class Later:
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 30.0
 MAX_LATER: Final = 1_000
+MAX_UNSURE: Final = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -172,6 +175,8 @@ class Context:
     consumer: Consumer | None = None
     held: WeakValueDictionary[str, Any] = field(default_factory=WeakValueDictionary)
     """What is in the hands of this client's callers, by task; whoever lets go of a claim takes it off."""
+    unsure: dict[tuple[str, int], Any] = field(default_factory=dict)
+    """What was settled by token and ended in an unknown outcome, by task and token; the latest of them."""
     handovers: dict[str, Any] = field(default_factory=dict)
     """Claims on their way to their callers, by nonce; see `take.Handover`."""
     clock: ServerTime | None = None
@@ -251,6 +256,12 @@ class Context:
     def certainly_past(self, now: int) -> int:
         """A server's time that `server_ms` gave, less what it may be ahead of the truth: by this, deadlines are judged."""
         return now if self.clock is None else now - int((self.clock.received - self.clock.sent) * 1000)
+
+    def remember_unsure(self, held: Any) -> None:
+        """A claim whose settling by token was sent, and whose outcome is not known."""
+        self.unsure[held.task_id, held.token] = held
+        if len(self.unsure) > MAX_UNSURE:
+            del self.unsure[next(iter(self.unsure))]
 
     def until(self, when: int) -> float:
         """Seconds until a time of the server's clock has certainly come; 0 where the clock is not known any more."""

@@ -171,7 +171,7 @@ def _tree(context: Context, entry: str, path: str, node: Node) -> list[WriteOp]:
     except CorruptRecord as error:
         context.report(path, str(error))
         return []
-    window = state.dedupe is not None and state.dedupe > (context.server_ms() or 0)
+    window = state.dedupe is not None and state.dedupe > context.certainly_past(context.server_ms() or 0)
     if window or state.index is None or context.paths.at(state.index) != entry:
         return []
     return [*tree_deletes(context, entry_task(entry.rpartition("/")[2]) or "", state, node.stat.version), Delete(entry)]

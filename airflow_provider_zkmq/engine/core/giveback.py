@@ -7,8 +7,6 @@ one whatever was on its way, and the task is released; the delivery counts as no
 
 from __future__ import annotations
 
-from typing import Final
-
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.settle import release
@@ -16,18 +14,15 @@ from airflow_provider_zkmq.engine.core.take import Handover, claimed, hold
 from airflow_provider_zkmq.engine.core.transact import transact
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 
-#: How long a call waits for another one of the same client that gives back what was left, in seconds.
-PATIENCE: Final = 1.0
-
 
 def give_back(context: Context) -> Procedure[int]:
     """Give back what callers left behind; returns how many tasks that were. Raises `TransportError`: then it is owed still."""
     count = 0
     for nonce, it in list(context.handovers.items()):
+        while it.busy is not None:
+            yield Wait(it.busy, 0)  # another call of this client is at it, for no longer than its own requests take
         if nonce not in context.handovers:
-            continue  # given back while we waited
-        if it.caller.left and it.busy is not None:
-            yield Wait(it.busy, 0, PATIENCE)  # another call of this client is at it
+            continue  # it has been given back, or its caller has it
         elif it.caller.left:
             it.busy = busy = context.run.new_signal()
             try:

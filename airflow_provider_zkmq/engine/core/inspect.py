@@ -101,7 +101,7 @@ def _build(context: Context, task_id: str, tree: _Tree, state: TaskState, status
 
 def status_of(context: Context, state: TaskState) -> Procedure[Status]:
     """Carmine's word for a record; a dedupe window is judged by the server's clock."""
-    window = state.dedupe is not None and state.dedupe > (yield from server_time(context))
+    window = state.dedupe is not None and state.dedupe > context.certainly_past((yield from server_time(context)))
     return derive_status(state.state, scheduled=state.due is not None, requeue=state.requeue, window=window)
 
 

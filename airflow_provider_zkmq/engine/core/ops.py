@@ -196,7 +196,12 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """Wait until the connection is back, at most the driver's patience, raising `Unavailable` past it."""
+    """Wait until the connection is back, at most the driver's patience, raising `Unavailable` past it.
+
+    ``since``: from when on that is counted, by the driver's monotonic clock; None: from now on.
+    """
+
+    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,10 +75,12 @@ def _promote_bucket(context: Context, path: str, now: int, agenda: Agenda, most:
             context.buckets.discard(path)
         return 0
     due = _due_names(context, path, entries, now, agenda)
+    found = yield from _read(context, path, due[:most])
+    done = yield from _promote(context, found, agenda)
     if len(due) > most:
         agenda.within(0.0)
-    found = yield from _read(context, path, due[:most])
-    return (yield from _promote(context, found, agenda))
+        agenda.more = agenda.more or done > 0
+    return done
 
 
 def _due_names(context: Context, path: str, entries: list[str], now: int, agenda: Agenda) -> list[str]:

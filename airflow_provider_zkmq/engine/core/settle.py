@@ -262,7 +262,11 @@ def _until_settled(context: Context, held: Held, verb: str, attempt: Try) -> Pro
         if not held.lost:
             tried, sent = held.version, held.unsure
             held.unsure = True  # until the reply is known: a call may be cut off anywhere
-            state = yield from attempt(held)
+            try:
+                state = yield from attempt(held)
+            except Unavailable:
+                held.unsure = sent  # nothing was sent, or what was sent was refused
+                raise
             held.unsure = sent
             if state is None:
                 state = yield from still_ours(context, held, tried, verb)

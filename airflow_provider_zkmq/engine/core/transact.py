@@ -44,15 +44,17 @@ def transact(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcom
     if not outcome.unknown:
         return outcome
     try:
-        return (yield from _resolve(multi, ours))
+        return (yield from _resolve(multi, ours, outcome.sent))
     except (Unavailable, SessionLost) as error:
         raise _unknown(error) from error
 
 
-def _resolve(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
-    """Issue a write of unknown outcome again until it is known."""
+def _resolve(
+    multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]], sent: float | None
+) -> Procedure[Outcome]:
+    """Issue a write of unknown outcome again until it is known, or too long ago."""
     for _ in range(TRIES):
-        yield Reconnect()
+        yield Reconnect(sent)
         outcome: Outcome = yield multi
         if outcome.committed:
             return outcome
@@ -66,10 +68,13 @@ def _unknown(why: object) -> OutcomeUnknown:
     return OutcomeUnknown(f"a write was sent and its outcome is not known: {why}")
 
 
-def reconnect() -> Procedure[None]:
-    """Wait for the connection after a write of unknown outcome. Raises `OutcomeUnknown` when it does not come back."""
+def reconnect(sent: float | None = None) -> Procedure[None]:
+    """Wait for the connection after a write of unknown outcome. Raises `OutcomeUnknown` when it does not come back.
+
+    `sent`: when the write was sent; its caller waits no longer for it than for any other operation.
+    """
     try:
-        yield Reconnect()
+        yield Reconnect(sent)
     except (Unavailable, SessionLost) as error:
         raise _unknown(error) from error
 

@@ -69,7 +69,7 @@ def wait(
         unsubscribe(
             context, [context.paths.task(task_id, part) for task_id in ids for part in ("state", "claim")], mine
         )
-    tasks = yield from read_many(context, ids)
+    tasks = yield from read_many(context, ids, strict=True)
     if len(tasks) < len(ids):
         raise _missing(context, set(ids) - {task.id for task in tasks})
     return tasks

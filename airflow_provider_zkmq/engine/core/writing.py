@@ -149,7 +149,7 @@ def _settle_batch(
         path = failed_at(outcome, it.multi)
         if outcome.unknown:
             uncertain = True
-            yield from reconnect()
+            yield from reconnect(outcome.sent)
         elif outcome.failure is Failure.NODE_EXISTS and path == context.paths.task(first.task_id):
             met = yield from meet.meet(context, first, uncertain=uncertain, sending=lambda: call.sending(batch))
             if met is meet.Met.WRITTEN:

@@ -35,8 +35,8 @@ def execute(session: Session, op: Op) -> Any:
             return _wait(cast(ThreadSignal, signal), seen, timeout)
         case Pipeline(ops):
             return _pipeline(session, ops)
-        case Reconnect():
-            return _connected(session, session.deadline())
+        case Reconnect(since):
+            return _connected(session, session.deadline(since))
         case EnsureRoot(path):
             return _ensure(session, path)
         case Tell(call):

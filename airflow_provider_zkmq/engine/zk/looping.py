@@ -35,8 +35,8 @@ async def execute(session: Session, op: Op) -> Any:
             return await _wait(cast(ThreadSignal, signal), seen, timeout)
         case Pipeline(ops):
             return await _pipeline(session, ops)
-        case Reconnect():
-            return await _connected(session, session.deadline())
+        case Reconnect(since):
+            return await _connected(session, session.deadline(since))
         case EnsureRoot(path):
             return await _ensure(session, path)
         case Tell(call):

@@ -116,9 +116,9 @@ class Session:
             msg = "this connection was opened in another process: connect again after a fork"
             raise TransportError(msg)
 
-    def deadline(self) -> float:
-        """When an operation that begins now has taken too long, by the monotonic clock."""
-        return time.monotonic() + self.config.request_timeout
+    def deadline(self, since: float | None = None) -> float:
+        """When an operation has taken too long that began at a time of the monotonic clock; None: that begins now."""
+        return (time.monotonic() if since is None else since) + self.config.request_timeout
 
     def send(self, name: str, request: Any, reply: Any) -> None:
         """Queue a request; never blocks. Counted under `name`.
