@@ -7,7 +7,7 @@ export AIRFLOW__CORE__LOAD_EXAMPLES := False
 # Two cores: more test processes only take them from the servers under test.
 WORKERS ?= 2
 
-.PHONY: demo test lint format clean
+.PHONY: demo test soak mutants lint format clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
@@ -20,6 +20,14 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+# Schedules with new seeds until something is found, or for ever; see docs/simulator.md.
+soak: $(VENV)/.ready
+	$(BIN)/python -m tests.simulation --jobs $(WORKERS) $(if $(SCHEDULES),--schedules $(SCHEDULES),--forever)
+
+# Known bugs, put in one at a time: each must be found.
+mutants: $(VENV)/.ready
+	$(BIN)/python -m tests.simulation.mutants
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -57,6 +57,7 @@ class _Transaction:
         if not self._open:
             msg = "this transaction has ended; begin another with transaction()"
             raise ZkmqError(msg)
+        self._session_id = self._session_id or self._session.id  # begun while the connection was lost
         if self._session.id not in {self._session_id, UNKNOWN_SESSION}:
             msg = "the session of this transaction has ended; what it had taken is given back"
             raise SessionLost(msg)

@@ -81,7 +81,7 @@ class _Loader(SourceFileLoader):
 
     mutant: Mutant
 
-    def get_code(self, fullname: str) -> CodeType:
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002  its signature is importlib's
         source = Path(self.path).read_text(encoding="utf-8")
         return compile(mutated(self.mutant, source), self.path, "exec", dont_inherit=True)
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from airflow_provider_zkmq.engine.core.batch import WRITING
-from airflow_provider_zkmq.engine.core.moves import notes_of
-from airflow_provider_zkmq.engine.core.ops import Create, Delete, SetData
-from airflow_provider_zkmq.engine.core.paths import entry_task
-from airflow_provider_zkmq.engine.core.records import TaskState
-from airflow_provider_zkmq.engine.core.states import ENDED, TRANSITIONS, State
+from airflow_provider_zkmq.engine.core.states import ENDED, State
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     CorruptRecord,
@@ -19,200 +14,21 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     ZkmqError,
 )
-from tests.simulation.parts import Call, Client, Fiber, Violation
+from tests.simulation.history import SETTLING, History
+from tests.simulation.parts import Call, Fiber
 from tests.simulation.world import World
 
 #: Seconds that somebody may sleep beyond what it waits for, and a call beyond its own limit.
 LATE: Final = 0.5
 BEYOND: Final = 2.0
-DEPTHS: Final = {
-    "queue": 3, "scheduled": 2, "requeued": 2, "finished": 2, "cancelled": 2, "dlq": 1, "leases": 1, "locks": 1,
-}  # fmt: skip
-ALLOWED: Final = frozenset({(before, after) for (before, _), after in TRANSITIONS.items()} | {(s, s) for s in State})
-SETTLING: Final = frozenset({"complete", "fail", "release", "snooze", "settle", "commit", "rollback"})
-#: Seconds without trouble in which a keeper extends whatever has a deadline.
-CALM: Final = 8.0
-#: Calls that change tasks of others on their way.
-CARETAKING: Final = frozenset({"claim", "gc", "tend"})
-REMOVING: Final = frozenset({"drop", "clear"})
-Key = tuple[str, str]
 
 
-class Oracles:
-    """The history of one world, and what is checked of it."""
+class Oracles(History):
+    """The history of one world, and what is checked of what callers get and of who sleeps."""
 
     def __init__(self, world: World, attempts: int, order: str) -> None:
-        self.world, self.attempts, self.order = world, attempts, order
-        self.paths_of = Client(world, "observer")
-        self.records: dict[Key, TaskState] = {}
-        self.places: dict[Key, set[str]] = {}
-        self.claims: dict[Key, int] = {}
-        self.tokens: dict[int, Key] = {}
-        self.ended: dict[int, State] = {}
-        self.ended_by: dict[int, Call] = {}
-        self.handed: set[int] = set()
-        self.created: dict[Key, int] = {}
-        self.payloads: dict[bytes, set[str]] = {}
-        self.removed: set[Key] = set()
-        self.closed: dict[str, int] = {}
-        world.zk.committed = self.on_commit
+        super().__init__(world, attempts, order)
         world.returned = self.on_return
-
-    def fail(self, oracle: str, detail: str) -> None:
-        """An oracle does not hold."""
-        raise Violation(oracle, detail)
-
-    # --- each transaction
-
-    def on_commit(self, txn: Any) -> None:
-        """Judge one committed transaction by the tasks it touches."""
-        touched: dict[Key, None] = {}
-        claims_before = {}
-        fresh_claims = []
-        for op in txn.ops:
-            parts = op.path.split("/")
-            if len(parts) < 5 or (isinstance(op, SetData) and parts[3] != "tasks"):
-                continue
-            queue, top, rest = parts[2], parts[3], parts[4:]
-            if top == "tasks":
-                key = (queue, rest[0])
-                if len(rest) == 1 and isinstance(op, Create):
-                    self.created[key] = self.created.get(key, 0) + 1
-                if rest[1:] == ["claim"]:
-                    if isinstance(op, Create):
-                        fresh_claims.append(key)
-                        self.claims[key] = txn.zxid
-                    elif isinstance(op, Delete):
-                        claims_before[key] = self.claims.pop(key, None)
-                if rest[1:] == ["data"] and isinstance(op, Create):
-                    self.payloads.setdefault(op.data, set()).add(rest[0])
-                if rest[1:] == ["state"]:
-                    touched[key] = None
-                continue
-            task = self._listed(top, rest)
-            if task is not None:
-                key = (queue, task)
-                touched[key] = None
-                found = self.places.setdefault(key, set())
-                (found.add if isinstance(op, Create) else found.discard)(op.path)
-            if top == "batches" and rest[1:] == ["open"]:
-                self._judge_batch(rest[0], op, txn)
-        for key in touched:
-            self._judge(key, txn, claims_before)
-
-    def _judge_batch(self, name: str, op: Any, txn: Any) -> None:
-        """A batch is closed once: the last of its open members is off, and the record says that it is done."""
-        if isinstance(op, Create):
-            self.closed[name] = 0
-        elif isinstance(op, Delete) and any(isinstance(other, SetData) for other in txn.ops):
-            self.closed[name] = self.closed.get(name, 0) + 1
-            if self.closed[name] > 1:
-                self.fail("a batch ends once", name)
-
-    @staticmethod
-    def _listed(top: str, rest: list[str]) -> str | None:
-        depth = DEPTHS.get(top)
-        if depth == len(rest):
-            if top == "dlq":
-                return rest[0]
-            return rest[0].rpartition("~")[0] if depth == 1 else entry_task(rest[-1])
-        if top == "consumers" and len(rest) == 3:
-            return rest[2]
-        if top == "batches" and len(rest) == 3 and rest[1] == "open" and rest[2] != WRITING:
-            return rest[2]
-        return None
-
-    def _judge(self, key: Key, txn: Any, claims_before: dict[Key, int | None]) -> None:
-        queue, task = key
-        context = self.paths_of.context(queue)
-        node = self.world.zk.leader.nodes.get(context.paths.task(task, "state"))
-        before = self.records.get(key)
-        call = self.world.executing.call if self.world.executing is not None else None
-        if call is not None and call.verb not in CARETAKING:
-            call.wrote += 1
-        if node is None:
-            self.records.pop(key, None)
-            if before is not None:
-                self._judge_removal(key, before, call, txn)
-            if self.places.get(key):
-                self.fail("no entry without its task", f"{task}: {sorted(self.places[key])}")
-            return
-        after = TaskState.decode(task, node.data)
-        self.records[key] = after
-        if before is None:
-            before = after
-        if (before.state, after.state) not in ALLOWED:
-            self.fail("the state table", f"{task}: {before.state} -> {after.state}")
-        self._judge_places(key, after)
-        if after.state is State.CLAIMED and before.state is State.INSERTED:
-            self._judge_claim(key, before, after, txn)
-        if before.state is State.CLAIMED and after.state is not State.CLAIMED:
-            self._judge_end(key, after, call, claims_before.get(key))
-
-    def _judge_places(self, key: Key, state: TaskState) -> None:
-        queue, task = key
-        context = self.paths_of.context(queue)
-        if state.state is State.CLAIMED:
-            expected = set(notes_of(context, task, state))
-        else:
-            expected = {context.paths.entry(state.place) if state.index is None else context.paths.at(state.index)}
-        if state.batch and state.state not in ENDED:
-            expected.add(context.paths.batch(state.batch, "open", task))
-        if expected != self.places.get(key, set()):
-            self.fail("each task in one place", f"{task} is {state.state}: {expected} != {self.places.get(key)}")
-
-    def _judge_claim(self, key: Key, before: TaskState, after: TaskState, txn: Any) -> None:
-        self.tokens[txn.zxid] = key
-        if self.world.executing is not None and self.world.executing.call is not None:
-            self.world.executing.call.wrote += 1
-        if after.attempt != before.attempt + 1 or after.attempt > self.attempts:
-            self.fail("the attempt is counted before the hand-out", f"{key[1]}: {before.attempt} -> {after.attempt}")
-        if self.order == "fifo" and key[0] == "q":
-            self._judge_order(key, after)
-
-    def _judge_order(self, key: Key, claimed: TaskState) -> None:
-        """Nothing that was never handed out, and committed before, is passed by."""
-        leader, paths = self.world.zk.leader, self.paths_of.context(key[0]).paths
-        call = self.world.executing.call if self.world.executing is not None else None
-        if call is None or call.about.get("selector") != "everything":
-            return
-        for other, state in self.records.items():
-            if (
-                other[0] != key[0]
-                or state.state is not State.INSERTED
-                or state.index
-                or state.priority != claimed.priority
-            ):
-                continue
-            node = leader.nodes[paths.entry(state.place)]
-            if not node.data and state.attempt == 0 and not state.history and node.czxid < (claimed.rank or 0):
-                self.fail("strict order", f"{other[1]} ({node.czxid}) was passed by {key[1]} ({claimed.rank})")
-
-    def _judge_end(self, key: Key, after: TaskState, call: Call | None, token: int | None) -> None:
-        held = call.about.get("held") if call is not None and call.verb in SETTLING else None
-        if held is not None and held.task_id == key[1] and token is not None and held.token != token:
-            self.fail("a stale owner changes nothing", f"{key[1]}: token {held.token}, the claim's is {token}")
-        if after.history and "its lease ended" in (after.history[-1].error or ""):
-            self._judge_expiry(key, token)
-        if token is not None:
-            self.ended[token] = after.state
-            if call is not None:
-                self.ended_by[token] = call
-
-    def _judge_expiry(self, key: Key, token: int | None) -> None:
-        """A lease or lock that its owner's keeper could extend does not end."""
-        for client in self.world.clients:
-            calm = client.alive and client.connected and client.troubled_at < self.world.now - CALM
-            if calm and token in client.kept and client.kept[token] < self.world.now - CALM:
-                self.fail("what a keeper extends does not end", f"{key[1]} ({token}) of {client.name}")
-
-    def _judge_removal(self, key: Key, before: TaskState, call: Call | None, txn: Any) -> None:
-        self.removed.add(key)
-        verb = call.verb if call is not None else "late"
-        if verb in REMOVING or verb == "late":
-            return
-        if before.state not in {State.FINISHED, State.CANCELLED} or before.requeue or (before.dedupe or 0) > txn.ms:
-            self.fail("clean-up keeps what must stay", f"{key[1]} was {before.state} (by {verb})")
 
     # --- each call
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine.core.context import Context, Runtime
-from airflow_provider_zkmq.engine.core.ops import Multi, Outcome, Watch
+from airflow_provider_zkmq.engine.core.ops import Children, Exists, Get, GetMany, Multi, Node, Outcome, Watch
 from airflow_provider_zkmq.engine.core.paths import Paths
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+
+ROOT: Final = "/zkmq/"
 
 
 class Violation(AssertionError):
@@ -151,17 +155,43 @@ class Client:
 
 
 def short(what: Any) -> str:
-    """Something of the trace on one line."""
-    if isinstance(what, Multi):
-        parts = []
-        for op in what.ops:
-            sign = {"Create": "+", "Delete": "-", "SetData": "=", "Check": "?"}.get(type(op).__name__, "c")
-            version = getattr(op, "version", -1)
-            parts.append(f"{sign}{op.path.removeprefix('/zkmq/')}" + (f"@{version}" if version >= 0 else ""))
-        return f"Multi({' '.join(parts)})"
-    if isinstance(what, Outcome):
-        if what.committed:
-            return f"committed {what.zxid or ''}"
-        return "unknown" if what.unknown else f"refused at {what.failed}: {what.detail}"
-    text = repr(what)
-    return text if len(text) < 200 else text[:200] + "…"
+    """Something of the trace on one line, the same in every run."""
+    match what:
+        case Multi(ops):
+            return f"Multi({' '.join(map(_write, ops))})"
+        case Outcome(committed=True, zxid=zxid):
+            return f"committed {zxid or ''}"
+        case Outcome(unknown=True):
+            return "unknown"
+        case Outcome(failed=at, detail=detail):
+            return f"refused at {at}: {detail}"
+        case Node(data, stat):
+            return f"version {stat.version} {data[:120]!r}"
+        case GetMany(paths):
+            return f"GetMany({' '.join(path.removeprefix(ROOT) for path in paths)})"
+        case list():
+            return f"[{', '.join(map(short, what))}]"
+        case Get(path, watch) | Children(path, watch) | Exists(path, watch):
+            return f"{type(what).__name__}({path.removeprefix(ROOT)}){' watched' if watch else ''}"
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(what))
+    return text if len(text) < 300 else text[:300] + "…"
+
+
+def told_of(call: Call) -> str:
+    """What a call was asked for."""
+    held = call.about.get("held")
+    plain = {
+        name: value for name, value in call.about.items() if name in {"selector", "ids", "batch", "lifetime"} and value
+    }
+    message = call.about.get("message")
+    return " ".join([
+        *(f"{name}={value}" for name, value in plain.items()),
+        *([f"{held.task_id} (token {held.token})"] if held is not None else []),
+        *([short(message)] if message is not None else []),
+    ])  # fmt: skip
+
+
+def _write(op: Any) -> str:
+    sign = {"Create": "+", "Delete": "-", "SetData": "=", "Check": "?"}.get(type(op).__name__, "c")
+    version = getattr(op, "version", -1)
+    return f"{sign}{op.path.removeprefix(ROOT)}" + (f"@{version}" if version >= 0 else "")

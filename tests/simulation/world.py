@@ -25,7 +25,7 @@ from airflow_provider_zkmq.engine.core.ops import (
 )
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.simulation import faults
-from tests.simulation.parts import Call, Client, Fiber, Pause, Request, Violation, short
+from tests.simulation.parts import Call, Client, Fiber, Pause, Request, Violation, short, told_of
 from tests.simulation.zookeeper import Ensemble
 
 REQUEST_TIMEOUT: Final = 10.0
@@ -178,7 +178,7 @@ class World:
         wanted.began = self.now
         fiber.inbox, fiber.thrown, fiber.state, fiber.idle_requests = None, None, "ready", 0
         if self.trace is not None:
-            self.tell(f"{fiber.name}: {wanted.verb} {wanted.about or ''}")
+            self.tell(f"{fiber.name}: {wanted.verb} {told_of(wanted)}")
 
     def _resume(self, fiber: Fiber) -> None:
         """One step of a procedure: from one operation to the next."""

@@ -9,16 +9,12 @@ from airflow_provider_zkmq.engine.core import fifo, spread
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.consumers import register
 from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing
+from airflow_provider_zkmq.engine.core.crowd import take_turns
 from airflow_provider_zkmq.engine.core.lanes import priority_of
 from airflow_provider_zkmq.engine.core.match import fitting_lanes
 from airflow_provider_zkmq.engine.core.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.rescue import tend
 from airflow_provider_zkmq.engine.core.take import Caller, Held, Taker, Unregistered, Wanted, deliver
-
-#: With more consumers than this, those that wait do not all look at once when something happens.
-CROWD = 8
-#: The longest that a waiting consumer of a crowd puts a look off, in seconds, and how much of it each one brings.
-LONGEST_STAGGER, STAGGER = 0.2, 0.004
 
 
 def claim(
@@ -59,18 +55,9 @@ def _claim(
         if held is not None or left <= 0:
             return held
         woken = yield Wait(context.signal, seen, agenda.left(left))
-        if woken:
-            yield from _stagger(context, deadline, stopping)
+        if woken and not stopping():
+            yield from take_turns(context, deadline - context.run.monotonic())
     return None
-
-
-def _stagger(context: Context, deadline: float, stopping: Callable[[], bool]) -> Procedure[None]:
-    """Of many waiting consumers, few look at once: for most, what has come is gone again when they would get to it."""
-    crowd = len(context.live)
-    if crowd > CROWD and not stopping():
-        pause = min(LONGEST_STAGGER, STAGGER * crowd, deadline - context.run.monotonic()) * context.run.random()
-        if pause > 0:
-            yield Wait(context.run.new_signal(), 0, pause)
 
 
 def claim_now(context: Context, wanted: Wanted, caller: Caller, agenda: Agenda) -> Procedure[Held | None]:

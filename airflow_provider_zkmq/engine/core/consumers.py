@@ -14,6 +14,7 @@ from airflow_provider_zkmq.engine.core.ops import (
     Ops,
     Outcome,
     Procedure,
+    Reconnect,
     SetData,
     Wait,
 )
@@ -32,6 +33,9 @@ def register(context: Context, accepts: str) -> Procedure[Consumer]:
     """
     while True:
         session = context.run.session()
+        if session == 0:  # it has just ended: there will be another one
+            yield Reconnect()
+            continue
         known = context.consumer
         if known is not None and known.session == session:
             break

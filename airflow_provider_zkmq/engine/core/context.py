@@ -164,7 +164,10 @@ class Context:
     """The ranks of the entries of each listed segment."""
     buckets: set[str] = field(default_factory=set)
     stock: dict[str, list[str]] = field(default_factory=dict)
-    verdicts: dict[str, dict[str, str] | None] = field(default_factory=dict)
+    verdicts: dict[str, dict[str, dict[str, str] | None]] = field(default_factory=dict)
+    """The filters of the entries of each segment of a mixed lane."""
+    lane_filters: dict[str, dict[str, str] | None] = field(default_factory=dict)
+    """What lanes with shortened names stand for."""
     quarantine: set[str] = field(default_factory=set)
     consumer: Consumer | None = None
     held: WeakValueDictionary[str, Any] = field(default_factory=WeakValueDictionary)
@@ -288,6 +291,8 @@ class Context:
         entry = self.cache.pop(path, None)
         self.stock.pop(path, None)
         self.ranks.pop(path, None)
+        self.verdicts.pop(path, None)
+        self.lane_filters.pop(path, None)
         if entry is not None and isinstance(entry.value, list):
             for name in entry.value:
                 if f"{path}/{name}" in self.cache:

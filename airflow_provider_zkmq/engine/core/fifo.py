@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing
+from airflow_provider_zkmq.engine.core.crowd import step_back
 from airflow_provider_zkmq.engine.core.lanes import priority_of
 from airflow_provider_zkmq.engine.core.match import fitting_lanes, judged
 from airflow_provider_zkmq.engine.core.ops import GetMany, Node, Procedure
@@ -48,6 +49,7 @@ def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[
         if look.tried[entry] >= TRIES and f"{segment}/{entry}" not in context.quarantine:
             agenda.within(SOON)  # somebody keeps changing it: it is first all the same, and nobody passes it by
             return None
+        yield from step_back(context)
 
 
 def _head(context: Context, look: _Look) -> Procedure[_Head | None]:
@@ -95,7 +97,7 @@ def _head_of_lane(context: Context, look: _Look, lane: str, *, judge: bool) -> P
         look.read.append(segment)
         names = yield from listing(context, segment)
         if judge:
-            names = yield from judged(context, look.taker, names or [])
+            names = yield from judged(context, look.taker, segment, names or [])
         usable = [entry for entry in names or () if f"{segment}/{entry}" not in context.quarantine]
         ranks = yield from _read_ranks(context, segment, usable)
         head = min(_ranked(ranks, usable), default=None)

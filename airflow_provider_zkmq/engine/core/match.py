@@ -14,7 +14,6 @@ from airflow_provider_zkmq.engine.core.take import Taker
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 READ_CHUNK: Final = 128
-MAX_VERDICTS: Final = 100_000
 
 
 def fitting_lanes(context: Context, taker: Taker, names: Iterable[str]) -> Procedure[list[tuple[str, bool]]]:
@@ -44,7 +43,7 @@ def lane_fits(context: Context, taker: Taker, name: str) -> Procedure[bool | Non
 
 def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
     path = context.paths.at("queue", name)
-    if path not in context.verdicts:
+    if path not in context.lane_filters:
         node: Node | None = yield Get(path)
         if node is None:
             return None
@@ -53,29 +52,32 @@ def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
         except CorruptRecord as error:
             context.report(path, str(error))
             lane = None
-        context.verdicts[path] = None if lane is None else dict(lane.filters or {})
-    filters = context.verdicts[path]
+        context.lane_filters[path] = None if lane is None else dict(lane.filters or {})
+    filters = context.lane_filters[path]
     return None if filters is None else Lane(0, filters)
 
 
-def judged(context: Context, taker: Taker, names: list[str]) -> Procedure[list[str]]:
-    """The entries of a mixed lane that fit; an entry whose filters change gets another name, so each is read once."""
-    if len(context.verdicts) > MAX_VERDICTS:
-        context.verdicts.clear()
-    unknown = [name for name in names if name not in context.verdicts and entry_task(name)]
-    for start in range(0, len(unknown), READ_CHUNK):
-        chunk = unknown[start : start + READ_CHUNK]
-        paths = [context.paths.task(entry_task(name) or "", "state") for name in chunk]
-        nodes: list[Node | None] = yield GetMany(tuple(paths))
-        for name, path, node in zip(chunk, paths, nodes, strict=True):
-            if node is not None:  # else it is gone, or comes back: not to be remembered
-                context.verdicts[name] = _filters(context, path, node)
-    fitting = []
-    for name in names:
-        filters = context.verdicts.get(name)
-        if filters is not None and taker.accepts(filters):
-            fitting.append(name)
-    return fitting
+def judged(context: Context, taker: Taker, segment: str, names: list[str]) -> Procedure[list[str]]:
+    """The entries of a mixed lane's segment that fit; one whose filters change gets another name: each is read once.
+
+    What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.
+    """
+    known = context.verdicts.get(segment, {})
+    unknown = [name for name in names if name not in known and entry_task(name)]
+    if unknown or len(known) > 2 * len(names) + READ_CHUNK:
+        known = {name: known[name] for name in names if name in known}
+        for start in range(0, len(unknown), READ_CHUNK):
+            known |= yield from _read_filters(context, unknown[start : start + READ_CHUNK])
+        context.verdicts[segment] = known
+    return [name for name in names if (found := known.get(name)) is not None and taker.accepts(found)]
+
+
+def _read_filters(context: Context, names: list[str]) -> Procedure[dict[str, dict[str, str] | None]]:
+    """The filters of some entries' tasks; what is gone, or comes back, is not to be remembered."""
+    paths = [context.paths.task(entry_task(name) or "", "state") for name in names]
+    nodes: list[Node | None] = yield GetMany(tuple(paths))
+    found = zip(names, paths, nodes, strict=True)
+    return {name: _filters(context, path, node) for name, path, node in found if node is not None}
 
 
 def _filters(context: Context, path: str, node: Node) -> dict[str, str] | None:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 #: Lanes whose newest segment a client remembers.
 MAX_OPEN_SEGMENTS: Final = 256
-MAX_BUCKETS: Final = 256
+MAX_BUCKETS: Final = 64
 
 
 def open_segment(context: Context, wanted: Lane) -> Procedure[OpenSegment]:
@@ -64,10 +64,11 @@ def forget_lanes(context: Context, there: Iterable[str]) -> None:
         if memory.lane.name not in names and not any(isinstance(op, Create) for op in memory.ops):
             context.open_segments.pop(name, None)
     known = context.paths.at("queue") + "/"
-    for path in [path for path in (*context.cache, *context.stock, *context.verdicts) if path.startswith(known)]:
+    for path in [path for path in (*context.cache, *context.stock, *context.verdicts, *context.lane_filters) if path.startswith(known)]:
         if path[len(known) :].partition("/")[0] not in names:
             context.forget(path)
             context.verdicts.pop(path, None)
+            context.lane_filters.pop(path, None)
 
 
 def ordered(context: Context) -> bool:

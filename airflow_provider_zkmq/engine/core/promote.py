@@ -12,6 +12,7 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core import again
 from airflow_provider_zkmq.engine.core.context import Agenda, Context, OpenSegment, listing
+from airflow_provider_zkmq.engine.core.crowd import share
 from airflow_provider_zkmq.engine.core.lanes import Lane
 from airflow_provider_zkmq.engine.core.moves import Moving, move, move_ops, moved
 from airflow_provider_zkmq.engine.core.ops import Delete, GetMany, Multi, Node, Outcome, Pipeline, Procedure
@@ -100,11 +101,8 @@ def _due_names(context: Context, path: str, entries: list[str], now: int, agenda
 
 
 def _my_share(context: Context, name: str) -> bool:
-    slots = len(context.live)
-    consumer = context.consumer
-    if consumer is None or slots < 2 or consumer.id not in context.live:
-        return True
-    return zlib.crc32(name.encode()) % slots == context.live.index(consumer.id)
+    slot, slots = share(context)
+    return zlib.crc32(name.encode()) % slots == slot
 
 
 def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Due]]:

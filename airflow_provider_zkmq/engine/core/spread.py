@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.context import Agenda, Consumer, Context, listing
+from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing
+from airflow_provider_zkmq.engine.core.crowd import any_of_the_first, share
 from airflow_provider_zkmq.engine.core.match import judged
 from airflow_provider_zkmq.engine.core.ops import Delete, Multi, Procedure
 from airflow_provider_zkmq.engine.core.take import Held, Taker, take
@@ -45,7 +46,7 @@ def claim_among(
 ) -> Procedure[Held | None]:
     """Claim the first task of some lanes that nobody else is at; of each lane: its name, and whether to judge its entries."""
     look = _Look(taker, agenda)
-    slot, slots = _slot(context, taker.consumer)
+    slot, slots = share(context)
     while True:
         fronts: list[list[tuple[str, str]]] = []
         for name, judge in lanes:
@@ -58,8 +59,8 @@ def claim_among(
             if not fronts:
                 return None
             continue
-        share = (pair for pair in window if slots == 1 or zlib.crc32(pair[0].encode()) % slots == slot)
-        entry, segment = next(share, window[0])
+        mine = (pair for pair in window if slots == 1 or zlib.crc32(pair[0].encode()) % slots == slot)
+        entry, segment = next(mine, window[any_of_the_first(context, len(window))])
         held = yield from _try(context, look, segment, entry)
         if held is not None:
             return held
@@ -97,7 +98,7 @@ def _usable(context: Context, look: _Look, segment: str, *, judge: bool) -> Proc
     while True:
         names, current = yield from _stock(context, segment)
         if judge:
-            names = yield from judged(context, look.taker, names)
+            names = yield from judged(context, look.taker, segment, names)
         usable = [*islice((name for name in names if look.open(context, name)), SPREAD_WINDOW)]
         if usable or current:
             if not usable and names:
@@ -126,12 +127,6 @@ def drop_if_empty(context: Context, segment: str) -> Procedure[None]:
     if context.cached(segment).value == []:
         yield Multi((Delete(segment),))
         context.forget(segment)
-
-
-def _slot(context: Context, consumer: Consumer) -> tuple[int, int]:
-    """This consumer's share: each starts at entries of its own, so that few races are lost."""
-    names = context.live
-    return (names.index(consumer.id), len(names)) if consumer.id in names else (0, 1)
 
 
 def _take_off(context: Context, segment: str, entry: str) -> None:
