@@ -152,7 +152,7 @@ class UnitOfWork(_Transaction):
     def rollback(self) -> None:
         """Cancel every put and give back everything taken; afterwards no lock of this transaction is left.
 
-        Where the connection is lost for longer, call it again, or the end of the session does it. Raises
+        Where the connection is lost for longer, call it again, or the client does it before it claims again. Raises
         `IllegalTransition` where a commit of unknown outcome turns out to have happened.
         """
         with self._lock:

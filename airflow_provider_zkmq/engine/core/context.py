@@ -174,6 +174,8 @@ class Context:
     """What is in the hands of this client's callers, by task; whoever lets go of a claim takes it off."""
     handovers: dict[str, Any] = field(default_factory=dict)
     """Claims on their way to their callers, by nonce; see `take.Handover`."""
+    owed: dict[int, Any] = field(default_factory=dict)
+    """Claims of transactions whose rollback was cut off, by token; see `giveback`."""
     clock: ServerTime | None = None
     live: list[str] = field(default_factory=list)
     unburied: list[str] = field(default_factory=list)
@@ -198,7 +200,7 @@ class Context:
     """Enqueues whose callers were not told what became of them, see `core.repeat`."""
 
     def report(self, path: str, why: str) -> None:
-        """Tell of a foreign or damaged znode, once."""
+        """Tell of a foreign or damaged znode, once, however often it is met; `Runtime.report` tells of what happened."""
         if path in self.quarantine:
             return
         if len(self.quarantine) >= MAX_QUARANTINE:

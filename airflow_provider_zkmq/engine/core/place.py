@@ -64,7 +64,11 @@ def forget_lanes(context: Context, there: Iterable[str]) -> None:
         if memory.lane.name not in names and not any(isinstance(op, Create) for op in memory.ops):
             context.open_segments.pop(name, None)
     known = context.paths.at("queue") + "/"
-    for path in [path for path in (*context.cache, *context.stock, *context.verdicts, *context.lane_filters) if path.startswith(known)]:
+    for path in [
+        path
+        for path in (*context.cache, *context.stock, *context.verdicts, *context.lane_filters)
+        if path.startswith(known)
+    ]:
         if path[len(known) :].partition("/")[0] not in names:
             context.forget(path)
             context.verdicts.pop(path, None)
