@@ -46,7 +46,7 @@ MUTANTS: Final = (
     Mutant(
         "a claim's lost reply ignored", "take", "transact(multi, lambda: claimed(context, held))", "transact(multi, lambda: iter(()))"
     ),
-    Mutant("what a cancelled claim took is kept", "giveback", "if not it.caller.left or it.busy:", "if True:"),
+    Mutant("what a cancelled claim took is kept", "giveback", "        elif it.caller.left:", "        elif False:"),
     Mutant(
         "entry before task",
         "writing",

@@ -10,27 +10,36 @@ with any more. What it had taken counts as a delivery.
 
 from __future__ import annotations
 
+from typing import Final
+
 from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.ops import Procedure
+from airflow_provider_zkmq.engine.core.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.recover import recover_record
 from airflow_provider_zkmq.engine.core.settle import fail, release
 from airflow_provider_zkmq.engine.core.take import Handover, Held, claimed, hold
 from airflow_provider_zkmq.engine.core.transact import transact
-from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
+from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
+
+#: How long a call waits for another one of the same client that gives back what was left, in seconds.
+PATIENCE: Final = 1.0
 
 
 def give_back(context: Context) -> Procedure[int]:
     """Give back what callers left behind; returns how many tasks that were. Raises `TransportError`: then it is owed still."""
     count = 0
     for nonce, it in list(context.handovers.items()):
-        if not it.caller.left or it.busy:
-            continue
-        it.busy = True
-        try:
-            count += yield from _give_back(context, it)
-            context.handovers.pop(nonce, None)
-        finally:
-            it.busy = False
+        if nonce not in context.handovers:
+            continue  # given back while we waited
+        if it.caller.left and it.busy is not None:
+            yield Wait(it.busy, 0, PATIENCE)  # another call of this client is at it
+        elif it.caller.left:
+            it.busy = busy = context.run.new_signal()
+            try:
+                count += yield from _give_back(context, it)
+                context.handovers.pop(nonce, None)
+            finally:
+                it.busy = None
+                busy.fire()
     return count + (yield from _roll_back_owed(context))
 
 
@@ -68,9 +77,11 @@ def _roll_back_owed(context: Context) -> Procedure[int]:
         try:
             yield from roll_back(context, held)
             count += 1
+        except TransportError:
+            raise
         except ClaimLost:  # its session has ended, or its caller was here first
             pass
-        except CorruptRecord as error:
+        except ZkmqError as error:
             context.run.report(context.paths.task(held.task_id), f"rolling back: {error}")
         context.owed.pop(token, None)
     return count

@@ -14,7 +14,18 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core.context import Conf, Consumer, Context
 from airflow_provider_zkmq.engine.core.exhaust import bury_exhausted, used_up
 from airflow_provider_zkmq.engine.core.moves import lease_path
-from airflow_provider_zkmq.engine.core.ops import Exists, Failure, Get, GetMany, Multi, Node, Ops, Outcome, Procedure
+from airflow_provider_zkmq.engine.core.ops import (
+    Exists,
+    Failure,
+    Get,
+    GetMany,
+    Multi,
+    Node,
+    Ops,
+    Outcome,
+    Procedure,
+    Signal,
+)
 from airflow_provider_zkmq.engine.core.paths import SEPARATOR, entry_task
 from airflow_provider_zkmq.engine.core.records import TaskState, dump, load
 from airflow_provider_zkmq.engine.core.selectors import Selector
@@ -66,8 +77,8 @@ class Handover:
     held: Held
     multi: Multi
     caller: Caller
-    busy: bool = False
-    """It is being given back."""
+    busy: Signal | None = None
+    """It is being given back; fired when that is over."""
 
 
 @dataclass(frozen=True, slots=True)
