@@ -51,23 +51,29 @@ def transact(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcom
 
 def _resolve(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
     """Issue a write of unknown outcome again until it is known."""
-    for _ in range(TRIES):
-        yield Reconnect()
+    lost = 0
+    while True:
+        lost += 1
+        yield from reconnect(lost)
         outcome: Outcome = yield multi
         if outcome.committed:
             return outcome
         if not outcome.unknown:
             mine = yield from ours()
             return mine or outcome
-    raise _unknown("the connection was lost each time that its outcome was asked for")
 
 
 def _unknown(why: object) -> OutcomeUnknown:
     return OutcomeUnknown(f"a write was sent and its outcome is not known: {why}")
 
 
-def reconnect() -> Procedure[None]:
-    """Wait for the connection after a write of unknown outcome. Raises `OutcomeUnknown` when it does not come back."""
+def reconnect(lost: int) -> Procedure[None]:
+    """Wait for the connection, after it was lost with a write under way for the `lost`-th time.
+
+    Raises `OutcomeUnknown` when it does not come back, and when it is lost again and again.
+    """
+    if lost > TRIES:
+        raise _unknown("the connection was lost each time that its outcome was asked for")
     try:
         yield Reconnect()
     except (Unavailable, SessionLost) as error:
