@@ -58,7 +58,12 @@ MUTANTS: Final = (
     Mutant("attempt counted after the hand-out", "take", "attempt=before.attempt + 1", "attempt=before.attempt"),
     Mutant("watch not re-armed", "context", "return self.watch is not None and not self.watch.fired", "return self.watch is not None"),
     Mutant("wake-up dropped", "ops", "        self.fired = True\n        self.signal.fire()", "        self.fired = True"),
-    Mutant("listing reused although spent", "spread", "if usable or current:", "if True:"),
+    Mutant(
+        "listing reused although spent",
+        "spread",
+        "        if usable or current:\n            if not usable and names:\n                look.agenda.within(SOON)",
+        "        if True:\n            if False:\n                look.agenda.within(SOON)",
+    ),
     Mutant(
         "gc without version check", "moves", 'Delete(task(task_id, "state"), version)]', 'Delete(task(task_id, "state"))]'
     ),

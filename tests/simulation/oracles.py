@@ -160,6 +160,18 @@ class Oracles(History):
             if client is not None and token not in client.hands:
                 self.fail("no claimed task in nobody's hand", f"{task} ({token}) of {client.name}")
 
+    def tables(self) -> None:
+        """At the end no client remembers anything under way: every call has put right what it began."""
+        for client in self.world.clients:
+            for context in client.contexts.values() if client.alive else ():
+                left = {
+                    name: list(getattr(context, name))
+                    for name in ("handovers", "trying", "joining", "unclosed", "unburied")
+                    if getattr(context, name)
+                }
+                if left or context.gc_left or context.gc_busy:
+                    self.fail("nothing is left under way", f"{client.name}, {context.queue}: {left}")
+
     def left(self) -> list[str]:
         """The tasks that have not ended."""
         return [

@@ -269,6 +269,7 @@ def _quiet(world: World, clients: list[Client], oracles: Oracles) -> None:
         if world.now > start + 40 and not _busy(world):
             oracles.orphans()
             if not oracles.left():
+                oracles.tables()
                 return
         if world.now > start + QUIET_SECONDS:
             raise Violation("every task ends", f"{oracles.left()}; {_busy(world)}")
