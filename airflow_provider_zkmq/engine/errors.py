@@ -43,15 +43,21 @@ class TransportError(ZkmqError):
 
 
 class Unavailable(TransportError):
-    """No ZooKeeper server answered in time; the operation was not carried out."""
+    """No ZooKeeper server answered in time; nothing that the call asks for was written.
+
+    A call over many tasks, such as `clear` or `collect_garbage`, may have dealt with some of them.
+    """
 
 
 class SessionLost(TransportError):
-    """The ZooKeeper session ended; what it held is given back by the server."""
+    """The ZooKeeper session ended, or was closed; what it held is given back. Never raised for a connection merely lost."""
 
 
 class OutcomeUnknown(TransportError):
-    """The connection was lost during a write, and its outcome could not be resolved in time.
+    """A write was sent, its reply was lost, and what became of it could not be found out in time.
+
+    The same call made again, on the same claim or transaction, tells, and goes on if it was not carried out. A claim needs
+    no such call: what it took is given back before the client claims again.
 
     ``task_ids``: of an enqueue, the tasks that may have been written. The same call made again by the same client
     within a minute takes them over, so that each is written once.
@@ -99,7 +105,10 @@ class QueuePaused(QueueError):
 
 
 class WaitTimeout(QueueError, TimeoutError):
-    """What was waited for did not happen in time; nothing was changed. ``left``: the tasks that were not there yet."""
+    """What was waited for did not happen in time; nothing was changed.
+
+    ``left``: the tasks that were not there yet; of a search, its selector.
+    """
 
     def __init__(self, message: str, *, left: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -111,8 +120,8 @@ class ClaimLost(ZkmqError):
 
 
 class IllegalTransition(ZkmqError):
-    """The event is not allowed in the task's present state."""
+    """The task's present state does not allow it; of a rollback: the commit, whose outcome was not known, had happened."""
 
 
 class CorruptRecord(ZkmqError):
-    """A znode does not hold what this library writes there; the message names its path."""
+    """A znode is missing, or does not hold what this library writes there; the message names its path."""

@@ -111,6 +111,7 @@ def test_the_page_on_queue_files_runs(tmp_path: Path) -> None:
         "docs/guide.md",
         "docs/architecture.md",
         "docs/semantics.md",
+        "docs/simulator.md",
         "docs/textqueue.md",
         "docs/tree.md",
     ],

@@ -166,7 +166,7 @@ class GetMany:
 
 @dataclass(frozen=True, slots=True)
 class Multi:
-    """One transaction → `Outcome`. A lost connection gives an unknown outcome, not an exception."""
+    """One transaction → `Outcome`: an unknown one where it was sent and the reply did not come, not an exception."""
 
     ops: tuple[WriteOp, ...]
 
@@ -180,7 +180,11 @@ class CreateContainer:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Several operations in flight at the same time → list of their results, in order."""
+    """Several operations in flight at the same time → list of their results, in order.
+
+    Of many, some at a time: the rest is not sent once one was not answered. Of a write among several the outcome is then
+    unknown, whether it was sent or not.
+    """
 
     ops: tuple[Get | Children | Exists | GetMany | Multi | CreateContainer, ...]
 
