@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
+from airflow_provider_zkmq.engine.background import Background
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.outcome import settle_outcome
 from airflow_provider_zkmq.engine.deliveries import NOT_BEGUN, Deliveries, Delivery
@@ -14,8 +13,6 @@ from airflow_provider_zkmq.engine.settler import LEFT_SECONDS, RETRY_SECONDS
 from airflow_provider_zkmq.engine.unit_of_work import is_over
 from airflow_provider_zkmq.engine.zk.drivers import arun
 from airflow_provider_zkmq.engine.zk.session import Session, log
-
-T = TypeVar("T")
 
 
 class AsyncSettler:
@@ -27,19 +24,7 @@ class AsyncSettler:
         self._session = session
         self._context = context
         self._deliveries = deliveries
-        self._chores: set[asyncio.Task[Any]] = set()
-
-    def in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Have something done whatever becomes of who asked for it."""
-        task = asyncio.create_task(work)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
-        return task
-
-    async def wait(self, timeout: float) -> None:
-        """Wait for what is in the background; what takes longer goes on."""
-        if self._chores:
-            await asyncio.wait(set(self._chores), timeout=timeout)
+        self.background = Background()
 
     async def settle(self, delivery: Delivery) -> None:
         """Settle, however long ZooKeeper is away while the session lives: what was done must not be done again."""
@@ -50,7 +35,7 @@ class AsyncSettler:
             log.warning("task %r: %s", delivery.claim.task.id, error)
         except Exception:  # noqa: BLE001  one task's trouble must not end the others
             log.exception("task %r could not be settled; this will be tried again", delivery.claim.task.id)
-            self.in_background(self._settle_later(delivery))
+            self.background.do(self._settle_later(delivery))
         finally:
             self._deliveries.drop(delivery)
 

@@ -123,7 +123,7 @@ class AsyncWorker:
         """End what still runs; heartbeats last, as they go on until everything in hand is settled."""
         try:
             await _end(loops)
-            await self._settler.wait(GIVE_UP_SECONDS)
+            await self._settler.background.wait(GIVE_UP_SECONDS)
         finally:
             for task in others:
                 task.cancel()
@@ -156,13 +156,13 @@ class AsyncWorker:
         try:
             await asyncio.wait({claiming, stopped}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._settler.in_background(self._unclaim(claiming))
+            self._settler.background.do(self._unclaim(claiming))
             raise
         finally:
             stopped.cancel()
         if claiming.done():
             return None if claiming.cancelled() else claiming.result()
-        await asyncio.shield(self._settler.in_background(self._unclaim(claiming)))
+        await self._settler.background.to_its_end(self._unclaim(claiming))
         return None
 
     async def _unclaim(self, claiming: asyncio.Task[AsyncClaim | None]) -> None:
@@ -197,7 +197,7 @@ class AsyncWorker:
         try:
             await asyncio.wait({calling})
         finally:  # also when cancelled
-            settling = self._settler.in_background(self._end_delivery(delivery, calling))
+            settling = self._settler.background.do(self._end_delivery(delivery, calling))
         await asyncio.shield(settling)
 
     async def _call(self, delivery: Delivery) -> Handled:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
+from airflow_provider_zkmq.engine.background import OF_CALLS
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.giveback import give_back
 from airflow_provider_zkmq.engine.core.ops import Procedure
@@ -17,9 +18,6 @@ from airflow_provider_zkmq.engine.zk.session import Session, log
 
 T = TypeVar("T")
 Claiming = Callable[[Caller], Procedure[Held | None]]
-
-#: What goes on after a cancelled call; an event loop itself keeps no task alive.
-_JOBS: Final[set[asyncio.Task[None]]] = set()
 
 
 def handed_over(session: Session, context: Context, claiming: Claiming, receive: Callable[[Held], T]) -> T | None:
@@ -68,7 +66,7 @@ async def handed_over_async(
     except asyncio.CancelledError:
         caller.left = True  # a claim that waits is told by the signal
         context.signal.fire()
-        await asyncio.shield(_in_the_background(_put_right(session, context, job)))
+        await OF_CALLS.to_its_end(_put_right(session, context, job))
         raise
     except BaseException:
         caller.left = True
@@ -78,13 +76,6 @@ async def handed_over_async(
     got = receive(held)
     deliver(context, held)
     return got
-
-
-def _in_the_background(work: Any) -> asyncio.Task[None]:
-    task: asyncio.Task[None] = asyncio.ensure_future(work)
-    _JOBS.add(task)
-    task.add_done_callback(_JOBS.discard)
-    return task
 
 
 async def _put_right(session: Session, context: Context, job: asyncio.Future[Any]) -> None:

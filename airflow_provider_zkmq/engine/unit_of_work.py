@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
+from airflow_provider_zkmq.engine.background import OF_CALLS
 from airflow_provider_zkmq.engine.claiming import handed_over, handed_over_async
 from airflow_provider_zkmq.engine.core import unit
 from airflow_provider_zkmq.engine.core.claim import claim
@@ -23,7 +24,7 @@ from airflow_provider_zkmq.engine.core.take import Caller, Held
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.fronts import Method, held_task, wanted
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session
+from airflow_provider_zkmq.engine.zk.session import Session, log
 
 #: What a session's id is while it is not known, which is no news of its end.
 UNKNOWN_SESSION: Final = 0
@@ -152,7 +153,7 @@ class UnitOfWork(_Transaction):
     def rollback(self) -> None:
         """Cancel every put and give back everything taken; afterwards no lock of this transaction is left.
 
-        Where the connection is lost for longer, call it again, or the end of the session does it. Raises
+        Where the connection is lost for longer, call it again, or the client does it before it claims again. Raises
         `IllegalTransition` where a commit of unknown outcome turns out to have happened.
         """
         with self._lock:
@@ -176,7 +177,7 @@ class UnitOfWork(_Transaction):
         try:
             self.rollback()
         except ZkmqError as trouble:
-            _keep(error, trouble)
+            _tell(error, trouble)
 
 
 class AsyncUnitOfWork(_Transaction):
@@ -245,14 +246,22 @@ class AsyncUnitOfWork(_Transaction):
     ) -> None:
         if not self._open:
             return
+        await OF_CALLS.to_its_end(self._undo(error))  # who could roll back again after that?
+
+    async def _undo(self, error: BaseException | None) -> None:
         try:
             await self.rollback()
         except ZkmqError as trouble:
-            _keep(error, trouble)
+            _tell(error, trouble)
 
 
-def _keep(error: BaseException | None, trouble: ZkmqError) -> None:
-    """A commit of unknown outcome stays that, whatever its rollback met; any other trouble is raised."""
-    if not isinstance(error, OutcomeUnknown):
+def _tell(error: BaseException | None, trouble: ZkmqError) -> None:
+    """What the rollback of a transaction met that `error` ended.
+
+    A cancellation or an interrupt goes on its way, and a commit of unknown outcome stays that, both with a note; in any
+    other case it is raised.
+    """
+    if error is None or (isinstance(error, Exception) and not isinstance(error, OutcomeUnknown)):
         raise trouble
     error.add_note(f"its rollback: {trouble}")
+    log.warning("rolling back a transaction after %s: %s", type(error).__name__, trouble)

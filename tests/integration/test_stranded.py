@@ -25,7 +25,7 @@ from kazoo.handlers.utils import AsyncResult
 
 from airflow_provider_zkmq.engine import AllOf, AsyncZkmq, Message, Queue, RetryPolicy, Task, UnitOfWork, Zkmq
 from airflow_provider_zkmq.engine.errors import ZkmqError
-from tests.faulty import CutAfter, CutBefore, Fault, Faulty, Late, Once, Tell
+from tests.faulty import CutAfter, CutBefore, Delay, Fault, Faulty, Late, Once, Request, Tell
 from tests.integration.hands import claim_the_rest, claimed_by_the_living, stranded
 from tests.support import eventually
 
@@ -248,6 +248,69 @@ async def test_a_cancelled_call_leaves_nothing_behind(
         assert got == everything, f"{len(everything - got)} tasks cannot be had; the calls {said}"
     assert not said[SWALLOWED], f"{said[SWALLOWED]} cancellations were swallowed: {said}"
     assert said["cancelled"] > TRIALS // 10, f"hardly a call was met: {said}"
+
+
+def _ends_a_claim(request: Request) -> bool:
+    """Whether it is a transaction that settles a claim: a commit, or what rolls one back."""
+    return any(kind == "delete" and path.endswith("/claim") for kind, path in request.operations)
+
+
+def _cancel_at_the_door(door: Faulty, task: asyncio.Task[Any], fault: Fault) -> threading.Event:
+    """Cancel at the request that settles, which meets `fault`."""
+    loop, met = asyncio.get_running_loop(), threading.Event()
+
+    def plan(request: Request) -> Fault | None:
+        if met.is_set() or not _ends_a_claim(request):
+            return None
+        met.set()
+        loop.call_soon_threadsafe(task.cancel)
+        return fault
+
+    door.plan = plan
+    return met
+
+
+@pytest.mark.parametrize("fault", [CutBefore(), CutAfter(), Late(0.1), Delay(0.1)], ids=lambda it: type(it).__name__)
+async def test_a_cancelled_commit_is_whole_and_ends_cancelled(
+    observer: Queue, door: Faulty, root: str, fault: Fault
+) -> None:
+    """The cancellation is what its caller gets, also where the rollback finds that the commit has happened."""
+    task_id = await asyncio.to_thread(observer.enqueue, b"x")
+    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as zk:
+
+        async def work() -> None:
+            async with zk.transaction() as tx:
+                assert await tx.try_take("in") is not None
+                await tx.put("out", b"y")
+                await tx.commit()
+
+        task = asyncio.ensure_future(work())
+        met = _cancel_at_the_door(door, task, fault)
+        await asyncio.wait({task}, timeout=PATIENCE_S)
+        assert met.is_set()
+        assert task.cancelled(), task
+        found = await zk.queue("in").task(task_id)
+        written = (await zk.queue("out").counts())["inserted"]
+        assert (found.state, written) in {("finished", 1), ("inserted", 0)}
+        assert (await _had(zk, Counter()) == task_id) if found.state == "inserted" else True
+
+
+@pytest.mark.parametrize("fault", [CutBefore(), CutAfter(), Late(0.1), Delay(0.1)], ids=lambda it: type(it).__name__)
+async def test_a_cancelled_rollback_goes_on(observer: Queue, door: Faulty, root: str, fault: Fault) -> None:
+    """Leaving a transaction is cancelled while it rolls back: it ends cancelled, and nothing is left claimed."""
+    task_id = await asyncio.to_thread(observer.enqueue, b"x")
+    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as zk:
+
+        async def work() -> None:
+            async with zk.transaction() as tx:
+                assert await tx.try_take("in") is not None
+
+        task = asyncio.ensure_future(work())
+        met = _cancel_at_the_door(door, task, fault)
+        await asyncio.wait({task}, timeout=PATIENCE_S)
+        assert met.is_set()
+        assert task.cancelled(), task
+        assert await _had(zk, Counter()) == task_id
 
 
 async def test_a_cancelled_worker_leaves_nothing_behind(observer: Queue, door: Faulty, root: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -14,24 +13,13 @@ from tests.support import eventually, fresh_root
 
 
 class Outage(Proxy):
-    """After the reply that it loses, no connection comes to anything until `end`."""
-
-    down = False
-
-    def end(self) -> None:
-        self.down = False
+    """After the reply that it loses, no connection comes to anything until `up`."""
 
     def _reply(self, packet: bytes, lost: set[int]) -> bool:
         passed = super()._reply(packet, lost)
-        self.down = self.down or not passed
+        if not passed:
+            self.down()
         return passed
-
-    def _pass_on(self, source: Any, sink: Any, look: Any, lost: set[int]) -> None:
-        if self.down:
-            for one in (source, sink):
-                one.close()
-        else:
-            super()._pass_on(source, sink, look, lost)
 
 
 @pytest.fixture
@@ -54,7 +42,7 @@ def test_an_enqueue_that_a_long_outage_leaves_unknown_is_one_task_when_made_agai
     outage.cut(0)
     with pytest.raises(OutcomeUnknown) as unknown:
         q.enqueue(b"x")
-    outage.end()
+    outage.up()
     eventually(lambda: q._session.connected.is_set())
     assert unknown.value.task_ids == (q.enqueue(b"x"),)
     assert tuple(task.id for task in q.tasks()) == unknown.value.task_ids
@@ -66,7 +54,7 @@ def test_a_batch_that_a_long_outage_leaves_unknown_is_one_batch_when_made_again(
     outage.cut(3)  # opened, two transactions of members, sealed
     with pytest.raises(OutcomeUnknown) as unknown:
         q.enqueue_many(messages, batch="b", then=Message(b"then"))
-    outage.end()
+    outage.up()
     eventually(lambda: q._session.connected.is_set())
     ids = q.enqueue_many(messages, batch="b", then=Message(b"then"))
     assert (unknown.value.task_ids, q.batch("b").total) == (tuple(ids), 30)

@@ -1,10 +1,10 @@
-"""A claim that its caller never got is given back, whatever cut the call off, and however late it was carried out."""
+"""Claims that their callers never got, or left in a transaction, are given back, whatever cut the call off."""
 
 from __future__ import annotations
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import claim, configure, enqueue, settle, take
+from airflow_provider_zkmq.engine.core import claim, configure, enqueue, settle, take, unit
 from airflow_provider_zkmq.engine.core.ops import Multi, Outcome, Reconnect
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import Message
@@ -129,6 +129,57 @@ def test_a_delivered_claim_stays_with_its_caller():
     caller.left = True
     assert world.do(claim.claim(world.context, KINDS[0])) is None
     world.do(settle.complete(world.context, held))
+
+
+def taken(world):
+    """A transaction that has taken the task."""
+    held = world.do(claim.claim(world.context, KINDS[0]))
+    return unit.Unit(taken=[(world.context, held)])
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim(carried_out):
+    """Who left the transaction cannot roll back again; its client does, once: the taking counts as one delivery."""
+    for at in range(60):
+        world = fresh(attempts=3)
+        stepper = world.stepper(unit.rollback(taken(world)))
+        for _ in range(at):
+            if not stepper.over:
+                stepper.step()
+        if stepper.over:
+            break
+        if carried_out and isinstance(stepper.op, Multi):
+            world.zk.multi(world.session, stepper.op.ops)
+        stepper.cut()
+        held = world.do(claim.claim(world.context, KINDS[0]))
+        assert held is not None, f"cut off at operation {at}, the task is in nobody's hand"
+        assert held.state.attempt == 2
+        assert not world.context.owed
+        check_tree(world.zk, world.context)
+    else:
+        pytest.fail("the rollback has more operations than this test cuts")
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_claim(arrived):
+    """Whoever comes first, the caller or the next claim; the other finds nothing left to do."""
+    for again in (True, False):
+        world = fresh(attempts=3)
+        it = taken(world)
+        stepper = world.stepper(unit.rollback(it))
+        stepper.until(Multi, "tasks/a/state")
+        if arrived:
+            world.zk.multi(world.session, stepper.op.ops)
+        stepper.answer(UNKNOWN)
+        with pytest.raises(OutcomeUnknown):
+            stepper.fail(Unavailable("no server answered"))
+        if again:
+            world.do(unit.rollback(it))
+        held = world.do(claim.claim(world.context, KINDS[0]))
+        assert (held.task_id, held.state.attempt) == ("a", 2)
+        world.do(unit.rollback(it))
+        world.do(settle.complete(world.context, held))
+        assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
 
 
 @pytest.mark.parametrize("verb", ["complete", "fail", "release"])

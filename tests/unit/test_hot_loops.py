@@ -8,11 +8,25 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core import admin, configure, enqueue, moves, rescue, unit
-from airflow_provider_zkmq.engine.core.ops import Create, Delete, Exists, Get, Multi, SetData, Sync
+from airflow_provider_zkmq.engine.core.ops import (
+    Create,
+    Delete,
+    Exists,
+    Get,
+    Multi,
+    Outcome,
+    Pipeline,
+    Reconnect,
+    SetData,
+    Sync,
+)
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.states import Event, State
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown
+from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
+
+UNKNOWN = Outcome(committed=False, unknown=True)
 
 
 def again(client: Client, **options: Any) -> Any:
@@ -229,6 +243,39 @@ def test_an_id_that_comes_and_goes_ends_in_an_error() -> None:
 
     with pytest.raises(CorruptRecord, match=path):
         client.do(again(client), flicker)
+
+
+def _lose_each_write(stepper: Stepper) -> None:
+    for _ in range(200):
+        match stepper.op:
+            case Multi():
+                stepper.answer(UNKNOWN)
+            case Pipeline(ops) if any(isinstance(op, Multi) for op in ops):
+                stepper.answer([UNKNOWN] * len(ops))
+            case Reconnect():
+                stepper.answer(None)
+            case _:
+                stepper.step()
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [Message(b"x")],
+        [Message(b"x", delay=5)],
+        [Message(b"x", task_id="a", update=True)],
+        [Message(b"x")] * 50,
+    ],
+    ids=["one", "delayed", "update", "many"],
+)
+def test_a_connection_that_is_lost_at_each_try_ends_the_call_as_unknown(messages: list[Message]) -> None:
+    """The server answers, and drops the connection whenever a task is written."""
+    client = new_queue()
+    client.put(task_id="a")
+    stepper = Stepper(client.zk, client.session, enqueue.enqueue_many(client.context, messages))
+    with pytest.raises(OutcomeUnknown):
+        _lose_each_write(stepper)
+    assert sum(isinstance(op, Reconnect) for op in stepper.done) < 50
 
 
 def test_a_tree_whose_entry_is_missing_holds_up_no_tending() -> None:

@@ -196,16 +196,14 @@ def _number(context: Context, nodes: dict[str, Node | None], name: str, default:
     try:
         return seconds(name, float(data)) if data else default
     except ValueError as error:
-        context.run.report(context.paths.conf(name), f"not a number of seconds, using {default:.0f}: {error}")
+        context.report(context.paths.conf(name), f"not a number of seconds, using {default:.0f}: {error}")
         return default
 
 
 def _known_order(context: Context, data: bytes) -> str:
     order = data.decode(errors="replace").strip() or "default"
     if order not in ORDERS:
-        context.run.report(
-            context.paths.conf("order"), f"{order!r} is no order of ours, using 'fifo', which serves any"
-        )
+        context.report(context.paths.conf("order"), f"{order!r} is no order of ours, using 'fifo', which serves any")
         return "fifo"
     return order
 

@@ -179,6 +179,8 @@ class Context:
     """What was settled by token and ended in an unknown outcome, by task and token; the latest of them."""
     handovers: dict[str, Any] = field(default_factory=dict)
     """Claims on their way to their callers, by nonce; see `take.Handover`."""
+    owed: dict[int, Any] = field(default_factory=dict)
+    """Claims of transactions whose rollback was cut off, by token; see `giveback`."""
     clock: ServerTime | None = None
     live: list[str] = field(default_factory=list)
     unburied: list[str] = field(default_factory=list)
@@ -203,7 +205,7 @@ class Context:
     """Enqueues whose callers were not told what became of them, see `core.repeat`."""
 
     def report(self, path: str, why: str) -> None:
-        """Tell of a foreign or damaged znode, once."""
+        """Tell of a foreign or damaged znode, once, however often it is met; `Runtime.report` tells of what happened."""
         if path in self.quarantine:
             return
         if len(self.quarantine) >= MAX_QUARANTINE:

@@ -1,18 +1,22 @@
-"""Claims that their callers never got are given back, before their client claims again.
+"""Claims that their callers never got, or went away from, are given back before their client claims again.
 
 A call that was cancelled or interrupted, or that ended in `OutcomeUnknown`, may have claimed a task: its session lives, so no
 rescue would ever take it away. The claim's own transaction is issued once more, which tells what became of the first
 one whatever was on its way, and the task is released; the delivery counts as no attempt, since no handler has begun.
+
+A rollback that was cut off, or whose server was away, is owed as well: whoever left a transaction has nothing to roll back
+with any more. What it had taken counts as a delivery.
 """
 
 from __future__ import annotations
 
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.ops import Procedure, Wait
-from airflow_provider_zkmq.engine.core.settle import release
-from airflow_provider_zkmq.engine.core.take import Handover, claimed, hold
+from airflow_provider_zkmq.engine.core.recover import recover_record
+from airflow_provider_zkmq.engine.core.settle import fail, release
+from airflow_provider_zkmq.engine.core.take import Handover, Held, claimed, hold
 from airflow_provider_zkmq.engine.core.transact import transact
-from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
+from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
 
 
 def give_back(context: Context) -> Procedure[int]:
@@ -31,7 +35,7 @@ def give_back(context: Context) -> Procedure[int]:
             finally:
                 it.busy = None
                 busy.fire()
-    return count
+    return count + (yield from _roll_back_owed(context))
 
 
 def _give_back(context: Context, it: Handover) -> Procedure[bool]:
@@ -51,3 +55,37 @@ def _give_back(context: Context, it: Handover) -> Procedure[bool]:
         context.run.report(context.paths.task(held.task_id), f"a claim that nobody got was not given back: {error}")
         return False
     return True
+
+
+# --- transactions
+
+
+def owe(context: Context, held: Held) -> None:
+    """The rollback of a transaction was cut off with this claim in it."""
+    if not held.lost:
+        context.owed[held.token] = held
+
+
+def _roll_back_owed(context: Context) -> Procedure[int]:
+    count = 0
+    for token, held in list(context.owed.items()):
+        try:
+            yield from roll_back(context, held)
+            count += 1
+        except TransportError:
+            raise
+        except ClaimLost:  # its session has ended, or its caller was here first
+            pass
+        except ZkmqError as error:
+            context.run.report(context.paths.task(held.task_id), f"rolling back: {error}")
+        context.owed.pop(token, None)
+    return count
+
+
+def roll_back(context: Context, held: Held) -> Procedure[None]:
+    """Give back what a transaction had taken; the taking counts as a delivery. Raises `ClaimLost`."""
+    try:
+        yield from fail(context, held, "rolled back", backoff=0)
+    except CorruptRecord as error:  # its record was damaged meanwhile
+        yield from recover_record(context, held)
+        yield from fail(context, held, error, retry=False)

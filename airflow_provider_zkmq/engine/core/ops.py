@@ -26,7 +26,11 @@ class Signal(Protocol):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Watch:
-    """A one-shot watch; ``fired`` becomes true on the event, or when the connection that held it is lost."""
+    """A one-shot watch; ``fired`` becomes true on the event, or when the connection that held it is lost.
+
+    Drivers hold it weakly: whoever relies on a watch keeps it, in what it remembers or on its stack, until it has fired or
+    nobody waits any more. A watch that nobody keeps tells nobody.
+    """
 
     signal: Signal
     fired: bool = False

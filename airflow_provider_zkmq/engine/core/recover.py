@@ -23,7 +23,7 @@ def recover_record(context: Context, held: Held) -> Procedure[bool]:
     node, claim, escrow = nodes
     if node is None or claim is None or claim.stat.czxid != held.token:
         let_go(context, held)
-        msg = f"claim {held.token} of task {held.task_id!r} is not the current one; nothing was changed"
+        msg = f"claim {held.token} of task {held.task_id!r} is not the current one; this call changed nothing"
         raise ClaimLost(msg)
     held.version = node.stat.version
     try:

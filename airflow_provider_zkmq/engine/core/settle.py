@@ -331,4 +331,4 @@ def _settled_before(context: Context, held: Held, verb: str) -> Procedure[TaskSt
 
 def _lost(task_id: str, token: int, state: TaskState | None = None) -> ClaimLost:
     now = "" if state is None else f"; the task is {state.state}, attempt {state.attempt}"
-    return ClaimLost(f"claim {token} of task {task_id!r} is not the current one{now}; nothing was changed")
+    return ClaimLost(f"claim {token} of task {task_id!r} is not the current one{now}; this call changed nothing")

@@ -53,26 +53,30 @@ def _resolve(
     multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]], sent: float | None
 ) -> Procedure[Outcome]:
     """Issue a write of unknown outcome again until it is known, or too long ago."""
-    for _ in range(TRIES):
-        yield Reconnect(sent)
+    lost = 0
+    while True:
+        lost += 1
+        yield from reconnect(lost, sent)
         outcome: Outcome = yield multi
         if outcome.committed:
             return outcome
         if not outcome.unknown:
             mine = yield from ours()
             return mine or outcome
-    raise _unknown("the connection was lost each time that its outcome was asked for")
 
 
 def _unknown(why: object) -> OutcomeUnknown:
     return OutcomeUnknown(f"a write was sent and its outcome is not known: {why}")
 
 
-def reconnect(sent: float | None = None) -> Procedure[None]:
-    """Wait for the connection after a write of unknown outcome. Raises `OutcomeUnknown` when it does not come back.
+def reconnect(lost: int, sent: float | None) -> Procedure[None]:
+    """Wait for the connection, after it was lost with a write under way for the `lost`-th time.
 
-    `sent`: when the write was sent; its caller waits no longer for it than for any other operation.
+    `sent`: when that write was first sent; its caller waits no longer for it than for any other operation.
+    Raises `OutcomeUnknown` when it does not come back in time, and when it is lost again and again.
     """
+    if lost > TRIES:
+        raise _unknown("the connection was lost each time that its outcome was asked for")
     try:
         yield Reconnect(sent)
     except (Unavailable, SessionLost) as error:

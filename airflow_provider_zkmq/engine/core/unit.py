@@ -10,6 +10,7 @@ from airflow_provider_zkmq.engine.core.batch import membership
 from airflow_provider_zkmq.engine.core.closing import close_after
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.context import Context, OpenSegment
+from airflow_provider_zkmq.engine.core.giveback import owe, roll_back
 from airflow_provider_zkmq.engine.core.moves import departure, notes_of
 from airflow_provider_zkmq.engine.core.ops import (
     MAX_REQUEST,
@@ -33,8 +34,7 @@ from airflow_provider_zkmq.engine.core.place import (
     slot_ops,
 )
 from airflow_provider_zkmq.engine.core.records import Message, TaskState, encode_data
-from airflow_provider_zkmq.engine.core.recover import recover_record
-from airflow_provider_zkmq.engine.core.settle import fail, finished, let_go, result_op, still_ours
+from airflow_provider_zkmq.engine.core.settle import finished, let_go, result_op, still_ours
 from airflow_provider_zkmq.engine.core.take import Held
 from airflow_provider_zkmq.engine.core.transact import failed_at, refused, server_time, transact
 from airflow_provider_zkmq.engine.core.tree import Tree, prepare
@@ -42,7 +42,6 @@ from airflow_provider_zkmq.engine.core.tries import Races
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,
-    CorruptRecord,
     DuplicateTask,
     IllegalTransition,
     OutcomeUnknown,
@@ -267,8 +266,18 @@ def rollback(unit: Unit) -> Procedure[None]:
     Each taking counts as a delivery: after the last one that its policy allows, a task is dead. May be repeated: what
     could not be given back is still in `unit.taken`. One task's trouble holds up no other: its error is raised last.
     Raises `IllegalTransition` where a commit of unknown outcome turns out to have happened, and `OutcomeUnknown` where
-    it may still come, which only giving something back could keep out.
+    it may still come, which only giving something back could keep out. Cut off, it is owed: its client gives back what
+    is left before it claims again.
     """
+    try:
+        yield from _rollback(unit)
+    except BaseException:
+        for context, held in unit.taken:
+            owe(context, held)
+        raise
+
+
+def _rollback(unit: Unit) -> Procedure[None]:
     if unit.sent is not None and not (unit.taken or unit.rolling_back):
         yield from _not_committed(unit)
         msg = "the commit of this transaction was sent and may still happen: it took nothing that could be given back"
@@ -278,7 +287,7 @@ def rollback(unit: Unit) -> Procedure[None]:
     error: ZkmqError | None = None
     for context, held in reversed(unit.taken):
         try:
-            yield from _give_back(context, held)
+            yield from roll_back(context, held)
         except ClaimLost:  # its session ended or it was rescued: no lock of ours is left
             yield from _not_committed(unit)
         except TransportError:
@@ -290,14 +299,6 @@ def rollback(unit: Unit) -> Procedure[None]:
     if error is not None:
         raise error
     unit.ended = True
-
-
-def _give_back(context: Context, held: Held) -> Procedure[None]:
-    try:
-        yield from fail(context, held, "rolled back", backoff=0)
-    except CorruptRecord as error:  # its record was damaged meanwhile
-        yield from recover_record(context, held)
-        yield from fail(context, held, error, retry=False)
 
 
 def _not_committed(unit: Unit) -> Procedure[None]:

@@ -139,6 +139,7 @@ def _settle_batch(
     """Carry a batch to its end: None when it is written, or the status of the task that holds its first id."""
     first = batch[0]
     uncertain, races, tries = first.uncertain, Races(), Tries(f"enqueue of task {first.task_id!r}")
+    lost, sent = 0, None
     while True:
         remember_opened(context, it.multi, outcome)
         if outcome.committed:
@@ -148,8 +149,8 @@ def _settle_batch(
             call.refused(batch)
         path = failed_at(outcome, it.multi)
         if outcome.unknown:
-            uncertain = True
-            yield from reconnect(outcome.sent)
+            uncertain, lost, sent = True, lost + 1, sent or outcome.sent
+            yield from reconnect(lost, sent)
         elif outcome.failure is Failure.NODE_EXISTS and path == context.paths.task(first.task_id):
             met = yield from meet.meet(context, first, uncertain=uncertain, sending=lambda: call.sending(batch))
             if met is meet.Met.WRITTEN:
