@@ -65,7 +65,10 @@ MUTANTS: Final = (
         "        if True:\n            if False:\n                look.agenda.within(SOON)",
     ),
     Mutant(
-        "gc without version check", "moves", 'Delete(task(task_id, "state"), version)]', 'Delete(task(task_id, "state"))]'
+        "gc without version check",
+        "gc",
+        "transact(Multi(tuple(tree)), never)",
+        "transact(Multi((Delete(tree[0].path), *tree[1:-1])), never)",
     ),
     Mutant("lost requeue", "settle", "if final and before.requeue:", "if False:"),
     Mutant("token reuse", "take", "held.token = outcome.zxid or 0", "held.token = held.version"),
@@ -73,7 +76,7 @@ MUTANTS: Final = (
         "burial not retried",
         "rescue",
         "        context.postpone(path, agenda)\n    return count\n\n\ndef _rescue",
-        "        context.unburied.remove(consumer)\n    return count\n\n\ndef _rescue",
+        "        context.unburied = [one for one in context.unburied if one != consumer]\n    return count\n\n\ndef _rescue",
     ),
     Mutant("heartbeat lost", "settle", '    span = seconds("lease", lease)\n    if held.lost:', "    return\n    if held.lost:"),
     Mutant("results of commit unchecked", "take", "    if outcome.committed:\n        context.learn", "    if True:\n        context.learn"),
