@@ -46,7 +46,8 @@ def disconnect(world: World, client: Client, *, back_in: float, late: bool = Fal
 def pause(world: World, client: Client, seconds: float) -> None:
     """A client stands still, its session as well: past its time-out that ends."""
     world.tell(f"!! {client.name} stands still for {seconds:.1f} s")
-    client.paused_until = client.troubled_at = world.now + seconds
+    client.paused_until = world.now + seconds
+    client.troubled_at = max(client.troubled_at, client.paused_until)
     client.expires_at = client.expires_at or world.now + world.session_timeout
 
 

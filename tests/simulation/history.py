@@ -19,7 +19,9 @@ DEPTHS: Final = {
 ALLOWED: Final = frozenset({(before, after) for (before, _), after in TRANSITIONS.items()} | {(s, s) for s in State})
 SETTLING: Final = frozenset({"complete", "fail", "release", "snooze", "settle", "commit", "rollback"})
 #: Seconds without trouble in which a keeper extends whatever has a deadline.
-CALM: Final = 8.0
+CALM: Final = 7.0
+#: Seconds for which the keeper has had it at least.
+KEPT: Final = 3.5
 #: Calls that change tasks of others on their way.
 CARETAKING: Final = frozenset({"claim", "gc", "tend"})
 REMOVING: Final = frozenset({"drop", "clear"})
@@ -190,7 +192,7 @@ class History:
         """A lease or lock that its owner's keeper could extend does not end."""
         for client in self.world.clients:
             calm = client.alive and client.connected and client.troubled_at < self.world.now - CALM
-            if calm and token in client.kept and client.kept[token] < self.world.now - CALM:
+            if calm and token in client.kept and client.kept[token] < self.world.now - KEPT:
                 self.fail("what a keeper extends does not end", f"{key[1]} ({token}) of {client.name}")
 
     def _judge_removal(self, key: Key, before: TaskState, call: Call | None, txn: Any) -> None:

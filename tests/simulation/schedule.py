@@ -244,7 +244,8 @@ def _strike(world: World, client: Client, fault: Fault) -> None:
         case "pause":
             faults.pause(world, client, 10 * fault.amount)
         case "stall":
-            client.stalled_until = client.troubled_at = world.now + 25 * fault.amount
+            client.stalled_until = world.now + 25 * fault.amount
+            client.troubled_at = max(client.troubled_at, client.stalled_until)
             world.tell(f"!! {client.name} gets no replies for {25 * fault.amount:.1f} s")
         case "kill":
             if sum(one.alive for one in world.clients) > 1:
