@@ -120,6 +120,26 @@ def test_a_caller_that_is_interrupted_while_it_gets_its_claim_leaves_it_to_its_c
     assert world.do(claim.claim(world.context, KINDS[0])).task_id == "a"
 
 
+@pytest.mark.parametrize("order", ["default", "fifo"])
+@pytest.mark.parametrize("timeout", [0, 60])
+def test_nothing_is_claimed_for_a_caller_that_has_left(order, timeout):
+    """The client gives back what is owed and claims again; a call that nobody waits for must not claim after that."""
+    for at in range(60):
+        world = fresh(order)
+        caller = take.Caller()
+        stepper = world.stepper(claim.claim(world.context, KINDS[0], timeout, lambda it=caller: it.left, caller))
+        for _ in range(at):
+            stepper.step()
+        caller.left = True
+        if isinstance(stepper.op, Multi) and "tasks/a/claim" in repr(stepper.op):
+            break  # sent by now: that is given back
+        assert stepper.finish() is None
+        assert not world.context.handovers
+        assert check_tree(world.zk, world.context)["a"].state is State.INSERTED
+    else:
+        pytest.fail("the claim is not sent by then")
+
+
 def test_a_delivered_claim_stays_with_its_caller():
     """Once delivered, going away takes nothing back: the task is the caller's to settle."""
     world = fresh()

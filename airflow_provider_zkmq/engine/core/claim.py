@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core.lanes import priority_of
 from airflow_provider_zkmq.engine.core.match import fitting_lanes
 from airflow_provider_zkmq.engine.core.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.rescue import tend
-from airflow_provider_zkmq.engine.core.take import Caller, Held, Taker, Unregistered, Wanted, deliver
+from airflow_provider_zkmq.engine.core.take import Caller, CallerLeft, Held, Taker, Unregistered, Wanted, deliver
 
 
 def claim(
@@ -51,6 +51,8 @@ def _claim(
             held = yield from claim_now(context, wanted, caller, agenda)
         except Unregistered:
             continue
+        except CallerLeft:
+            return None
         left = deadline - context.run.monotonic()
         if held is not None or (left <= 0 and not agenda.more):
             return held

@@ -41,6 +41,10 @@ class Unregistered(Exception):
     """This session is no consumer any more: it is a new one, or was taken for dead. Whoever claims registers again."""
 
 
+class CallerLeft(Exception):
+    """Whoever asked for the claim has gone away: nothing more is taken for it."""
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Held:
     """A task in hand: what settling it needs. ``token`` is the zxid of the claim, unique and rising."""
@@ -114,7 +118,7 @@ def deliver(context: Context, held: Held) -> None:
 
 
 def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | None = None) -> Procedure[Held | None]:
-    """Try to claim one entry; None when another was faster or the record is not ours. Raises `Unregistered`.
+    """Try to claim one entry; None when another was faster or the record is not ours. Raises `Unregistered`, `CallerLeft`.
 
     While no watch on the segment's listing has fired, the entry is still there: a refusal then means that the record was
     changed in place (updated, say), and it is read again. What cannot be claimed although it stands there is
@@ -167,6 +171,8 @@ def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: i
 def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:
     """Claim the candidate: remembered before it is sent, forgotten once it is known not to have happened."""
     now = yield from server_time(context)
+    if taker.caller.left:  # its client may have given back what was owed already, and claim again
+        raise CallerLeft
     multi, nonce = _claim_ops(context, taker, held, now)
     context.handovers[nonce] = Handover(held, multi, taker.caller)
     outcome = yield from transact(multi, lambda: claimed(context, held))
