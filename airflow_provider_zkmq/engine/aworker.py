@@ -77,7 +77,7 @@ class AsyncWorker:
         self._pulse = asyncio.Event()
         self._deliveries = Deliveries()
         self._settler = AsyncSettler(queue._session, queue._context, self._deliveries)  # noqa: SLF001  the two are one piece
-        self._error: ConfigError | None = None
+        self._error: Exception | None = None
 
     @property
     def finished(self) -> int:
@@ -140,6 +140,10 @@ class AsyncWorker:
                 self._error = error
                 self.stop()
             except Exception as error:  # noqa: BLE001  of the transport, or of something foreign in the queue
+                if self.queue.closed:  # no other try would end otherwise; `run` raises it
+                    self._error = error
+                    self.stop()
+                    return
                 log.warning("worker on queue %r: %s", self.queue.name, error, exc_info=not isinstance(error, ZkmqError))
                 await _until(self._stopping, RETRY_SECONDS)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -57,13 +58,15 @@ class _Client:
         """Blocking: stop the upkeep, take the consumers off the register, end the session."""
         if self._session.closed:
             return
-        if self._upkeep is not None:
-            self._upkeep.stop()
-        for context in self._contexts.values():
-            context.signal.fire()
-            if self._session.connected.is_set():
-                _leave(self._session, context)
-        self._session.close()
+        try:
+            if self._upkeep is not None:
+                self._upkeep.stop()
+            for context in list(self._contexts.values()):
+                context.signal.fire()
+                if self._session.connected.is_set() and os.getpid() == self._session.pid:
+                    _leave(self._session, context)
+        finally:
+            self._session.close()
 
 
 def _leave(session: Session, context: Context) -> None:

@@ -46,6 +46,11 @@ class Front:
         """The queue's name."""
         return self._context.queue
 
+    @property
+    def closed(self) -> bool:
+        """Whether its connection has been closed: nothing can be done with it any more."""
+        return self._session.closed
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._context.paths.base} at {self._session.config.hosts}>"
 

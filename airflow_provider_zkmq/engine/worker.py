@@ -227,6 +227,10 @@ class Worker:
                 self._error = error
                 self.stop()
             except Exception as error:  # noqa: BLE001  of the transport, or of something foreign in the queue
+                if self.queue.closed:  # no other try would end otherwise; `join` raises it
+                    self._error = error
+                    self.stop()
+                    return
                 log.warning("worker on queue %r: %s", self.queue.name, error, exc_info=not isinstance(error, ZkmqError))
                 self._looks.found("unavailable")
                 self._stopping.wait(RETRY_SECONDS)

@@ -52,6 +52,11 @@ class FileQueue:
         self.name = name
         self.path = folder.file(name)
 
+    @property
+    def closed(self) -> bool:
+        """Whether its connection has been closed."""
+        return self.folder.closed
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}>"
 

@@ -136,7 +136,7 @@ class History:
         if after.state is State.CLAIMED and before.state is State.INSERTED:
             self._judge_claim(key, before, after, txn)
         if before.state is State.CLAIMED and after.state is not State.CLAIMED:
-            self._judge_end(key, after, call, claims_before.get(key))
+            self._judge_end(key, before, after, call, claims_before.get(key))
 
     def _judge_places(self, key: Key, state: TaskState) -> None:
         queue, task = key
@@ -152,8 +152,6 @@ class History:
 
     def _judge_claim(self, key: Key, before: TaskState, after: TaskState, txn: Any) -> None:
         self.tokens[txn.zxid] = key
-        if self.world.executing is not None and self.world.executing.call is not None:
-            self.world.executing.call.wrote += 1
         if after.attempt != before.attempt + 1 or after.attempt > self.attempts:
             self.fail("the attempt is counted before the hand-out", f"{key[1]}: {before.attempt} -> {after.attempt}")
         if self.order == "fifo" and key[0] == "q":
@@ -177,11 +175,11 @@ class History:
             if not node.data and state.attempt == 0 and not state.history and node.czxid < (claimed.rank or 0):
                 self.fail("strict order", f"{other[1]} ({node.czxid}) was passed by {key[1]} ({claimed.rank})")
 
-    def _judge_end(self, key: Key, after: TaskState, call: Call | None, token: int | None) -> None:
+    def _judge_end(self, key: Key, before: TaskState, after: TaskState, call: Call | None, token: int | None) -> None:
         held = call.about.get("held") if call is not None and call.verb in SETTLING else None
         if held is not None and held.task_id == key[1] and token is not None and held.token != token:
             self.fail("a stale owner changes nothing", f"{key[1]}: token {held.token}, the claim's is {token}")
-        if after.history and "its lease ended" in (after.history[-1].error or ""):
+        if after.history != before.history and "its lease ended" in (after.history[-1].error or ""):
             self._judge_expiry(key, token)
         if token is not None:
             self.ended[token] = after.state

@@ -40,15 +40,15 @@ def register(context: Context, accepts: str) -> Procedure[Consumer]:
         if known is not None and known.session == session:
             break
         mine = context.run.new_signal()
-        first = context.joining.setdefault(session, mine)
-        if first is mine:
-            try:
+        try:
+            if context.joining.setdefault(session, mine) is mine:
                 yield from _join(context, session, accepts)
-            finally:
-                context.joining.pop(session, None)
+            else:
+                yield Wait(context.joining[session], 0)  # another thread of this process is at it
+        finally:
+            if context.joining.get(session) is mine:
+                del context.joining[session]
                 mine.fire()
-        else:
-            yield Wait(first, 0)  # another thread of this process is at it
     if accepts not in known.accepts:
         yield from _announce(context, known, accepts)
     return known

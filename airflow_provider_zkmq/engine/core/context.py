@@ -175,6 +175,8 @@ class Context:
     consumer: Consumer | None = None
     held: WeakValueDictionary[str, Any] = field(default_factory=WeakValueDictionary)
     """What is in the hands of this client's callers, by task; whoever lets go of a claim takes it off."""
+    paying: bool = False
+    """Somebody gives back in the background what callers left behind."""
     unsure: dict[tuple[str, int], Any] = field(default_factory=dict)
     """What was settled by token and ended in an unknown outcome, by task and token; the latest of them."""
     handovers: dict[str, Any] = field(default_factory=dict)

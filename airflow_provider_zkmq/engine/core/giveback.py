@@ -19,6 +19,11 @@ from airflow_provider_zkmq.engine.core.transact import transact
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
 
 
+def owed(context: Context) -> bool:
+    """Whether there is something to be given back."""
+    return any(it.caller.left for it in context.handovers.values())
+
+
 def give_back(context: Context) -> Procedure[int]:
     """Give back what callers left behind; returns how many tasks that were. Raises `TransportError`: then it is owed still."""
     count = 0

@@ -25,7 +25,7 @@ from airflow_provider_zkmq.engine.core.transact import server_time
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 #: Consumers promote due tasks of their own share first; after this long, anybody's.
-GRACE_MS: Final = 500
+GRACE_MS: Final = 250
 #: How many one look promotes; a claim that looks after the queue is not kept waiting for more.
 MOST: Final = 128
 

@@ -27,7 +27,7 @@ from airflow_provider_zkmq.engine.core.transact import server_time
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 CHUNK: Final = 128
-LEASE_LISTING_SECONDS: Final = 1.0
+LEASE_LISTING_SECONDS: Final = 0.5
 #: How often one task is read again and tried again while it changes under our eyes.
 TRIES: Final = 5
 
@@ -179,8 +179,9 @@ def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:
     for index in ("leases", "locks"):
         path = context.paths.at(index)
         found = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
-        if not context.cached(path).fresh:
-            agenda.within(LEASE_LISTING_SECONDS)  # the names are old by as much: look again
+        listed = context.cached(path)
+        if not listed.fresh:  # the names are not of this moment: look again when they are as old as they may be
+            agenda.within(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())
         names += [name for name in (f"{path}/{name}" for name in found or ()) if name not in context.quarantine]
     return names
 

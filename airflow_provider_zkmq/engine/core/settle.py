@@ -26,6 +26,7 @@ from airflow_provider_zkmq.engine.core.ops import (
     Procedure,
     SetData,
     Sync,
+    Wait,
     WriteOp,
 )
 from airflow_provider_zkmq.engine.core.paths import check_name
@@ -246,6 +247,9 @@ def _settle(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[
 
     Raises `OutcomeUnknown` rather than `Unavailable` for as long as it is not known what became of an earlier call.
     """
+    while held.settling is not None:
+        yield Wait(held.settling, 0)  # another thread's: one of the two settles it
+    held.settling = mine = context.run.new_signal()
     asked_before = held.unsure
     try:
         return (yield from _until_settled(context, held, verb, attempt))
@@ -254,6 +258,9 @@ def _settle(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[
             raise
         msg = f"what became of an earlier call that settles task {held.task_id!r} is not known yet: {error}"
         raise OutcomeUnknown(msg) from error
+    finally:
+        held.settling = None
+        mine.fire()
 
 
 def _until_settled(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[TaskState]:

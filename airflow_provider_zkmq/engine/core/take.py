@@ -63,6 +63,8 @@ class Held:
     """What the claim's znode holds, less the progress."""
     nonces: dict[str, str] = field(default_factory=dict)
     """The nonce with which each way to settle it was first sent: asked again, the same one tells what happened."""
+    settling: Signal | None = None
+    """A call that settles it is under way; fired when that is over: another thread's waits for it."""
     unsure: bool = False
     """A try to settle it was sent, and its outcome is not known."""
 
@@ -191,7 +193,7 @@ def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:
         raise Unregistered
     if outcome.failure is Failure.OTHER:
         raise refused("claim", outcome, multi)
-    if outcome.failure is Failure.NODE_EXISTS:  # a claim or a note that stands there already is no claim of ours
+    if outcome.failure in {Failure.NODE_EXISTS, Failure.NOT_EMPTY}:  # what stands there already is not of ours
         entry = context.paths.entry(held.state.place)
         context.report(entry, f"it cannot be claimed: {failed_at(outcome, multi)} is in the way; stepped over")
     return False

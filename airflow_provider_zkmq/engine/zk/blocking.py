@@ -32,7 +32,7 @@ def execute(session: Session, op: Op) -> Any:
     """Carry one operation out. What it raises is thrown into its procedure."""
     match op:
         case Wait(signal, seen, timeout):
-            return _wait(cast(ThreadSignal, signal), seen, timeout)
+            return wait_for(cast(ThreadSignal, signal), seen, timeout)
         case Pipeline(ops):
             return _pipeline(session, ops)
         case Reconnect(since):
@@ -45,7 +45,8 @@ def execute(session: Session, op: Op) -> Any:
             return _pipeline(session, (op,))[0]
 
 
-def _wait(signal: ThreadSignal, seen: int, timeout: float | None) -> bool:
+def wait_for(signal: ThreadSignal, seen: int, timeout: float | None) -> bool:
+    """Wait until a signal has been fired more than `seen` times; whether it has within `timeout` seconds."""
     event = threading.Event()
     try:
         return not signal.on_next(seen, event.set) or event.wait(timeout)
@@ -62,7 +63,7 @@ def _connected(session: Session, deadline: float) -> None:
             return
         if time.monotonic() >= deadline:
             raise session.unavailable()
-        _wait(session.changed, seen, left(deadline))
+        wait_for(session.changed, seen, left(deadline))
 
 
 def _ensure(session: Session, path: str) -> None:

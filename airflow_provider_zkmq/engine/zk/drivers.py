@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 
 def run(session: Session, procedure: Procedure[T]) -> T:
-    """Carry a procedure out, blocking the calling thread."""
+    """Carry a procedure out, blocking the calling thread. Raises `TransportError` in a process forked since."""
+    session.refuse_a_fork()
     try:
         op = _resume(session, procedure.send, None)
         while True:
@@ -41,6 +42,7 @@ def run(session: Session, procedure: Procedure[T]) -> T:
 
 async def arun(session: Session, procedure: Procedure[T]) -> T:
     """Carry a procedure out on the running event loop, which is never blocked for long: a step does no I/O."""
+    session.refuse_a_fork()
     try:
         op = _resume(session, procedure.send, None)
         while True:

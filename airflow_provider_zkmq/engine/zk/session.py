@@ -112,6 +112,10 @@ class Session:
         if self.closed:
             msg = "the connection was closed"
             raise SessionLost(msg)
+        self.refuse_a_fork()
+
+    def refuse_a_fork(self) -> None:
+        """Raise in a process that inherited the connection, before it meets a lock that nobody there will free."""
         if os.getpid() != self.pid:
             msg = "this connection was opened in another process: connect again after a fork"
             raise TransportError(msg)
