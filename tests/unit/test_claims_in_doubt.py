@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_zkmq.engine.core import claim, configure, enqueue, settle, take, unit
-from airflow_provider_zkmq.engine.core.ops import Multi, Outcome, Reconnect
+from airflow_provider_zkmq.engine.core.ops import Create, Multi, Outcome, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.records import Message
 from airflow_provider_zkmq.engine.core.selectors import EVERYTHING
@@ -237,3 +237,49 @@ def test_settling_again_after_an_unknown_outcome_tells_what_happened(verb, arriv
                 expected = State.INSERTED if verb == "complete" else State.FINISHED
         assert check_tree(world.zk, world.context)["a"].state is expected
         assert not held.claim or held.lost
+
+
+def test_of_two_threads_that_settle_the_same_claim_one_does():
+    """They come one after the other: the second is told that the claim is over, and its result is not kept."""
+    world = fresh()
+    held = world.do(claim.claim(world.context, KINDS[0]))
+    one = world.stepper(settle.complete(world.context, held, b"A"))
+    one.until(Multi, "tasks/a/state")
+    two = world.stepper(settle.complete(world.context, held, b"B"))
+    assert isinstance(two.op, Wait)
+    one.finish()
+    with pytest.raises(ClaimLost):
+        two.answer(True)
+    assert world.zk.node(world.context.paths.task("a", "result")).data == b"A"
+
+
+@pytest.mark.parametrize("order", ["default", "fifo"])
+def test_a_foreign_znode_below_an_entry_stops_nobody(order):
+    """The entry is reported once and stepped over; who waits sends no request for it again and again."""
+    world = fresh(order)
+    reports = []
+    world.context.run.report = lambda path, _why: reports.append(path)
+    states = check_tree(world.zk, world.context)
+    entry = world.context.paths.entry(states["a"].place)
+    world.zk.multi(world.session, (Create(f"{entry}/foreign"),))
+    world.do(enqueue.enqueue(world.context, Message(b"x", task_id="b")))
+    assert world.do(claim.claim(world.context, KINDS[0])).task_id == "b"
+    stepper = world.stepper(claim.claim(world.context, KINDS[0], 30))
+    stepper.finish()
+    assert len(stepper.done) < 20
+    assert reports == [entry]
+
+
+def test_a_registration_that_is_cut_off_keeps_nobody_waiting():
+    """Whoever was cut off while it registered its client leaves no sign that somebody is at it."""
+    for at in range(20):
+        world = fresh()
+        stepper = world.stepper(claim.claim(world.context, KINDS[0]))
+        for _ in range(at):
+            if not stepper.over:
+                stepper.step()
+        if stepper.over:
+            return
+        stepper.cut()
+        assert not world.context.joining
+        assert world.do(claim.claim(world.context, KINDS[0])) is not None
