@@ -301,6 +301,7 @@ def new_context(zk: FakeZooKeeper, session: int, queue: str = "q", name: str = "
         report=lambda _path, _why: None,
         zxid=lambda: zk.zxid,
         unwatch=lambda _path: None,
+        pay=lambda: None,
     )
     return Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, ThreadSignal(), {"name": name})
 

@@ -1,12 +1,19 @@
-"""What goes on on an event loop whatever becomes of who asked for it."""
+"""What goes on whatever becomes of who asked for it: on an event loop, and what a client still owes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from airflow_provider_zkmq.engine.zk.session import log
+from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.debts import in_debt, pay_debts
+from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
+from airflow_provider_zkmq.engine.zk.blocking import wait_for
+from airflow_provider_zkmq.engine.zk.drivers import run
+from airflow_provider_zkmq.engine.zk.session import Session, log
 
 T = TypeVar("T")
 
@@ -46,3 +53,28 @@ def _log(task: asyncio.Task[Any]) -> None:
 
 #: For calls that belong to no worker.
 OF_CALLS: Final = Background()
+
+
+#: The longest pause between two tries to pay what is owed, while the connection is lost.
+LOOK_SECONDS: Final = 5.0
+
+
+def pay(session: Session, context: Context) -> None:
+    """Have what is owed put right by a thread of its own, as soon as there is a connection; one at a time is enough."""
+    if not context.paying:
+        context.paying = True
+        threading.Thread(target=_pay, args=(session, context), name="zkmq-debts", daemon=True).start()
+
+
+def _pay(session: Session, context: Context) -> None:
+    try:
+        while in_debt(context) and not session.closed:
+            seen = session.changed.count
+            with contextlib.suppress(TransportError):
+                run(session, pay_debts(context))
+            if in_debt(context):
+                wait_for(session.changed, seen, LOOK_SECONDS)
+    except ZkmqError as error:
+        log.warning("what calls on queue %r left is put right before its next claim: %s", context.queue, error)
+    finally:
+        context.paying = False

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from airflow_provider_zkmq.engine.background import OF_CALLS
 from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.giveback import give_back, owed
+from airflow_provider_zkmq.engine.core.giveback import give_back
 from airflow_provider_zkmq.engine.core.ops import Procedure
 from airflow_provider_zkmq.engine.core.take import Caller, Held, deliver
-from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
-from airflow_provider_zkmq.engine.zk.blocking import wait_for
+from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session, log
 
@@ -22,10 +20,6 @@ Claiming = Callable[[Caller], Procedure[Held | None]]
 
 #: For so many seconds a cancelled call waits until what it took has been given back; then that goes on behind it.
 PATIENCE: Final = 1.0
-#: The longest pause between two tries to give back what is owed, while the connection is lost.
-LOOK_SECONDS: Final = 5.0
-#: The pause between two tries on an event loop.
-RETRY_SECONDS: Final = 0.5
 
 
 def handed_over(session: Session, context: Context, claiming: Claiming, receive: Callable[[Held], T]) -> T | None:
@@ -44,29 +38,9 @@ def handed_over(session: Session, context: Context, claiming: Claiming, receive:
         return got
     except BaseException:
         caller.left = True
-        if context.handovers and not context.paying:
-            threading.Thread(target=_pay, args=(session, context), name="zkmq-giveback", daemon=True).start()
+        if context.handovers:
+            context.run.pay()
         raise
-
-
-def _pay(session: Session, context: Context) -> None:
-    """Give back what was cut off, however long the connection is lost."""
-    context.paying = True
-    try:
-        while owed(context) and not session.closed:
-            seen = session.changed.count
-            try:
-                run(session, give_back(context))
-            except TransportError:
-                wait_for(session.changed, seen, LOOK_SECONDS)
-    except ZkmqError as error:
-        _still_owed(context, error)
-    finally:
-        context.paying = False
-
-
-def _still_owed(context: Context, error: ZkmqError) -> None:
-    log.warning("a claim of queue %r that was cut off is given back with the next one: %s", context.queue, error)
 
 
 async def handed_over_async(
@@ -87,8 +61,8 @@ async def handed_over_async(
         raise
     except BaseException:
         caller.left = True
-        if context.handovers and not context.paying:
-            OF_CALLS.do(_pay_async(session, context))
+        if context.handovers:
+            context.run.pay()
         raise
     if held is None:
         return None
@@ -102,18 +76,7 @@ async def _put_right(session: Session, context: Context, job: asyncio.Future[Any
     await asyncio.wait({job})
     if not job.cancelled() and (error := job.exception()) is not None:
         log.info("a cancelled claim of queue %r ended with: %s", context.queue, error)
-    await _pay_async(session, context)
-
-
-async def _pay_async(session: Session, context: Context) -> None:
-    context.paying = True
     try:
-        while owed(context) and not session.closed:
-            try:
-                await arun(session, give_back(context))
-            except TransportError:
-                await asyncio.sleep(RETRY_SECONDS)
-    except ZkmqError as error:
-        _still_owed(context, error)
-    finally:
-        context.paying = False
+        await arun(session, give_back(context))
+    except ZkmqError:
+        context.run.pay()

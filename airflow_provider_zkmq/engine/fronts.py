@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from airflow_provider_zkmq.engine.background import pay
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.configure import optional_seconds, read_conf
 from airflow_provider_zkmq.engine.core.context import Context, Runtime
@@ -72,6 +73,7 @@ def new_context(session: Session, queue: str, consumer_name: str | None = None) 
             report=lambda path, why: log.warning("%s: %s", path, why),
             zxid=lambda: int(session.client.last_zxid),
             unwatch=session.unwatch,
+            pay=lambda: pay(session, context),
         ),
         signal=ThreadSignal(),
     )

@@ -23,7 +23,7 @@ CALM: Final = 7.0
 #: Seconds for which the keeper has had it at least.
 KEPT: Final = 3.5
 #: Calls that change tasks of others on their way.
-CARETAKING: Final = frozenset({"claim", "gc", "tend"})
+CARETAKING: Final = frozenset({"claim", "gc", "tend", "pay"})
 REMOVING: Final = frozenset({"drop", "clear"})
 Key = tuple[str, str]
 

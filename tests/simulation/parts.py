@@ -139,6 +139,7 @@ class Client:
                 report=lambda path, why: self.world.reports.append((path, why)),
                 zxid=lambda: zk.servers[self.server].zxid,
                 unwatch=self._unwatch,
+                pay=lambda: self.world.pay(self, self.contexts[queue]),
             )
             made = Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, Signal(), {"name": self.name})
             self.contexts[queue] = made

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.debts import in_debt, pay_debts
 from airflow_provider_zkmq.engine.core.ops import (
     CreateContainer,
     EnsureRoot,
@@ -77,6 +79,12 @@ class World:
         fiber.priority = self.random.random()
         self.fibers.append(fiber)
         return fiber
+
+    def pay(self, client: Client, context: Context) -> None:
+        """What calls have left is put right in the background, as the fronts do it."""
+        if client.alive and not context.paying:
+            context.paying = True
+            self.spawn(client, "debts", _payer(context), background=True)
 
     def _deliver(self, session: int, watch: Watch) -> None:
         for client in self.clients:
@@ -320,3 +328,11 @@ class World:
                 fiber.client.outbox.remove(request)
             sent = write and fiber.client.connected
             self.reply(request, UNKNOWN if sent else Unavailable("no server answered"))
+
+
+def _payer(context: Context) -> Any:
+    while in_debt(context):
+        yield Call("pay", pay_debts(context))
+        if in_debt(context):
+            yield Pause(0.2)
+    context.paying = False

@@ -34,6 +34,8 @@ def claim(
         held = yield from _claim(context, wanted, timeout, stopping, mine)
     except BaseException:  # cancelled, interrupted, unknown: what may have been claimed is nobody's
         mine.left = True
+        if context.handovers:
+            context.run.pay()
         raise
     if held is not None and caller is None:
         deliver(context, held)

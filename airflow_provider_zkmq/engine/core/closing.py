@@ -58,10 +58,12 @@ def close_after(context: Context, name: str | None) -> Procedure[None]:
         yield from close_batch(context, name)
     except TransportError:
         context.unclosed.add(name)
+        context.run.pay()
     except ZkmqError as error:
         context.report(context.paths.batch(name), str(error))
     except BaseException:
         context.unclosed.add(name)
+        context.run.pay()
         raise
 
 

@@ -147,6 +147,8 @@ class Runtime:
     """The latest transaction that the session has seen."""
     unwatch: Callable[[str], None]
     """Nobody waits for changes of this znode's data any more: its watch may go. Does not wait, does not raise."""
+    pay: Callable[[], None]
+    """Have what calls have left (`core.debts`) put right in the background. Does not wait, does not raise."""
 
 
 @dataclass(slots=True, eq=False)

@@ -87,6 +87,8 @@ def _run_locked(context: Context, lifetime: float, last: Stat | None) -> Procedu
         return report
     finally:
         context.gc_busy = False
+        if context.gc_left:
+            context.run.pay()
 
 
 def _collect(context: Context, lifetime: float) -> Procedure[Collected]:

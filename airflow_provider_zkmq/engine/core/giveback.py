@@ -19,11 +19,6 @@ from airflow_provider_zkmq.engine.core.transact import transact
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
 
 
-def owed(context: Context) -> bool:
-    """Whether there is something to be given back."""
-    return any(it.caller.left for it in context.handovers.values())
-
-
 def give_back(context: Context) -> Procedure[int]:
     """Give back what callers left behind; returns how many tasks that were. Raises `TransportError`: then it is owed still."""
     count = 0
@@ -69,6 +64,7 @@ def owe(context: Context, held: Held) -> None:
     """The rollback of a transaction was cut off with this claim in it."""
     if not held.lost:
         context.owed[held.token] = held
+        context.run.pay()
 
 
 def _roll_back_owed(context: Context) -> Procedure[int]:

@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import Final
 
 from airflow_provider_zkmq.engine.core import again
-from airflow_provider_zkmq.engine.core.closing import close_batches, close_pending
+from airflow_provider_zkmq.engine.core.closing import close_batches
 from airflow_provider_zkmq.engine.core.configure import read_conf
 from airflow_provider_zkmq.engine.core.consumers import heed
 from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing
-from airflow_provider_zkmq.engine.core.gclock import release_abandoned_lock
-from airflow_provider_zkmq.engine.core.giveback import give_back
+from airflow_provider_zkmq.engine.core.debts import pay_debts
 from airflow_provider_zkmq.engine.core.moves import Moving, move, moved, notes_of
 from airflow_provider_zkmq.engine.core.ops import Check, Children, Delete, GetMany, Multi, Node, Ops, Outcome, Procedure
 from airflow_provider_zkmq.engine.core.paths import SEPARATOR
@@ -38,9 +37,7 @@ def tend(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
     `agenda` is told when to look again; one look does a bounded amount of work, so that a claim is not kept waiting.
     """
     agenda = agenda or context.agenda()
-    count = yield from give_back(context)
-    yield from close_pending(context)
-    yield from release_abandoned_lock(context)
+    count = yield from pay_debts(context)
     yield from heed(context)
     count += yield from rescue_dead(context, agenda)
     count += yield from expire_leases(context, agenda)
