@@ -68,7 +68,7 @@ MUTANTS: Final = (
         "gc without version check",
         "gc",
         "transact(Multi(tuple(tree)), never)",
-        "transact(Multi((Delete(tree[0].path), *tree[1:-1])), never)",
+        'transact(Multi((Delete(tree[0].path), *(op for op in tree[1:-1] if op.path[-7:] != "/result"))), never)',
     ),
     Mutant("lost requeue", "settle", "if final and before.requeue:", "if False:"),
     Mutant("token reuse", "take", "held.token = outcome.zxid or 0", "held.token = held.version"),
