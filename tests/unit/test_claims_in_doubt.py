@@ -283,3 +283,21 @@ def test_a_registration_that_is_cut_off_keeps_nobody_waiting():
         stepper.cut()
         assert not world.context.joining
         assert world.do(claim.claim(world.context, KINDS[0])) is not None
+
+
+def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one():
+    """Its lease ended while its reply was on its way, and the same client claimed the task again: that claim holds."""
+    world = fresh(attempts=3)
+    late = world.stepper(claim.claim(world.context, KINDS[1]))
+    late.until(Multi, "tasks/a/claim")
+    reply = world.zk.multi(world.session, late.op.ops)
+    world.zk.advance(40)
+    held = world.do(claim.claim(world.context, KINDS[0]))
+    assert held.state.attempt == 2
+    late.answer(reply)
+    assert late.finish().lost
+    assert not held.lost
+    world.do(settle.complete(world.context, held, b"r"))
+    with pytest.raises(ClaimLost):
+        world.do(settle.complete(world.context, late.result, b"late"))
+    assert world.zk.node(world.context.paths.task("a", "result")).data == b"r"

@@ -212,11 +212,17 @@ def claimed(context: Context, held: Held) -> Procedure[Outcome | None]:
 
 
 def hold(context: Context, held: Held, outcome: Outcome) -> None:
-    """Remember a claim; an older one of the same task in this process can only be a lost one."""
+    """Remember a claim; of two of the same task in this process the older one can only be lost.
+
+    The older one may be the one that is learnt of last: its reply was long on its way.
+    """
     held.token = outcome.zxid or 0
-    older = context.held.get(held.task_id)
-    if older is not None and older is not held:
-        older.lost = True
+    other = context.held.get(held.task_id)
+    if other is not None and other.token > held.token:
+        held.lost = True
+        return
+    if other is not None and other is not held:
+        other.lost = True
     context.held[held.task_id] = held
 
 
