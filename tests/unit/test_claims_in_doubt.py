@@ -287,7 +287,7 @@ def test_a_registration_that_is_cut_off_keeps_nobody_waiting():
 
 def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one():
     """Its lease ended while its reply was on its way, and the same client claimed the task again: that claim holds."""
-    world = fresh(attempts=3)
+    world = fresh("fifo", attempts=3)  # whose consumers try what others of the client try
     late = world.stepper(claim.claim(world.context, KINDS[1]))
     late.until(Multi, "tasks/a/claim")
     reply = world.zk.multi(world.session, late.op.ops)
