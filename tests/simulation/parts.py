@@ -109,6 +109,8 @@ class Client:
     def __init__(self, world: World, name: str, server: int = 0) -> None:
         self.world, self.name, self.server = world, name, server
         self.session = world.zk.connect(server)
+        self.zxid = 0
+        """The latest transaction that a reply has told of; events of earlier ones have come before it."""
         self.connected = True
         self.alive = True
         self.back_at: float | None = None
@@ -137,7 +139,7 @@ class Client:
                 new_signal=Signal,
                 session=lambda: self.session,
                 report=lambda path, why: self.world.reports.append((path, why)),
-                zxid=lambda: zk.servers[self.server].zxid,
+                zxid=lambda: self.zxid,
                 unwatch=self._unwatch,
                 pay=lambda: self.world.pay(self, self.contexts[queue]),
             )

@@ -275,6 +275,7 @@ class World:
         request = client.outbox.popleft()
         result = self.carry_out(client, request)
         client.receive_events()
+        client.zxid = max(client.zxid, self.zk.servers[client.server].zxid)
         self.reply(request, result)
 
     def carry_out(self, client: Client, request: Request) -> Any:
