@@ -125,6 +125,11 @@ def _due(world: World) -> None:
             client.paused_until, client.expires_at = 0.0, None
         if client.back_at is not None and client.back_at <= world.now:
             reconnect(world, client)
+    arrive(world)
+
+
+def arrive(world: World) -> None:
+    """What was late and has come: writes of connections that are gone, and the ends of dead clients' sessions."""
     for item in [one for one in world.late if one[0] <= world.now]:
         world.late.remove(item)
         _, session, op = item

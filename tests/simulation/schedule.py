@@ -257,6 +257,8 @@ def _quiet(world: World, clients: list[Client], oracles: Oracles) -> None:
     world.tell("-- quiet")
     world.quiet, world.lag = True, 0.0
     world.losing.clear()
+    world.late = [(world.now, session, op) for _, session, op in world.late]
+    faults.arrive(world)  # what was late comes now: a pause, say, would outlast everybody who could end it
     living = [client for client in clients if client.alive]
     start = world.now
     oracles.quiet_since = start + 30
