@@ -61,20 +61,28 @@ LOOK_SECONDS: Final = 5.0
 
 def pay(session: Session, context: Context) -> None:
     """Have what is owed put right by a thread of its own, as soon as there is a connection; one at a time is enough."""
-    if not context.paying:
+    with session.memory:
+        if context.paying:
+            return
         context.paying = True
-        threading.Thread(target=_pay, args=(session, context), name="zkmq-debts", daemon=True).start()
+    threading.Thread(target=_pay, args=(session, context), name="zkmq-debts", daemon=True).start()
 
 
 def _pay(session: Session, context: Context) -> None:
     try:
-        while in_debt(context) and not session.closed:
+        while _goes_on(session, context):
             seen = session.changed.count
             with contextlib.suppress(TransportError):
                 run(session, pay_debts(context))
-            if in_debt(context):
+            if _goes_on(session, context):
                 wait_for(session.changed, seen, LOOK_SECONDS)
     except ZkmqError as error:
-        log.warning("what calls on queue %r left is put right before its next claim: %s", context.queue, error)
-    finally:
         context.paying = False
+        log.warning("what calls on queue %r left is put right before its next claim: %s", context.queue, error)
+
+
+def _goes_on(session: Session, context: Context) -> bool:
+    """Whether anything is owed still; decided with the client's memory to ourselves, so that no debt falls in between."""
+    with session.memory:
+        context.paying = in_debt(context) and not session.closed
+        return context.paying
