@@ -348,6 +348,12 @@ def listing(context: Context, path: str, *, max_age: float | None = None) -> Pro
         yield Wait(entry.signal, entry.signal.count)
 
 
+def still_listed(context: Context, path: str, name: str) -> bool:
+    """Whether a child certainly stands there still: it is in a listing whose watch has not fired."""
+    entry = context.cached(path)
+    return entry.fresh and name in (entry.value or ())
+
+
 def _list(context: Context, path: str, entry: Cached) -> Procedure[list[str] | None]:
     watch, read_at = context.new_watch(), context.run.monotonic()
     entry.pending = True

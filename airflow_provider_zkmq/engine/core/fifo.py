@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing
 from airflow_provider_zkmq.engine.core.crowd import step_back
 from airflow_provider_zkmq.engine.core.lanes import priority_of
 from airflow_provider_zkmq.engine.core.match import fitting_lanes, judged
-from airflow_provider_zkmq.engine.core.ops import GetMany, Node, Procedure
+from airflow_provider_zkmq.engine.core.ops import GetMany, Node, Procedure, Watch
 from airflow_provider_zkmq.engine.core.spread import SOON, TRIES, drop_if_empty
 from airflow_provider_zkmq.engine.core.take import Held, Taker, take
 
@@ -30,7 +30,8 @@ class _Look:
     """One look at the queue: what was read for it, and how often it has tried what."""
 
     taker: Taker
-    read: list[str] = field(default_factory=list)
+    read: list[Watch] = field(default_factory=list)
+    """The watches of what was read for it."""
     tried: Counter[str] = field(default_factory=Counter)
 
 
@@ -63,15 +64,13 @@ def _head(context: Context, look: _Look) -> Procedure[_Head | None]:
         seen = context.run.zxid()
         look.read.clear()
         first = yield from _lowest(context, look)
-        if (first is not None and first[0][0] <= seen) or all(_fresh(context, path) for path in look.read):
+        if (first is not None and first[0][0] <= seen) or not any(watch.fired for watch in look.read):
             return first
 
 
 def _lowest(context: Context, look: _Look) -> Procedure[_Head | None]:
-    path = context.paths.at("queue")
-    look.read.append(path)
-    names = yield from listing(context, path)
-    lanes = yield from fitting_lanes(context, look.taker, names or ())
+    names = yield from _listed(context, look, context.paths.at("queue"))
+    lanes = yield from fitting_lanes(context, look.taker, names)
     for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
         heads: list[_Head] = []
         for name, judge in group:
@@ -83,27 +82,32 @@ def _lowest(context: Context, look: _Look) -> Procedure[_Head | None]:
     return None
 
 
-def _fresh(context: Context, path: str) -> bool:
-    entry = context.cache.get(path)
-    return entry is None or entry.fresh
+def _listed(context: Context, look: _Look, path: str) -> Procedure[list[str]]:
+    """A listing, and in `look` the watch under which it was read.
+
+    What is remembered at its path may be another reading by the time the look is judged: its watch says nothing of ours.
+    """
+    names = yield from listing(context, path)
+    watch = context.cached(path).watch if names is not None else None
+    if watch is not None:
+        look.read.append(watch)
+    return names or []
 
 
 def _head_of_lane(context: Context, look: _Look, lane: str, *, judge: bool) -> Procedure[_Head | None]:
     """The lowest rank of the lane's first segment that has one; all of a later segment was committed later."""
-    look.read.append(lane)
-    segments = yield from listing(context, lane)
-    for number, name in enumerate(segments or ()):
+    segments = yield from _listed(context, look, lane)
+    for number, name in enumerate(segments):
         segment = f"{lane}/{name}"
-        look.read.append(segment)
-        names = yield from listing(context, segment)
+        names = yield from _listed(context, look, segment)
         if judge:
-            names = yield from judged(context, look.taker, segment, names or [])
-        usable = [entry for entry in names or () if f"{segment}/{entry}" not in context.quarantine]
+            names = yield from judged(context, look.taker, segment, names)
+        usable = [entry for entry in names if f"{segment}/{entry}" not in context.quarantine]
         ranks = yield from _read_ranks(context, segment, usable)
         head = min(_ranked(ranks, usable), default=None)
         if head is not None:
             return (head, segment)
-        if number < len(segments or ()) - 1:
+        if number < len(segments) - 1:
             yield from drop_if_empty(context, segment)
     return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from airflow_provider_zkmq.engine.core import again
-from airflow_provider_zkmq.engine.core.context import Agenda, Context, OpenSegment, listing
+from airflow_provider_zkmq.engine.core.context import Agenda, Context, OpenSegment, listing, still_listed
 from airflow_provider_zkmq.engine.core.crowd import share
 from airflow_provider_zkmq.engine.core.lanes import Lane
 from airflow_provider_zkmq.engine.core.moves import Moving, move, move_ops, moved
@@ -129,7 +129,7 @@ def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Du
             and context.paths.at(state.index) == entry
         ):
             found.append(_Due(entry, entry_task(name) or "", node.stat.version, state))
-        elif context.cached(bucket).fresh:  # no watch has fired, so that the entry still stands there
+        elif still_listed(context, bucket, name):
             context.report(entry, "an entry whose task is not scheduled by it; stepped over")
     return found
 

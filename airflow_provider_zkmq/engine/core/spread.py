@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing
+from airflow_provider_zkmq.engine.core.context import Agenda, Context, listing, still_listed
 from airflow_provider_zkmq.engine.core.crowd import any_of_the_first, share
 from airflow_provider_zkmq.engine.core.match import judged
 from airflow_provider_zkmq.engine.core.ops import Delete, Multi, Procedure
@@ -134,6 +134,6 @@ def _take_off(context: Context, segment: str, entry: str) -> None:
     stock = context.stock.get(segment)
     if stock is None or entry not in stock:
         return
-    if context.cached(segment).fresh and f"{segment}/{entry}" not in context.quarantine:
-        return  # no watch has fired, so that it still stands there
+    if still_listed(context, segment, entry) and f"{segment}/{entry}" not in context.quarantine:
+        return
     stock.remove(entry)

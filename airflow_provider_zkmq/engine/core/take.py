@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Conf, Consumer, Context
+from airflow_provider_zkmq.engine.core.context import Conf, Consumer, Context, still_listed
 from airflow_provider_zkmq.engine.core.exhaust import bury_exhausted, used_up
 from airflow_provider_zkmq.engine.core.moves import lease_path
 from airflow_provider_zkmq.engine.core.ops import (
@@ -135,9 +135,9 @@ def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | N
         held = yield from _candidate(context, taker, task_id, path, rank)
         if held is not None and (yield from _commit(context, taker, held)):
             return held
-        if path in context.quarantine or not context.cached(segment).fresh:
+        if path in context.quarantine or not still_listed(context, segment, entry):
             return None
-    if held is None and (yield Exists(path)) is not None and context.cached(segment).fresh:
+    if held is None and (yield Exists(path)) is not None and still_listed(context, segment, entry):
         context.report(path, "a pending entry of a task that is not pending; stepped over")
     return None
 
