@@ -6,10 +6,11 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.batch import WRITING
-from airflow_provider_zkmq.engine.core.context import Context, Runtime
-from airflow_provider_zkmq.engine.core.moves import notes_of
-from airflow_provider_zkmq.engine.core.ops import (
+from airflow_provider_zkmq.engine.core.model.paths import Paths
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.memory import Context, Runtime
+from airflow_provider_zkmq.engine.core.protocol.ops import (
     Check,
     Children,
     Create,
@@ -31,9 +32,8 @@ from airflow_provider_zkmq.engine.core.ops import (
     Tell,
     Wait,
 )
-from airflow_provider_zkmq.engine.core.paths import Paths
-from airflow_provider_zkmq.engine.core.records import TaskState
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
+from airflow_provider_zkmq.engine.core.writing.moves import notes_of
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 
 UNKNOWN = Outcome(committed=False, unknown=True)

@@ -20,8 +20,8 @@ from airflow_provider_zkmq.bridge.payload import (
     understand,
     visible,
 )
-from airflow_provider_zkmq.engine.core.inspect import Task
-from airflow_provider_zkmq.engine.core.paths import check_name
+from airflow_provider_zkmq.engine.core.model.paths import check_name
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.textqueue import Message, Status, TextQueue
 

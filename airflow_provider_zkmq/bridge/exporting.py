@@ -12,16 +12,16 @@ from typing import Final
 from airflow_provider_zkmq.bridge.entries import append_task
 from airflow_provider_zkmq.bridge.header import MARKS, Origin, note_count, write_header
 from airflow_provider_zkmq.bridge.reading import LIMITS, MOST_LINES, MOST_MESSAGES, BadFile, survey
-from airflow_provider_zkmq.engine.core.configure import read_conf
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.filters import FilterTypes
-from airflow_provider_zkmq.engine.core.inspect import CHUNK, Task, as_state, read_many, task_ids
-from airflow_provider_zkmq.engine.core.ops import Procedure
-from airflow_provider_zkmq.engine.core.selectors import EVERYTHING, Selector, as_selector
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, as_selector
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.inspect import CHUNK, Task, as_state, read_many, task_ids
 from airflow_provider_zkmq.engine.errors import ConfigError
-from airflow_provider_zkmq.engine.fronts import blocking
-from airflow_provider_zkmq.engine.queue import Queue
+from airflow_provider_zkmq.engine.fronts.methods import blocking
+from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.textqueue import TextQueue
 
 #: Half of what an import reads, so that there is room for what people add.

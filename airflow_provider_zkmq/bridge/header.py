@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from airflow_provider_zkmq.bridge.payload import visible
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.textqueue import Message, Status, TextQueue
 
 #: The sign that a task has in an export; whoever edits the file changes it.

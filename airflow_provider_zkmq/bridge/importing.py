@@ -13,11 +13,11 @@ from airflow_provider_zkmq.bridge.header import Origin
 from airflow_provider_zkmq.bridge.judging import Action, Step, judge
 from airflow_provider_zkmq.bridge.payload import Refusal
 from airflow_provider_zkmq.bridge.reading import BadFile, Refused, opened, read
-from airflow_provider_zkmq.engine.core.inspect import CHUNK, Task, read_many
-from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST
+from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
+from airflow_provider_zkmq.engine.core.reading.inspect import CHUNK, Task, read_many
 from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, ZkmqError
-from airflow_provider_zkmq.engine.fronts import blocking
-from airflow_provider_zkmq.engine.queue import Queue
+from airflow_provider_zkmq.engine.fronts.methods import blocking
+from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.textqueue import TextQueue, TextQueueError
 
 #: The largest payload: the rest of a request is for the task's record with its history.

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.cli.options import Common, pairs, read_file
 from airflow_provider_zkmq.cli.output import facts, payload, say, spread
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.queue import Claim, Queue
+    from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
 
 NOTHING = 3
 

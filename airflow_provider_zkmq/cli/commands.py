@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.handling import Running
+    from airflow_provider_zkmq.engine.working.handling import Running
 
 TERMINATE_SECONDS = 2.0
 _LOOK_SECONDS = 0.2

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.inspect import Task
+    from airflow_provider_zkmq.engine.core.reading.inspect import Task
 
 _CELL = 60
 

@@ -12,13 +12,13 @@ from airflow_provider_zkmq.cli.options import Common, UsageError, attempts, pair
 from airflow_provider_zkmq.cli.output import brief, facts, moment, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.client import Zkmq
-    from airflow_provider_zkmq.engine.core.context import Conf, Context
-    from airflow_provider_zkmq.engine.core.filters import FilterType
-    from airflow_provider_zkmq.engine.core.ops import Procedure
-    from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+    from airflow_provider_zkmq.engine.core.model.filters import FilterType
+    from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+    from airflow_provider_zkmq.engine.core.protocol.memory import Conf, Context
+    from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
     from airflow_provider_zkmq.engine.errors import ZkmqError
-    from airflow_provider_zkmq.engine.queue import Queue
+    from airflow_provider_zkmq.engine.fronts.client import Zkmq
+    from airflow_provider_zkmq.engine.fronts.queue import Queue
 
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
 ORDERS = ("default", "fifo")
@@ -79,14 +79,14 @@ def configure(args: argparse.Namespace, given: Common) -> int:
 
 
 def _types(given: Iterable[str] | None) -> dict[str, FilterType] | None:
-    from airflow_provider_zkmq.engine.core.filters import parse_type
+    from airflow_provider_zkmq.engine.core.model.filters import parse_type
 
     return {name: parse_type(text) for name, text in pairs("--filter", given).items()} or None
 
 
 def _policy(zk: Zkmq, queue: Queue, args: argparse.Namespace) -> RetryPolicy | None:
     """The policy with the given values changed; None where none is given."""
-    from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+    from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 
     given = {"factor": args.backoff_factor, "min_backoff": args.min_backoff, "max_backoff": args.max_backoff}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -101,8 +101,8 @@ def _policy(zk: Zkmq, queue: Queue, args: argparse.Namespace) -> RetryPolicy | N
 
 
 def _conf(queue: Queue) -> Conf:
-    from airflow_provider_zkmq.engine.core.configure import read_conf
-    from airflow_provider_zkmq.engine.fronts import blocking
+    from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+    from airflow_provider_zkmq.engine.fronts.methods import blocking
 
     return blocking(read_conf)(queue)
 
@@ -121,7 +121,7 @@ def _describe(conf: Conf) -> dict[str, Any]:
 
 def _spell(kind: FilterType) -> str:
     """A filter type in the form that ``configure --filter`` takes."""
-    from airflow_provider_zkmq.engine.core.filters import OrderedEnum
+    from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 
     return f"enum:{','.join(kind.values)}" if isinstance(kind, OrderedEnum) else type(kind).__name__.lower()
 
@@ -171,8 +171,8 @@ def status(args: argparse.Namespace, given: Common) -> int:
 
 def _consumers(queue: Queue) -> int:
     """How many consumers are alive."""
-    from airflow_provider_zkmq.engine.core.ops import Children
-    from airflow_provider_zkmq.engine.fronts import blocking
+    from airflow_provider_zkmq.engine.core.protocol.ops import Children
+    from airflow_provider_zkmq.engine.fronts.methods import blocking
 
     def living(context: Context) -> Procedure[int]:
         return len((yield Children(context.paths.at("live"))) or ())
@@ -278,9 +278,9 @@ def redrive(args: argparse.Namespace, given: Common) -> int:
 
 
 def _dead(queue: Queue) -> list[str]:
-    from airflow_provider_zkmq.engine.core.inspect import task_ids
-    from airflow_provider_zkmq.engine.core.states import State
-    from airflow_provider_zkmq.engine.fronts import blocking
+    from airflow_provider_zkmq.engine.core.model.states import State
+    from airflow_provider_zkmq.engine.core.reading.inspect import task_ids
+    from airflow_provider_zkmq.engine.fronts.methods import blocking
 
     _conf(queue)  # a queue that does not exist is an error, not an empty list
     return blocking(task_ids)(queue, State.DEAD)
@@ -314,7 +314,7 @@ def _each(
     gone_is_fine: bool = False,
 ) -> int:
     """Act on one task after the other, passing over those that refuse; 1 if one did."""
-    from airflow_provider_zkmq.engine.core.paths import check_name
+    from airflow_provider_zkmq.engine.core.model.paths import check_name
     from airflow_provider_zkmq.engine.errors import IllegalTransition, TaskNotFound
 
     done: list[str] = []

@@ -11,11 +11,11 @@ from airflow_provider_zkmq.cli.options import Common
 from airflow_provider_zkmq.cli.output import facts, percent, printable, say, table, task_facts, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.context import Context
-    from airflow_provider_zkmq.engine.core.explain import Explanation
-    from airflow_provider_zkmq.engine.core.inspect import Task, Znode
-    from airflow_provider_zkmq.engine.core.ops import Procedure
-    from airflow_provider_zkmq.engine.queue import Queue
+    from airflow_provider_zkmq.engine.core.protocol.memory import Context
+    from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+    from airflow_provider_zkmq.engine.core.reading.explain import Explanation
+    from airflow_provider_zkmq.engine.core.reading.inspect import Task, Znode
+    from airflow_provider_zkmq.engine.fronts.queue import Queue
 
 FAILED = 5
 _LATER = ("claim", "result", "requeue")  # the znodes of a task that its enqueue does not write
@@ -86,7 +86,7 @@ def enqueue_transactions(tree: list[Znode]) -> int:
 
 def _watch(queue: Queue, task_id: str, given: Common) -> int:
     """Print a line for each change until the task ends; 5 if it ends dead or cancelled."""
-    from airflow_provider_zkmq.engine.fronts import blocking
+    from airflow_provider_zkmq.engine.fronts.methods import blocking
 
     told: list[tuple[object, ...]] = []
 
@@ -112,10 +112,10 @@ def _line(task: Task) -> str:
 
 def _follow(context: Context, task_id: str, tell: Callable[[Task], None]) -> Procedure[Task]:
     """Call `tell` with a task now and whenever its record or its claim changes, until it has ended; watches only."""
-    from airflow_provider_zkmq.engine.core.context import shared_nodes, unsubscribe
-    from airflow_provider_zkmq.engine.core.inspect import read_task
-    from airflow_provider_zkmq.engine.core.ops import Wait
-    from airflow_provider_zkmq.engine.core.states import ENDED
+    from airflow_provider_zkmq.engine.core.model.states import ENDED
+    from airflow_provider_zkmq.engine.core.protocol.memory import shared_nodes, unsubscribe
+    from airflow_provider_zkmq.engine.core.protocol.ops import Wait
+    from airflow_provider_zkmq.engine.core.reading.inspect import read_task
 
     yield from read_task(context, task_id)  # refuses a bad id, and one that is not there
     mine = context.run.new_signal()

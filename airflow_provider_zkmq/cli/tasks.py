@@ -14,8 +14,8 @@ from airflow_provider_zkmq.cli.options import Common, UsageError, attempts, pair
 from airflow_provider_zkmq.cli.output import brief, facts, say, table, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.policy import RetryPolicy
-    from airflow_provider_zkmq.engine.core.records import Message
+    from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+    from airflow_provider_zkmq.engine.core.model.records import Message
 
 FAILED = 5
 
@@ -68,13 +68,13 @@ def _check_enqueue(args: argparse.Namespace) -> None:
 
 
 def _follow_up(args: argparse.Namespace) -> Message | None:
-    from airflow_provider_zkmq.engine.core.records import Message
+    from airflow_provider_zkmq.engine.core.model.records import Message
 
     return None if args.then is None else Message(os.fsencode(args.then))
 
 
 def _messages(args: argparse.Namespace) -> list[Message]:
-    from airflow_provider_zkmq.engine.core.records import Message
+    from airflow_provider_zkmq.engine.core.model.records import Message
 
     options: dict[str, Any] = {
         "filters": pairs("--filter", args.filter),
@@ -91,7 +91,7 @@ def _messages(args: argparse.Namespace) -> list[Message]:
 
 
 def _policy(most: int | str | None) -> RetryPolicy | None:
-    from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+    from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 
     if most is None:
         return None

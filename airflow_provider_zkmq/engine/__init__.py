@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.aqueue import AsyncClaim, AsyncQueue
-    from airflow_provider_zkmq.engine.aworker import AsyncWorker
-    from airflow_provider_zkmq.engine.client import AsyncZkmq, Zkmq
     from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
-    from airflow_provider_zkmq.engine.core.batch import Batch
-    from airflow_provider_zkmq.engine.core.explain import Explanation
-    from airflow_provider_zkmq.engine.core.filters import Integer, OrderedEnum, String
-    from airflow_provider_zkmq.engine.core.inspect import Task
-    from airflow_provider_zkmq.engine.core.policy import ConsumeOnce, ConsumeTimes, RetryPolicy
-    from airflow_provider_zkmq.engine.core.records import Attempt, Message
-    from airflow_provider_zkmq.engine.core.selectors import AllOf, AnyOf, Condition, parse_selector
-    from airflow_provider_zkmq.engine.core.states import State, Status
+    from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String
+    from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy
+    from airflow_provider_zkmq.engine.core.model.records import Attempt, Message
+    from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, Condition, parse_selector
+    from airflow_provider_zkmq.engine.core.model.states import State, Status
+    from airflow_provider_zkmq.engine.core.reading.explain import Explanation
+    from airflow_provider_zkmq.engine.core.reading.inspect import Task
+    from airflow_provider_zkmq.engine.core.tasks.batches import Batch
     from airflow_provider_zkmq.engine.errors import (
         AccessDenied,
         ClaimLost,
@@ -36,37 +33,40 @@ if TYPE_CHECKING:
         WaitTimeout,
         ZkmqError,
     )
-    from airflow_provider_zkmq.engine.handling import Running, RunningAsync
-    from airflow_provider_zkmq.engine.monitoring import Poll, monitor
+    from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
+    from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq, Zkmq
+    from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
+    from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
     from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
-    from airflow_provider_zkmq.engine.queue import Claim, Queue
-    from airflow_provider_zkmq.engine.unit_of_work import AsyncUnitOfWork, UnitOfWork
-    from airflow_provider_zkmq.engine.worker import Worker
+    from airflow_provider_zkmq.engine.working.aworker import AsyncWorker
+    from airflow_provider_zkmq.engine.working.handling import Running, RunningAsync
+    from airflow_provider_zkmq.engine.working.monitoring import Poll, monitor
+    from airflow_provider_zkmq.engine.working.worker import Worker
 
 _HOME = {
-    "aqueue": ("AsyncClaim", "AsyncQueue"),
-    "aworker": ("AsyncWorker",),
-    "client": ("AsyncZkmq", "Zkmq"),
+    "fronts.aqueue": ("AsyncClaim", "AsyncQueue"),
+    "working.aworker": ("AsyncWorker",),
+    "fronts.client": ("AsyncZkmq", "Zkmq"),
     "config": ("ConnectionConfig", "Tls"),
-    "core.batch": ("Batch",),
-    "core.explain": ("Explanation",),
-    "core.filters": ("Integer", "OrderedEnum", "String"),
-    "core.inspect": ("Task",),
-    "core.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
-    "core.records": ("Attempt", "Message"),
-    "core.selectors": ("AllOf", "AnyOf", "Condition", "parse_selector"),
-    "core.states": ("State", "Status"),
+    "core.tasks.batches": ("Batch",),
+    "core.reading.explain": ("Explanation",),
+    "core.model.filters": ("Integer", "OrderedEnum", "String"),
+    "core.reading.inspect": ("Task",),
+    "core.model.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
+    "core.model.records": ("Attempt", "Message"),
+    "core.model.selectors": ("AllOf", "AnyOf", "Condition", "parse_selector"),
+    "core.model.states": ("State", "Status"),
     "errors": (
         "AccessDenied", "ClaimLost", "ConfigError", "CorruptRecord", "DuplicateTask", "IllegalTransition",
         "OutcomeUnknown", "QueueError", "QueueFull", "QueuePaused", "SessionLost", "TaskNotFound", "TaskTooLarge",
         "TransportError", "Unavailable", "WaitTimeout", "ZkmqError",
     ),
-    "handling": ("Running", "RunningAsync"),
-    "monitoring": ("Poll", "monitor"),
+    "working.handling": ("Running", "RunningAsync"),
+    "working.monitoring": ("Poll", "monitor"),
     "outcomes": ("Error", "Retry", "Snooze", "Success"),
-    "queue": ("Claim", "Queue"),
-    "unit_of_work": ("AsyncUnitOfWork", "UnitOfWork"),
-    "worker": ("Worker",),
+    "fronts.queue": ("Claim", "Queue"),
+    "fronts.transaction": ("AsyncUnitOfWork", "UnitOfWork"),
+    "working.worker": ("Worker",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from airflow_provider_zkmq.engine.core.inspect import Task
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.errors import ClaimLost, TaskNotFound
 from airflow_provider_zkmq.filequeue.refusals import PROGRESS, refused
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from airflow_provider_zkmq.engine.core.paths import check_name
+from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, SessionLost, Unavailable, ZkmqError
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.conf import Conf, read_conf, write_conf

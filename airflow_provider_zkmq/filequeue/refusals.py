@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-from airflow_provider_zkmq.engine.core.records import Message
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 TRANSACTIONS: Final = "transactions over several queues"

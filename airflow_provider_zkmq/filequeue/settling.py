@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from typing import Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.inspect import Task
-from airflow_provider_zkmq.engine.core.selectors import Selector
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.model.selectors import Selector
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.items import Item

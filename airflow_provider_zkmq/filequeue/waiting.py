@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_provider_zkmq.engine.core.configure import optional_seconds
-from airflow_provider_zkmq.engine.core.inspect import Task
-from airflow_provider_zkmq.engine.core.paths import check_name
-from airflow_provider_zkmq.engine.core.states import ENDED, State
-from airflow_provider_zkmq.engine.core.wait import WaitFor, wait_event
+from airflow_provider_zkmq.engine.core.model.paths import check_name
+from airflow_provider_zkmq.engine.core.model.states import ENDED, State
+from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.reading.wait import WaitFor, wait_event
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.folder import Folder

@@ -6,16 +6,16 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from airflow_provider_zkmq.engine.core.ops import Procedure
-from airflow_provider_zkmq.engine.core.outcome import settle_by
-from airflow_provider_zkmq.engine.deliveries import NOT_BEGUN, Delivery
-from airflow_provider_zkmq.engine.handling import Handler
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.tasks.outcome import settle_by
 from airflow_provider_zkmq.engine.outcomes import Success
-from airflow_provider_zkmq.engine.worker import KEEPER_SECONDS, Worker
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
+from airflow_provider_zkmq.engine.working.handling import Handler
+from airflow_provider_zkmq.engine.working.worker import KEEPER_SECONDS, Worker
 from airflow_provider_zkmq.filequeue.refusals import TRANSACTIONS, refuse
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.queue import Claim, Queue
+    from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
     from airflow_provider_zkmq.filequeue.claims import FileClaim
     from airflow_provider_zkmq.filequeue.queue import FileQueue
 

@@ -17,11 +17,11 @@ from airflow_provider_zkmq.engine.errors import ConfigError
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
-    from airflow_provider_zkmq.engine.aqueue import AsyncQueue
-    from airflow_provider_zkmq.engine.client import AsyncZkmq, Zkmq
-    from airflow_provider_zkmq.engine.core.batch import Batch
-    from airflow_provider_zkmq.engine.core.inspect import Task
-    from airflow_provider_zkmq.engine.queue import Queue
+    from airflow_provider_zkmq.engine.core.reading.inspect import Task
+    from airflow_provider_zkmq.engine.core.tasks.batches import Batch
+    from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
+    from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq, Zkmq
+    from airflow_provider_zkmq.engine.fronts.queue import Queue
 
 DEFAULT_CONN_ID: Final = "zkmq_default"
 DEFAULT_QUEUE: Final = "queue"
@@ -64,7 +64,7 @@ class ZkmqHook(BaseHook):
 
         """
         if self._client is None:
-            from airflow_provider_zkmq.engine.client import Zkmq
+            from airflow_provider_zkmq.engine.fronts.client import Zkmq
 
             conn = self.get_connection(self.zkmq_conn_id)
             options = connection_options(conn)
@@ -79,7 +79,7 @@ class ZkmqHook(BaseHook):
 
     async def get_async_conn(self) -> AsyncZkmq:
         """Open a connection for the running event loop, the caller's to close. Raises what `get_conn` does."""
-        from airflow_provider_zkmq.engine.client import AsyncZkmq
+        from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
 
         options = await async_connection_options(self.zkmq_conn_id)
         self._default_queue = options.pop("queue")

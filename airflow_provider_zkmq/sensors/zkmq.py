@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_provider_zkmq.engine.core.wait import wait_event
+from airflow_provider_zkmq.engine.core.reading.wait import wait_event
 from airflow_provider_zkmq.engine.errors import WaitTimeout, ZkmqError
 from airflow_provider_zkmq.hooks.zkmq import (
     DEFAULT_CONN_ID,
@@ -33,10 +33,10 @@ from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine.core.batch import Batch
-    from airflow_provider_zkmq.engine.core.explain import Explanation
-    from airflow_provider_zkmq.engine.core.inspect import Task
-    from airflow_provider_zkmq.engine.queue import Queue
+    from airflow_provider_zkmq.engine.core.reading.explain import Explanation
+    from airflow_provider_zkmq.engine.core.reading.inspect import Task
+    from airflow_provider_zkmq.engine.core.tasks.batches import Batch
+    from airflow_provider_zkmq.engine.fronts.queue import Queue
 
 _Told: TypeAlias = list[dict[str, Any]] | dict[str, Any]
 #: So many refusing consumers are told of.

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_zkmq.engine.core.configure import read_archive, set_archive
-from airflow_provider_zkmq.engine.core.paths import check_name
+from airflow_provider_zkmq.engine.core.model.paths import check_name
+from airflow_provider_zkmq.engine.core.reading.configure import read_archive, set_archive
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
-from airflow_provider_zkmq.engine.queue import Queue
+from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.spark.manifest import (
     RUNS,
     STAGING,

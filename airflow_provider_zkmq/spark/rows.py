@@ -10,13 +10,13 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from airflow_provider_zkmq.engine.client import Zkmq
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.inspect import Task, read_many, task_ids
-from airflow_provider_zkmq.engine.core.ops import GetMany, Node, Procedure
-from airflow_provider_zkmq.engine.core.states import State
-from airflow_provider_zkmq.engine.core.transact import tick
-from airflow_provider_zkmq.engine.queue import Queue
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.transact import tick
+from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_many, task_ids
+from airflow_provider_zkmq.engine.fronts.client import Zkmq
+from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.engine.zk.drivers import run
 
 #: How to reach ZooKeeper: the arguments of `Zkmq.connect`, or a function that can be pickled and connects.

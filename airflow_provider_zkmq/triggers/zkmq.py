@@ -16,7 +16,7 @@ from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, progress_log
 from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.aqueue import AsyncQueue
+    from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
 
 _FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 15.0

@@ -18,7 +18,7 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 
 from airflow_provider_zkmq.engine import Integer, Zkmq
-from airflow_provider_zkmq.engine.queue import Queue
+from airflow_provider_zkmq.engine.fronts.queue import Queue
 
 
 def define(monkeypatch: pytest.MonkeyPatch, conn_id: str = "zkmq_default", **fields: Any) -> None:

@@ -10,7 +10,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, TaskDeferred
 
 from airflow_provider_zkmq.engine import ConfigError, DuplicateTask, Message, OutcomeUnknown, RetryPolicy, SessionLost
-from airflow_provider_zkmq.engine.core import enqueue
+from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from tests.airflow.conftest import finish, kill

@@ -26,8 +26,9 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.core import enqueue, moves, writing
-from airflow_provider_zkmq.engine.core.batch import Batch
+from airflow_provider_zkmq.engine.core.tasks import bulk, enqueue
+from airflow_provider_zkmq.engine.core.tasks.batches import Batch
+from airflow_provider_zkmq.engine.core.writing import moves
 from tests.integration.clients import clients, end_session, spent, together
 from tests.support import eventually
 
@@ -170,7 +171,7 @@ def test_an_interrupted_call_can_be_repeated(q: Queue, monkeypatch: pytest.Monke
     What the first one wrote is untouched; the batch cannot end before it is complete.
     """
     windows = islice((False, False, True), 3)
-    real = writing._write
+    real = bulk._write
 
     def breaking(*args: object) -> object:
         if next(windows):
@@ -179,7 +180,7 @@ def test_an_interrupted_call_can_be_repeated(q: Queue, monkeypatch: pytest.Monke
         return real(*args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "_write", breaking)
+        patch.setattr(bulk, "_write", breaking)
         with pytest.raises(KeyboardInterrupt):
             q.enqueue_many(_messages(600), batch="b", then=Message("after"))
     written = _snapshot(q)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Claim, Message, Queue, RetryPolicy, String, Task, Zkmq
-from airflow_provider_zkmq.engine.core import fifo, spread
+from airflow_provider_zkmq.engine.core.claiming import default_order, strict_order
 from tests.integration.chaos_worker import POISON, Told, names_of
 from tests.integration.clients import end_session, spent, together
 from tests.support import eventually
@@ -246,7 +246,7 @@ def test_a_session_that_ends_during_a_claim_costs_no_walk(
         for task_id in q.enqueue_many([Message(b"x", filters={"kind": kind}) for _ in range(600)])
     ]
     held = _claimed(q)
-    module = fifo if order == "fifo" else spread
+    module = strict_order if order == "fifo" else default_order
     take, ended = module.take, [False]
 
     def late(*args: Any) -> Any:

@@ -15,8 +15,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord, Message, OrderedEnum, Zkmq
-from airflow_provider_zkmq.engine.core.configure import read_archive
-from airflow_provider_zkmq.engine.queue import Queue
+from airflow_provider_zkmq.engine.core.reading.configure import read_archive
+from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.spark.archive import STEPS, ArchiveIncomplete, archive_queue
 from airflow_provider_zkmq.spark.history import percentiles, read_history
 from airflow_provider_zkmq.spark.manifest import exclusive, read_manifest

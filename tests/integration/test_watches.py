@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_zkmq.embedded import fourletter
 from airflow_provider_zkmq.engine import AsyncZkmq, ConfigError, Message, Queue, WaitTimeout, Zkmq
-from airflow_provider_zkmq.engine.core.ops import Children, Exists, Get, Sync, Watch
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Sync, Watch
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal

@@ -26,13 +26,11 @@ from airflow_provider_zkmq.engine import (
     Worker,
     Zkmq,
     ZkmqError,
-    asettler,
-    aworker,
-    upkeep,
-    worker,
 )
-from airflow_provider_zkmq.engine.core.ops import Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Wait
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
+from airflow_provider_zkmq.engine.fronts import upkeep
+from airflow_provider_zkmq.engine.working import asettler, aworker, worker
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.integration.gate import Gate
 from tests.support import eventually

@@ -6,23 +6,14 @@ import random
 from collections.abc import Generator
 from typing import Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core import (
-    admin,
-    batch,
-    claim,
-    configure,
-    enqueue,
-    gc,
-    rescue,
-    settle,
-    take,
-    unit,
-    wait,
-)
-from airflow_provider_zkmq.engine.core.filters import OrderedEnum
-from airflow_provider_zkmq.engine.core.outcome import Settlement, settle_outcome
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.selectors import EVERYTHING, as_selector
+from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
+from airflow_provider_zkmq.engine.core.reading import configure, wait
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
+from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
 from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 from tests.simulation.parts import Call, Client, Pause
@@ -92,7 +83,7 @@ def wait_for(client: Client, done: Call, rand: random.Random) -> Step:
     limit = rand.choice([1.0, 30.0, 200.0])
     if name:
         about = {"queue": "q", "batch": name}
-        return (yield from told(lambda: Call("wait_batch", batch.wait_batch(context, name, limit), about, limit)))
+        return (yield from told(lambda: Call("wait_batch", batches.wait_batch(context, name, limit), about, limit)))
     ids = done.value if isinstance(done.value, list) else [done.value]
     about = {"queue": "q", "ids": ids, "acknowledged": True}
     return (yield from told(lambda: Call("wait", wait.wait(context, ids, timeout=limit), about, limit)))
@@ -154,10 +145,10 @@ def work(client: Client, held: Any, rand: random.Random, *, transactional: bool)
     """Handle a task, and settle it by what became of it; cut off, it goes on where it was."""
     context = client.context()
     client.hands[held.token] = held
-    taken = unit.Unit([(context, held)]) if transactional else None
+    taken = transaction.Unit([(context, held)]) if transactional else None
     if taken is not None and rand.random() < 0.5:
         out = client.context("r")
-        checked = yield from told(lambda: Call("put", unit.check_put(out, Message(b"out"))))
+        checked = yield from told(lambda: Call("put", transaction.check_put(out, Message(b"out"))))
         if checked.ok:
             taken.put.append((out, checked.value))
     yield Pause(rand.choice([0, 0.01, 1.0, 7.0]))
@@ -201,7 +192,7 @@ def upkeep(client: Client, rand: random.Random) -> Program:
     while True:
         yield Pause(rand.choice([0.5, 3.0, 20.0]))
         lifetime = rand.choice([0, 5, 300])
-        yield Call("gc", gc.collect_garbage(client.context(), lifetime), {"lifetime": lifetime})
+        yield Call("gc", collect.collect_garbage(client.context(), lifetime), {"lifetime": lifetime})
 
 
 def operator(client: Client, rand: random.Random, rounds: int, world: World) -> Program:
@@ -215,10 +206,10 @@ def operator(client: Client, rand: random.Random, rounds: int, world: World) -> 
         task = rand.choice(tasks)
         verb = rand.choice(["cancel", "cancel", "redrive", "redrive", "replace", "drop", "pause", "extend"])
         make: dict[str, Any] = {
-            "cancel": lambda task=task: admin.cancel(context, task),
-            "redrive": lambda task=task: admin.redrive(context, task),
-            "replace": lambda task=task: admin.replace_data(context, task, b"new"),
-            "drop": lambda task=task: admin.drop(context, task),
+            "cancel": lambda task=task: operate.cancel(context, task),
+            "redrive": lambda task=task: operate.redrive(context, task),
+            "replace": lambda task=task: operate.replace_data(context, task, b"new"),
+            "drop": lambda task=task: operate.drop(context, task),
             "pause": lambda: configure.pause(context),
             "extend": lambda: configure.configure(context, lock=0),
         }
@@ -239,7 +230,7 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
             continue
         held = call.value
         client.hands[held.token] = held
-        checked = yield from told(lambda: Call("put", unit.check_put(out, Message(b"out"))))
+        checked = yield from told(lambda: Call("put", transaction.check_put(out, Message(b"out"))))
         if not checked.ok:
             yield from until_settled(
                 client,
@@ -247,15 +238,15 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
                 lambda held=held: Call("release", settle.release(context, held), {"queue": "q", "held": held}),
             )
             continue
-        work = unit.Unit([(context, held)], [(out, checked.value)])
+        work = transaction.Unit([(context, held)], [(out, checked.value)])
         yield Pause(rand.choice([0, 1.0]))
         good = number % 3 != 2
         while True:
             about = {"queue": "q", "held": held}
             if good:
-                done = yield Call("commit", unit.commit(work, b"r"), about)
+                done = yield Call("commit", transaction.commit(work, b"r"), about)
             else:
-                done = yield Call("rollback", unit.rollback(work), about)
+                done = yield Call("rollback", transaction.rollback(work), about)
             assert done is not None
             if done.cancelled or (isinstance(done.error, TransportError) and not isinstance(done.error, SessionLost)):
                 yield Pause(0.2)

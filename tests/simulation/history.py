@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.batch import WRITING
-from airflow_provider_zkmq.engine.core.moves import notes_of
-from airflow_provider_zkmq.engine.core.ops import Create, Delete, SetData
-from airflow_provider_zkmq.engine.core.paths import entry_task
-from airflow_provider_zkmq.engine.core.records import TaskState
-from airflow_provider_zkmq.engine.core.states import ENDED, TRANSITIONS, State
+from airflow_provider_zkmq.engine.core.model.paths import entry_task
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, SetData
+from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
+from airflow_provider_zkmq.engine.core.writing.moves import notes_of
 from tests.simulation.parts import Call, Client, Violation
 from tests.simulation.world import World
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.records import TaskState
-from airflow_provider_zkmq.engine.core.states import ENDED, State
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     CorruptRecord,

@@ -9,9 +9,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Context, Runtime
-from airflow_provider_zkmq.engine.core.ops import Children, Exists, Get, GetMany, Multi, Node, Outcome, Watch
-from airflow_provider_zkmq.engine.core.paths import Paths
+from airflow_provider_zkmq.engine.core.model.paths import Paths
+from airflow_provider_zkmq.engine.core.protocol.memory import Context, Runtime
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Multi, Node, Outcome, Watch
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core import configure, context
-from airflow_provider_zkmq.engine.core.ops import Create
-from airflow_provider_zkmq.engine.core.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.protocol import memory
+from airflow_provider_zkmq.engine.core.protocol.ops import Create
+from airflow_provider_zkmq.engine.core.reading import configure
 from tests.simulation import actors, faults
 from tests.simulation.oracles import Oracles
 from tests.simulation.parts import Call, Client, Violation
@@ -118,11 +119,11 @@ def run(chosen: Plan, *, trace: bool = False) -> Result:
     world = World(chosen.seed, chosen.servers)
     world.trace = [] if trace else None
     entropy = random.Random(f"entropy {chosen.seed}")
-    before, context.os = context.os, SimpleNamespace(urandom=entropy.randbytes)  # type: ignore[attr-defined]
+    before, memory.os = memory.os, SimpleNamespace(urandom=entropy.randbytes)  # type: ignore[attr-defined]
     try:
         return Result(chosen, _run(chosen, world), world.steps, world.trace or [])
     finally:
-        context.os = before  # type: ignore[attr-defined]
+        memory.os = before  # type: ignore[attr-defined]
 
 
 def _run(chosen: Plan, world: World) -> Violation | None:

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.debts import in_debt, pay_debts
-from airflow_provider_zkmq.engine.core.ops import (
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import (
     CreateContainer,
     EnsureRoot,
     Multi,
@@ -26,6 +25,7 @@ from airflow_provider_zkmq.engine.core.ops import (
     Wait,
     Watch,
 )
+from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.simulation import faults
 from tests.simulation.parts import Call, Client, Fiber, Pause, Request, Violation, short, told_of

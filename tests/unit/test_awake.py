@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import admin, claim, configure, enqueue, rescue, settle, take
-from airflow_provider_zkmq.engine.core.context import listing
-from airflow_provider_zkmq.engine.core.filters import String
-from airflow_provider_zkmq.engine.core.ops import Children, Create, GetMany, Multi, Pipeline, Wait
-from airflow_provider_zkmq.engine.core.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.memory import listing
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Create, GetMany, Multi, Pipeline, Wait
+from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost
 from tests.fake_zookeeper import FakeZooKeeper, check_tree, drive, new_context
 from tests.stepping import Stepper
@@ -93,7 +96,7 @@ def test_a_record_changed_between_a_claim_s_read_and_its_write_is_read_again(ord
     _, other = world.client("two")
     stepper = world.stepper(claim.claim(world.context, ANY, 30))
     stepper.until(Multi, "tasks/a/claim")
-    world.do(admin.replace_data(other, "a", b"new"))
+    world.do(operate.replace_data(other, "a", b"new"))
     held = stepper.finish()
     assert (held.task_id, held.data) == ("a", b"new")
     world.do(settle.complete(world.context, held))
@@ -109,7 +112,7 @@ def test_a_promotion_that_was_refused_is_tried_again_soon():
     _, other = world.client("two")
     stepper = world.stepper(claim.claim(world.context, ANY, 30))
     stepper.until(Pipeline, "tasks/a/state")
-    world.do(admin.replace_data(other, "a", b"new"))
+    world.do(operate.replace_data(other, "a", b"new"))
     stepper.until(Wait)
     assert stepper.op.timeout <= 0.5
     world.zk.advance(0.5)
@@ -207,7 +210,7 @@ def test_progress_of_an_earlier_run_of_the_same_id_is_refused():
     world = World()
     world.put("a")
     old = world.do(claim.claim(world.context, LEASED))
-    world.do(admin.clear(world.context))
+    world.do(operate.clear(world.context))
     other_session, other = world.client("two")
     world.put("a")
     new = drive(world.zk, other_session, claim.claim(other, LEASED))

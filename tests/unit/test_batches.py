@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import admin, batch, closing, enqueue, gc, inspect, settle, unit
-from airflow_provider_zkmq.engine.core.ops import Create, Delete, Exists, Get, GetMany, Sync
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.states import State
-from airflow_provider_zkmq.engine.core.take import Held
+from airflow_provider_zkmq.engine.core.claiming.take import Held
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Exists, Get, GetMany, Sync
+from airflow_provider_zkmq.engine.core.reading import inspect
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.upkeep import collect
+from airflow_provider_zkmq.engine.core.writing import closing
 from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
 from tests.fake_zookeeper import Crash
 from tests.unit.world import BROKEN_OFF, Client, new_queue
@@ -24,7 +27,7 @@ def write(client: Client, *ids: str, name: str = "b", then: Message | None = Non
 
 
 def done(client: Client, name: str = "b") -> bool:
-    return client.do(batch.read_batch(client.context, name)).done
+    return client.do(batches.read_batch(client.context, name)).done
 
 
 def cut(client: Client, effect: Any) -> Callable[[Any], Any]:
@@ -36,8 +39,8 @@ def cut(client: Client, effect: Any) -> Callable[[Any], Any]:
 END: dict[str, Callable[[Client, Held], Any]] = {
     "complete": lambda client, held: settle.complete(client.context, held, b"r"),
     "fail": lambda client, held: settle.fail(client.context, held, "e", retry=False),
-    "cancel": lambda client, _: admin.cancel(client.context, "a"),
-    "commit": lambda client, held: unit.commit(unit.Unit([(client.context, held)])),
+    "cancel": lambda client, _: operate.cancel(client.context, "a"),
+    "commit": lambda client, held: transaction.commit(transaction.Unit([(client.context, held)])),
 }
 
 
@@ -63,10 +66,10 @@ def test_what_an_operator_deletes_is_told_as_deleted(state: str) -> None:
     """The same of a drop and of a clear."""
     client = new_queue()
     write(client, "a")
-    procedure = admin.drop(client.context, "a") if state == "pending" else admin.clear(client.context)
+    procedure = operate.drop(client.context, "a") if state == "pending" else operate.clear(client.context)
     client.do(procedure, cut(client, Unavailable("no server")))
     assert client.check() == {}
-    client.do(gc.collect_garbage(client.context))
+    client.do(collect.collect_garbage(client.context))
     assert done(client)
 
 
@@ -104,9 +107,9 @@ def test_a_delayed_follower_is_enqueued_though_its_bucket_was_reaped(closer: str
     fault = cut(client, Unavailable("no server")) if closer != "completion" else lambda _op: None
     client.do(END["complete"](client, held), fault)
     if closer == "waiter":
-        client.do(batch.wait_batch(client.context, "b", 1))
+        client.do(batches.wait_batch(client.context, "b", 1))
     elif closer == "clean-up":
-        client.do(gc.collect_garbage(client.context))
+        client.do(collect.collect_garbage(client.context))
     assert done(client)
     assert client.check()["then"].due is not None
     client.zk.advance(40)
@@ -117,8 +120,8 @@ def ended_badly(client: Client) -> None:
     """A member ended dead, and its tree is gone; the batch was not written to its end."""
     write(client, "a", "z")
     client.cancel("a")
-    client.do(admin.drop(client.context, "a"))
-    marker = client.context.paths.batch("b", "open", batch.WRITING)
+    client.do(operate.drop(client.context, "a"))
+    marker = client.context.paths.batch("b", "open", batches.WRITING)
     client.zk.multi(0, (Create(marker),))
 
 
@@ -129,7 +132,7 @@ def test_a_member_that_has_ended_is_not_written_again_by_a_repeated_call() -> No
     other = Client(client.zk)
     assert write(other, "a", "z") == ["a", "z"]
     assert (list(client.check()), other.work()) == (["z"], ["z"])
-    stands = client.do(batch.read_batch(client.context, "b"))
+    stands = client.do(batches.read_batch(client.context, "b"))
     assert (stands.done, stands.failed) == (True, ("a",))
 
 
@@ -150,8 +153,8 @@ def test_a_replaced_member_that_has_ended_is_not_run_again() -> None:
     """Its payload was replaced before it ended: a repeated call knows it by its batch, not by its payload."""
     client = new_queue()
     write(client, "a", "z")
-    client.zk.multi(0, (Create(client.context.paths.batch("b", "open", batch.WRITING)),))
-    client.do(admin.replace_data(client.context, "a", b"other"))
+    client.zk.multi(0, (Create(client.context.paths.batch("b", "open", batches.WRITING)),))
+    client.do(operate.replace_data(client.context, "a", b"other"))
     client.cancel("a")
     assert write(Client(client.zk), "a", "z") == ["a", "z"]
     assert (client.state("a").state, client.work(), done(client)) == (State.CANCELLED, ["z"], True)
@@ -178,13 +181,13 @@ def test_a_batch_that_lacks_a_part_holds_up_no_member(name: str, part: str) -> N
     write(client, "a")
     held = client.held() if name in END else None
     client.zk.multi(0, (Delete(context_path(client, part)),))
-    procedures = {"drop": lambda: admin.drop(client.context, "a"), "clear": lambda: admin.clear(client.context)}
+    procedures = {"drop": lambda: operate.drop(client.context, "a"), "clear": lambda: operate.clear(client.context)}
     client.do(END[name](client, held) if held is not None else procedures[name]())
     if held is None:
         assert client.zk.names(client.context.paths.at("tasks")) == []
     else:
         assert client.state("a").state in {State.FINISHED, State.DEAD, State.CANCELLED}
-    client.do(gc.collect_garbage(client.context))
+    client.do(collect.collect_garbage(client.context))
     assert done(client)
 
 
@@ -197,9 +200,9 @@ def test_a_batch_and_its_tasks_are_looked_for_again_before_they_are_not_found() 
     client = new_queue()
     write(client, "a")
     for procedure in (
-        batch.read_batch(client.context, "b"),
+        batches.read_batch(client.context, "b"),
         inspect.read_task(client.context, "a"),
-        admin.cancel(client.context, "a"),
+        operate.cancel(client.context, "a"),
     ):
         behind(client, procedure)
     assert client.state("a").state is State.CANCELLED

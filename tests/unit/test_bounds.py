@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import gc, place
-from airflow_provider_zkmq.engine.core.filters import String
-from airflow_provider_zkmq.engine.core.lanes import MAX_LANES, Lane, is_lane, is_shortened
+from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.model.lanes import MAX_LANES, Lane, is_lane, is_shortened
+from airflow_provider_zkmq.engine.core.upkeep import collect
+from airflow_provider_zkmq.engine.core.writing import place
 from tests.unit.world import Client, new_queue
 
 LONG = "x" * 220
@@ -38,7 +39,7 @@ def test_lanes_are_bounded_and_pruned_however_their_names_are_spelt(long: bool) 
     assert len(lanes(client)) == MAX_LANES + 1  # the mixed one takes the rest
     assert len(client.work()) == MAX_LANES + 40
     client.zk.advance(8000)
-    client.do(gc.collect_garbage(client.context))
+    client.do(collect.collect_garbage(client.context))
     assert [name for name in lanes(client) if is_lane(name)] == []
     client.put(filters={"kind": f"1{LONG if long else ''}"})
     assert len(client.work()) == 1
@@ -52,8 +53,8 @@ def test_vanished_lanes_are_forgotten() -> None:
     client.work()
     other = Client(client.zk)
     client.zk.advance(8000)
-    other.do(gc.collect_garbage(other.context))
-    client.do(gc.collect_garbage(client.context))
+    other.do(collect.collect_garbage(other.context))
+    client.do(collect.collect_garbage(client.context))
     known = client.context.paths.at("queue") + "/"
     left = [path for path in (*client.context.cache, *client.context.verdicts) if path.startswith(known)]
     assert (client.context.open_segments, left) == ({}, [])
@@ -82,7 +83,7 @@ def test_buckets_are_bounded() -> None:
 
 
 def test_reports_come_once_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_zkmq.engine.core.context.MAX_QUARANTINE", 10)
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.protocol.memory.MAX_QUARANTINE", 10)
     client = new_queue()
     for number in range(25):
         for _ in range(2):

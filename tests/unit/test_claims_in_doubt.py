@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import claim, configure, enqueue, settle, take, unit
-from airflow_provider_zkmq.engine.core.ops import Create, Multi, Outcome, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Multi, Outcome, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.tasks import enqueue, settle, transaction
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, Unavailable
 from tests.fake_zookeeper import LOST, FakeZooKeeper, Faults, check_tree, drive, new_context
 from tests.stepping import Stepper
@@ -154,7 +156,7 @@ def test_a_delivered_claim_stays_with_its_caller():
 def taken(world):
     """A transaction that has taken the task."""
     held = world.do(claim.claim(world.context, KINDS[0]))
-    return unit.Unit(taken=[(world.context, held)])
+    return transaction.Unit(taken=[(world.context, held)])
 
 
 @pytest.mark.parametrize("carried_out", [True, False])
@@ -162,7 +164,7 @@ def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim(carried_o
     """Who left the transaction cannot roll back again; its client does, once: the taking counts as one delivery."""
     for at in range(60):
         world = fresh(attempts=3)
-        stepper = world.stepper(unit.rollback(taken(world)))
+        stepper = world.stepper(transaction.rollback(taken(world)))
         for _ in range(at):
             if not stepper.over:
                 stepper.step()
@@ -186,7 +188,7 @@ def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_
     for again in (True, False):
         world = fresh(attempts=3)
         it = taken(world)
-        stepper = world.stepper(unit.rollback(it))
+        stepper = world.stepper(transaction.rollback(it))
         stepper.until(Multi, "tasks/a/state")
         if arrived:
             world.zk.multi(world.session, stepper.op.ops)
@@ -194,10 +196,10 @@ def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_
         with pytest.raises(OutcomeUnknown):
             stepper.fail(Unavailable("no server answered"))
         if again:
-            world.do(unit.rollback(it))
+            world.do(transaction.rollback(it))
         held = world.do(claim.claim(world.context, KINDS[0]))
         assert (held.task_id, held.state.attempt) == ("a", 2)
-        world.do(unit.rollback(it))
+        world.do(transaction.rollback(it))
         world.do(settle.complete(world.context, held))
         assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import admin, claim, configure, enqueue, gc, rescue, settle, take, unit
-from airflow_provider_zkmq.engine.core.batch import WRITING
-from airflow_provider_zkmq.engine.core.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
+from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from tests.fake_zookeeper import CRASHES, LOST, Crash, FakeZooKeeper, Faults, check_tree, drive, new_context
 
 ANY = take.Wanted(EVERYTHING)
@@ -71,7 +74,7 @@ def due(world: World) -> None:
 
 def cancelled(world: World) -> None:
     world.put(task_id="a")
-    world.do(admin.cancel(world.context, "a"))
+    world.do(operate.cancel(world.context, "a"))
 
 
 def ended(world: World) -> None:
@@ -82,8 +85,8 @@ def ended(world: World) -> None:
 
 def taken(world: World) -> None:
     held(world)
-    tree = world.do(unit.check_put(world.context, Message(b"y", task_id="b")))
-    world.memory["unit"] = unit.Unit([(world.context, world.memory["held"])], [(world.context, tree)])
+    tree = world.do(transaction.check_put(world.context, Message(b"y", task_id="b")))
+    world.memory["unit"] = transaction.Unit([(world.context, world.memory["held"])], [(world.context, tree)])
 
 
 def again(world: World, **options: Any) -> Any:
@@ -169,9 +172,9 @@ CASES = [
     Case("rescue", abandoned, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
     Case("rescue lease", expired, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
     Case("promote", due, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
-    Case("cancel", lambda w: w.put(task_id="a"), lambda w: admin.cancel(w.context, "a"), {"a": State.CANCELLED}),
-    Case("redrive", cancelled, lambda w: admin.redrive(w.context, "a"), {"a": State.INSERTED}),
-    Case("gc", ended, lambda w: gc.collect_garbage(w.context, 1), {}),
+    Case("cancel", lambda w: w.put(task_id="a"), lambda w: operate.cancel(w.context, "a"), {"a": State.CANCELLED}),
+    Case("redrive", cancelled, lambda w: operate.redrive(w.context, "a"), {"a": State.INSERTED}),
+    Case("gc", ended, lambda w: collect.collect_garbage(w.context, 1), {}),
     Case("enqueue again", ended, again, {"a": State.INSERTED}),
     Case("enqueue a cancelled one again", cancelled, lambda w: again(w, delay=5), {"a": State.INSERTED}),
     Case("update", lambda w: w.put(task_id="a"), lambda w: again(w, update=True, priority=3), {"a": State.INSERTED}),
@@ -196,12 +199,12 @@ CASES = [
     Case("lock ends", unlocked, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
     Case("snooze", held, lambda w: settle.snooze(w.context, HELD(w), 5), {"a": State.INSERTED}),
     Case("progress", held, lambda w: settle.progress(w.context, HELD(w), 0.5, "half"), {"a": State.CLAIMED}),
-    Case("cancel claimed", requeued, lambda w: admin.cancel(w.context, "a"), {"a": State.CANCELLED}),
-    Case("cancel abandoned", abandoned, lambda w: admin.cancel(w.context, "a"), {"a": State.CANCELLED}),
-    Case("drop", cancelled, lambda w: admin.drop(w.context, "a"), {}),
-    Case("replace", due, lambda w: admin.replace_data(w.context, "a", b"new"), {"a": State.INSERTED}),
-    Case("redrive with data", cancelled, lambda w: admin.redrive(w.context, "a", data=b"n"), {"a": State.INSERTED}),
-    Case("clear", requeued, lambda w: admin.clear(w.context), {}),
+    Case("cancel claimed", requeued, lambda w: operate.cancel(w.context, "a"), {"a": State.CANCELLED}),
+    Case("cancel abandoned", abandoned, lambda w: operate.cancel(w.context, "a"), {"a": State.CANCELLED}),
+    Case("drop", cancelled, lambda w: operate.drop(w.context, "a"), {}),
+    Case("replace", due, lambda w: operate.replace_data(w.context, "a", b"new"), {"a": State.INSERTED}),
+    Case("redrive with data", cancelled, lambda w: operate.redrive(w.context, "a", data=b"n"), {"a": State.INSERTED}),
+    Case("clear", requeued, lambda w: operate.clear(w.context), {}),
     Case(
         "batch",
         lambda _: None,
@@ -217,12 +220,12 @@ CASES = [
     Case(
         "last of a batch cancelled",
         last_member,
-        lambda w: admin.cancel(w.context, "a"),
+        lambda w: operate.cancel(w.context, "a"),
         {"a": State.CANCELLED, "then": State.INSERTED},
     ),
     Case("enqueue in order", fifo, lambda w: again(w), {"a": State.INSERTED}),
     Case("release in order", fifo_held, lambda w: settle.release(w.context, HELD(w)), {"a": State.INSERTED}),
-    Case("commit", taken, lambda w: unit.commit(w.memory["unit"]), {"a": State.FINISHED, "b": State.INSERTED}),
+    Case("commit", taken, lambda w: transaction.commit(w.memory["unit"]), {"a": State.FINISHED, "b": State.INSERTED}),
 ]
 BY_NAME = {case.name: case for case in CASES}
 

@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from airflow_provider_zkmq.engine.deliveries import NOT_BEGUN, OUTLASTED, Deliveries
 from airflow_provider_zkmq.engine.outcomes import Success
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Deliveries
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.ops import Reconnect, Tell, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, Tell, Wait
 from airflow_provider_zkmq.engine.errors import SessionLost
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.looping import _ready

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.filters import (
+from airflow_provider_zkmq.engine.core.model.filters import (
     Integer,
     OrderedEnum,
     String,

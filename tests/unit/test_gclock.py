@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import gc, gclock
-from airflow_provider_zkmq.engine.core.ops import Children, Multi
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Multi
+from airflow_provider_zkmq.engine.core.upkeep import collect as upkeep_collect
+from airflow_provider_zkmq.engine.core.upkeep import lock
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.fake_zookeeper import Crash
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, Client, Fault, new_queue
@@ -18,7 +19,7 @@ def locked(client: Client) -> bool:
 
 
 def collect(client: Client, fault: Fault = lambda _op: None) -> bool:
-    return client.do(gc.collect_garbage(client.context), fault).ran
+    return client.do(upkeep_collect.collect_garbage(client.context), fault).ran
 
 
 def on_lock(client: Client, effect: Any) -> Fault:
@@ -49,21 +50,21 @@ def test_an_abandoned_lock_is_given_back(where: str) -> None:
     """What a client does anyway gives the lock back; afterwards it costs nothing, and others clean up."""
     client = new_queue()
     break_off(client, where)
-    client.do(gclock.release_abandoned_lock(client.context))
+    client.do(lock.release_abandoned_lock(client.context))
     assert (locked(client), collect(Client(client.zk))) == (False, True)
-    assert list(gclock.release_abandoned_lock(client.context)) == []
+    assert list(lock.release_abandoned_lock(client.context)) == []
 
 
 def test_a_clean_up_under_way_in_another_thread_is_not_taken_for_abandoned() -> None:
     """The same client's second clean-up does not run, and nobody gives the first one's lock back."""
     client = new_queue()
-    first = gc.collect_garbage(client.context)
+    first = upkeep_collect.collect_garbage(client.context)
     result: Any = None
     while not locked(client):
         op = first.send(result)
         result = client._execute(op, lambda _op: None)
     assert not collect(client)
-    client.do(gclock.release_abandoned_lock(client.context))
+    client.do(lock.release_abandoned_lock(client.context))
     assert locked(client)
     first.close()
     assert collect(client)
@@ -76,7 +77,7 @@ def test_a_lock_is_not_given_back_that_is_another_s() -> None:
     client.zk.expire(client.session)
     other = Client(client.zk)
     break_off(other, "within")
-    client.do(gclock.release_abandoned_lock(client.context))
+    client.do(lock.release_abandoned_lock(client.context))
     assert locked(other)
 
 
@@ -91,7 +92,7 @@ def test_a_clean_up_whose_last_reply_is_lost_for_good_is_told_as_done() -> None:
 
     assert collect(client, fault)
     assert locked(client)
-    client.do(gclock.release_abandoned_lock(client.context))
+    client.do(lock.release_abandoned_lock(client.context))
     assert not locked(client)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import admin, configure, enqueue, moves, rescue, unit
-from airflow_provider_zkmq.engine.core.ops import (
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.states import Event, State
+from airflow_provider_zkmq.engine.core.protocol.ops import (
     Create,
     Delete,
     Exists,
@@ -20,8 +21,10 @@ from airflow_provider_zkmq.engine.core.ops import (
     SetData,
     Sync,
 )
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.states import Event, State
+from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, transaction
+from airflow_provider_zkmq.engine.core.upkeep import rescue
+from airflow_provider_zkmq.engine.core.writing import moves
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown
 from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
@@ -34,10 +37,10 @@ def again(client: Client, **options: Any) -> Any:
 
 
 CALLS: dict[str, Callable[[Client], Any]] = {
-    "cancel": lambda it: admin.cancel(it.context, "a"),
-    "drop": lambda it: admin.drop(it.context, "a"),
-    "redrive": lambda it: admin.redrive(it.context, "a", data=b"new"),
-    "replace": lambda it: admin.replace_data(it.context, "a", b"new"),
+    "cancel": lambda it: operate.cancel(it.context, "a"),
+    "drop": lambda it: operate.drop(it.context, "a"),
+    "redrive": lambda it: operate.redrive(it.context, "a", data=b"new"),
+    "replace": lambda it: operate.replace_data(it.context, "a", b"new"),
     "update": lambda it: again(it, update=True, delay=7),
     "enqueue again": again,
     "requeue": lambda it: again(it, requeue=True),
@@ -144,7 +147,7 @@ def test_a_server_that_lags_behind_is_asked_to_catch_up() -> None:
     stale = client.zk.node(path)
     client.zk.multi(0, (SetData(path, client.zk.nodes[path].data, -1),))
     caught_up: list[Any] = []
-    procedure, result = admin.cancel(client.context, "a"), None
+    procedure, result = operate.cancel(client.context, "a"), None
     for _ in range(100):
         try:
             op = procedure.send(result)
@@ -169,7 +172,7 @@ def test_a_claim_that_vanishes_with_its_session_meanwhile_is_no_damage(call: str
             looks.append(op)
             owner.zk.expire(owner.session)
 
-    procedure = admin.cancel(client.context, "a") if call == "cancel" else admin.clear(client.context)
+    procedure = operate.cancel(client.context, "a") if call == "cancel" else operate.clear(client.context)
     result = client.do(procedure, dies)
     assert len(looks) == 1
     states = {task: state.state for task, state in client.check().items()}
@@ -223,11 +226,11 @@ def test_an_enqueue_into_a_queue_that_was_just_deleted_is_refused(order: str, kn
 
 def test_a_commit_into_a_queue_that_was_just_deleted_is_refused() -> None:
     client = new_queue()
-    put = client.do(unit.check_put(client.context, Message(b"x", task_id="a")))
+    put = client.do(transaction.check_put(client.context, Message(b"x", task_id="a")))
     client.zk.watches.clear()
     delete_queue(client)
     with pytest.raises(ConfigError, match="was deleted"):
-        client.do(unit.commit(unit.Unit([], [(client.context, put)])))
+        client.do(transaction.commit(transaction.Unit([], [(client.context, put)])))
 
 
 def test_an_id_that_comes_and_goes_ends_in_an_error() -> None:

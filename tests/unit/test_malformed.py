@@ -7,10 +7,10 @@ import json
 import pytest
 
 from airflow_provider_zkmq.engine import Zkmq
-from airflow_provider_zkmq.engine.core.filters import decode_types
-from airflow_provider_zkmq.engine.core.lanes import Lane
-from airflow_provider_zkmq.engine.core.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.records import TaskState
+from airflow_provider_zkmq.engine.core.model.filters import decode_types
+from airflow_provider_zkmq.engine.core.model.lanes import Lane
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 from tests.support import fresh_root
 

@@ -6,11 +6,14 @@ from dataclasses import fields
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import admin, claim, configure, enqueue, gc, settle, take, wait
-from airflow_provider_zkmq.engine.core.filters import String
-from airflow_provider_zkmq.engine.core.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.reading import configure, wait
+from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.errors import WaitTimeout
 from tests.fake_zookeeper import FakeZooKeeper, drive, new_context
 
@@ -48,9 +51,9 @@ def live(zk, session, context, order):
     if held is not None:
         by_token = do(settle.current_claim(context, held.task_id, held.token))
         do(settle.complete(context, by_token))
-    do(admin.clear(context))
+    do(operate.clear(context))
     zk.advance(7_200)
-    do(gc.collect_garbage(context, 1))
+    do(collect.collect_garbage(context, 1))
     do(configure.pause(context))
     do(configure.resume(context))
 

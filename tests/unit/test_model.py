@@ -11,12 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from airflow_provider_zkmq.engine.core import admin, claim, configure, context, enqueue, gc, settle, take
-from airflow_provider_zkmq.engine.core.filters import OrderedEnum
-from airflow_provider_zkmq.engine.core.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol import memory
+from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.errors import ClaimLost, DuplicateTask, IllegalTransition, TaskNotFound
 from tests.fake_zookeeper import FakeZooKeeper, RandomLoss, check_tree, drive, new_context
 
@@ -32,7 +36,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.zk = FakeZooKeeper()
         self.loss = RandomLoss(random.Random(7), 0.1)
         # Ids and nonces must be the same in each replay of an example: they decide who claims what.
-        self.entropy = mock.patch.object(context, "os", SimpleNamespace(urandom=random.Random(11).randbytes))
+        self.entropy = mock.patch.object(memory, "os", SimpleNamespace(urandom=random.Random(11).randbytes))
         self.entropy.start()
         self.sessions = [self.zk.connect() for _ in range(3)]
         self.contexts = [new_context(self.zk, session) for session in self.sessions]
@@ -170,16 +174,16 @@ class QueueMachine(RuleBasedStateMachine):
         self.zk.advance(seconds)
 
     @precondition(lambda self: self.known)
-    @rule(who=WHO, data=st.data(), what=st.sampled_from([admin.cancel, admin.redrive]))
+    @rule(who=WHO, data=st.data(), what=st.sampled_from([operate.cancel, operate.redrive]))
     def operate(self, who, data, what):
         task = data.draw(st.sampled_from(sorted(self.known)))
         pending = {State.INSERTED, State.CLAIMED}
-        allowed = pending if what is admin.cancel else {State.DEAD, State.CANCELLED}
+        allowed = pending if what is operate.cancel else {State.DEAD, State.CANCELLED}
         before = check_tree(self.zk, self.contexts[who])[task].state
         if before in allowed:
             self.do(who, what(self.contexts[who], task))
             self.ended.pop(task, None)
-            if what is admin.cancel:
+            if what is operate.cancel:
                 self.ended[task] = State.CANCELLED
         else:
             with pytest.raises(IllegalTransition):
@@ -188,7 +192,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(who=WHO, lifetime=st.sampled_from([1, 300]))
     def collect(self, who, lifetime):
         before = check_tree(self.zk, self.contexts[who])
-        self.do(who, gc.collect_garbage(self.contexts[who], lifetime))
+        self.do(who, collect.collect_garbage(self.contexts[who], lifetime))
         gone = self.known - set(check_tree(self.zk, self.contexts[who]))
         assert gone <= set(self.ended), "a task that had not ended was collected"
         assert all((before[task].dedupe or 0) <= self.zk.ms for task in gone), "collected in its dedupe window"

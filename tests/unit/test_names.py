@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_zkmq.engine.core.filters import Integer, check_types
-from airflow_provider_zkmq.engine.core.lanes import MAX_PRIORITY, Lane, is_shortened, parse_lane
-from airflow_provider_zkmq.engine.core.paths import Paths, check_name, entry_name, entry_task
-from airflow_provider_zkmq.engine.core.records import TaskState
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.model.filters import Integer, check_types
+from airflow_provider_zkmq.engine.core.model.lanes import MAX_PRIORITY, Lane, is_shortened, parse_lane
+from airflow_provider_zkmq.engine.core.model.paths import Paths, check_name, entry_name, entry_task
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 BAD = ["", "a/b", "..", ".", "a..b", "a\0b", "\ud800", "é", "a b", "a~b", "a\n", "x" * 129, None, 3, b"a"]

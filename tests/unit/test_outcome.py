@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import settle, unit
-from airflow_provider_zkmq.engine.core.ops import Reconnect, SetData
-from airflow_provider_zkmq.engine.core.outcome import Handled, Settlement, settle_by, settle_outcome
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.states import State
-from airflow_provider_zkmq.engine.core.take import Held
+from airflow_provider_zkmq.engine.core.claiming.take import Held
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, SetData
+from airflow_provider_zkmq.engine.core.tasks import settle, transaction
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TransportError, Unavailable, ZkmqError
 from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 from tests.fake_zookeeper import LOST, Faults, check_tree
@@ -36,7 +36,7 @@ class Hand:
     """A task in hand; `unit`: with another one, in a transaction that puts a third."""
 
     world: World = field(default_factory=World)
-    unit: unit.Unit | None = None
+    unit: transaction.Unit | None = None
 
     def __post_init__(self) -> None:
         self.world.put(task_id="own")
@@ -46,9 +46,9 @@ class Hand:
     def in_transaction(self) -> Hand:
         self.world.put(task_id="other")
         other = self.world.take()
-        tree = self.world.do(unit.check_put(self.world.context, Message(b"y", task_id="put")))
+        tree = self.world.do(transaction.check_put(self.world.context, Message(b"y", task_id="put")))
         context = self.world.context
-        self.unit = unit.Unit([(context, self.held), (context, other)], [(context, tree)])
+        self.unit = transaction.Unit([(context, self.held), (context, other)], [(context, tree)])
         return self
 
     def settling(self, outcome: Handled) -> Any:
@@ -130,8 +130,8 @@ def test_a_lost_reply_is_no_news_to_the_settling(where: str, name: str, at: int,
 def test_a_handler_that_ended_its_transaction_has_settled_its_task() -> None:
     """What it committed is finished, what it rolled back is given back; nothing is asked of the server again."""
     for end, states in (
-        (unit.commit, {"own": F, "other": F, "put": I}),
-        (unit.rollback, {"own": I, "other": I}),
+        (transaction.commit, {"own": F, "other": F, "put": I}),
+        (transaction.rollback, {"own": I, "other": I}),
     ):
         hand, faults = made("transaction"), Faults()
         hand.world.do(end(hand.unit))
@@ -144,7 +144,7 @@ def test_a_handler_s_rollback_that_was_cut_off_is_finished(at: int) -> None:
     """It swallowed the error and returned a result: that is not committed, and no task stays claimed."""
     hand = made("transaction")
     with pytest.raises(OutcomeUnknown):
-        hand.world.do(cut_off(unit.rollback(hand.unit)), Faults(at, LOST[0]))
+        hand.world.do(cut_off(transaction.rollback(hand.unit)), Faults(at, LOST[0]))
     assert hand.world.do(hand.settling(Success(b"r"))) is False
     assert hand.states() == {"own": I, "other": I}
 
@@ -154,7 +154,7 @@ def test_a_handler_s_commit_that_was_cut_off_tells_what_happened(kind: str) -> N
     """It swallowed the error and returned: the settling asks again, and all of it is committed once."""
     hand = made("transaction")
     with pytest.raises(OutcomeUnknown):
-        hand.world.do(cut_off(unit.commit(hand.unit, b"r")), Faults(0, kind))
+        hand.world.do(cut_off(transaction.commit(hand.unit, b"r")), Faults(0, kind))
     assert hand.world.do(hand.settling(Success(b"r"))) is True
     assert hand.states() == {"own": F, "other": F, "put": I}
 
@@ -244,19 +244,19 @@ def test_what_cannot_be_settled_is_raised(outcome: Handled, asked: list[str]) ->
 def test_a_rollback_without_anything_taken_cannot_keep_a_commit_out() -> None:
     """Its puts were sent and may still come: the rollback says so, rather than that nothing will happen."""
     world = World()
-    tree = world.do(unit.check_put(world.context, Message(b"y", task_id="put")))
+    tree = world.do(transaction.check_put(world.context, Message(b"y", task_id="put")))
     for kind, error in ((LOST[0], OutcomeUnknown), (LOST[1], ZkmqError)):
-        it = unit.Unit([], [(world.context, tree)])
+        it = transaction.Unit([], [(world.context, tree)])
         with pytest.raises(OutcomeUnknown):
-            world.do(cut_off(unit.commit(it)), Faults(0, kind))
+            world.do(cut_off(transaction.commit(it)), Faults(0, kind))
         with pytest.raises(error) as caught:
-            world.do(unit.rollback(it))
+            world.do(transaction.rollback(it))
         assert isinstance(caught.value, TransportError) is (kind == LOST[0])
 
 
 def test_a_repeated_commit_writes_no_second_time() -> None:
     """Asked again after it has ended, it returns the ids and sends nothing."""
     hand, faults = made("transaction"), Faults()
-    assert hand.world.do(unit.commit(hand.unit)) == ["put"]
-    assert hand.world.do(unit.commit(hand.unit), faults) == ["put"]
+    assert hand.world.do(transaction.commit(hand.unit)) == ["put"]
+    assert hand.world.do(transaction.commit(hand.unit), faults) == ["put"]
     assert faults.seen == 0

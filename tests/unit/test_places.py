@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import configure, enqueue, exhaust, place, rescue
-from airflow_provider_zkmq.engine.core.filters import String
-from airflow_provider_zkmq.engine.core.ops import SetData
-from airflow_provider_zkmq.engine.core.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import SetData
+from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.tasks import enqueue, exhaust
+from airflow_provider_zkmq.engine.core.upkeep import rescue
+from airflow_provider_zkmq.engine.core.writing import place
 from tests.unit.world import Client, new_queue
 
 ORDERS = ("default", "fifo")

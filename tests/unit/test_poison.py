@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import admin, again, batch, closing, enqueue, explain, gc, inspect, rescue
-from airflow_provider_zkmq.engine.core.ops import Create, Delete, Exists, SetData
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Exists, SetData
+from airflow_provider_zkmq.engine.core.reading import explain, inspect
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate
+from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
+from airflow_provider_zkmq.engine.core.writing import closing, escrow
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, Unavailable
 from tests.unit.world import Client, copy_of, new_queue
 
@@ -59,7 +62,7 @@ def everything() -> Client:
     client.cancel("d1")
     left = client.context.paths.batch("ended", "open")
     unseen = lambda op: Unavailable("cut") if isinstance(op, Exists) and op.path == left else None
-    client.do(admin.cancel(client.context, "e1"), unseen)
+    client.do(operate.cancel(client.context, "e1"), unseen)
     client.put(task_id="pending")
     return client
 
@@ -93,13 +96,17 @@ def survive(client: Client, damage: Any) -> None:
     for procedure in (inspect.counts(context), inspect.list_tasks(context), explain.explain(context, "good")):
         client.do(procedure)
     if "/batches/done" not in damage.path:
-        assert client.do(batch.wait_batch(context, "done", 1)).done
-    for procedure in (gc.collect_garbage(context, 1000), gc.collect_garbage(context, 0), rescue.tend(context)):
+        assert client.do(batches.wait_batch(context, "done", 1)).done
+    for procedure in (
+        collect.collect_garbage(context, 1000),
+        collect.collect_garbage(context, 0),
+        rescue.tend(context),
+    ):
         client.do(procedure)
-    client.do(admin.clear(context))
+    client.do(operate.clear(context))
     context.conf_watch = context.live_watch = None
     context.cache.clear()
-    assert client.do(gc.collect_garbage(context, 0)).ran or "/lock" in damage.path
+    assert client.do(collect.collect_garbage(context, 0)).ran or "/lock" in damage.path
     client.put(task_id="later")
     assert "later" in client.work(), damage
     twice = [path for path, times in Counter(path for path, _ in client.reports).items() if times > 1]
@@ -168,7 +175,7 @@ def test_a_final_failure_with_a_damaged_run_in_escrow_is_a_dead_letter(damage: b
     assert client.fail(held, "boom", retry=False) is State.DEAD
     state = client.check()["a"]
     assert (state.state, state.error, state.requeue) == (State.DEAD, "boom", False)
-    client.do(admin.redrive(client.context, "a"))
+    client.do(operate.redrive(client.context, "a"))
     assert client.work() == ["a"]
 
 
@@ -181,13 +188,13 @@ def test_the_end_of_a_window_with_a_damaged_run_leaves_the_task_finished(damage:
     assert client.work() == ["b"]
     assert client.check()["a"].state is State.FINISHED
     client.zk.advance(10)
-    assert client.do(gc.collect_garbage(client.context, 0)).collected == 2
+    assert client.do(collect.collect_garbage(client.context, 0)).collected == 2
     assert client.check() == {}
 
 
 def test_a_run_that_cannot_be_inserted_is_given_up() -> None:
     """A stranger under the task's data leaves no room for the next run: the present one is finished all the same."""
-    client, held = escrowed(again.pack(_tree()))
+    client, held = escrowed(escrow.pack(_tree()))
     client.zk.multi(0, (Create(client.context.paths.task("a", "data") + "/foreign"),))
     client.complete(held)
     assert client.check()["a"].state is State.FINISHED
@@ -210,10 +217,10 @@ def test_a_damaged_batch_is_named_by_who_waits_for_it_and_by_nobody_else(damage:
     client.complete(held)
     client.put(task_id="c")
     assert client.work() == ["c"]
-    assert client.do(gc.collect_garbage(client.context)).ran
+    assert client.do(collect.collect_garbage(client.context)).ran
     assert [path for path, _ in client.reports] == [base]
     with pytest.raises(CorruptRecord, match=base):
-        client.do(batch.wait_batch(client.context, "b", 1))
+        client.do(batches.wait_batch(client.context, "b", 1))
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", BAD_PRIORITY, None])
@@ -224,11 +231,11 @@ def test_a_batch_whose_follower_is_damaged_ends_without_it(damage: bytes | None)
     path = client.context.paths.batch("b", "then")
     client.zk.multi(0, (Delete(path) if damage is None else SetData(path, damage, -1),))
     assert client.work() == ["a"]
-    ended = client.do(batch.wait_batch(client.context, "b", 1))
+    ended = client.do(batches.wait_batch(client.context, "b", 1))
     assert (ended.done, path in str(ended.refused)) == (True, True)
     assert [reported for reported, _ in client.reports] == [path]
     client.zk.advance(200)
-    client.do(gc.collect_garbage(client.context, 0))
+    client.do(collect.collect_garbage(client.context, 0))
     assert client.zk.names(client.context.paths.at("batches")) == []
 
 
@@ -240,7 +247,7 @@ def test_a_stranger_among_the_segments_takes_no_entries() -> None:
     client.put(task_id="a")
     assert (client.zk.names(f"{lane}/zzz"), client.work()) == ([], ["a"])
     client.zk.advance(8000)
-    client.do(gc.collect_garbage(client.context))
+    client.do(collect.collect_garbage(client.context))
     assert "zzz" in client.zk.names(lane)
 
 
@@ -254,7 +261,7 @@ def test_what_lacks_a_part_is_reported_by_clean_up_and_kept() -> None:
     client.zk.multi(0, (Delete(missing),))
     client.zk.advance(10)
     for _ in range(2):
-        report = client.do(gc.collect_garbage(client.context, 0))
+        report = client.do(collect.collect_garbage(client.context, 0))
         assert report.kept_changed == 1
     assert [path for path, _ in client.reports] == [missing]
     assert client.zk.names(client.context.paths.at("tasks")) == ["a"]
@@ -268,4 +275,4 @@ def test_the_end_of_one_batch_is_not_held_up_by_another() -> None:
         client.zk.multi(0, (Delete(client.context.paths.batch(name, "open", f"{name}1")),))
     client.zk.multi(0, (SetData(client.context.paths.batch("a"), b"", -1),))
     client.do(closing.close_batches(client.context))
-    assert client.do(batch.read_batch(client.context, "b")).done
+    assert client.do(batches.read_batch(client.context, "b")).done

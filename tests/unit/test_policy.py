@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_zkmq.engine.core.policy import ConsumeOnce, ConsumeTimes, RetryPolicy, exp_backoff
+from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy, exp_backoff
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import batch, enqueue, repeat
-from airflow_provider_zkmq.engine.core.ops import Get, GetMany, Multi, Reconnect
-from airflow_provider_zkmq.engine.core.records import Message
-from airflow_provider_zkmq.engine.core.states import State
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Multi, Reconnect
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, repeat
 from airflow_provider_zkmq.engine.errors import DuplicateTask, OutcomeUnknown, SessionLost, Unavailable
 from tests.fake_zookeeper import Crash
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Fault, new_queue
@@ -236,7 +236,7 @@ def test_an_unknown_batch_made_again_is_one_batch(number: int, effect: str) -> N
         client.do(call(), fault)
     assert client.do(call()) == ["b.000000", "own"]
     assert len(client.work()) == 3
-    stands = client.do(batch.read_batch(client.context, "b"))
+    stands = client.do(batches.read_batch(client.context, "b"))
     assert (stands.done, stands.total, stands.failed) == (True, 2, ())
     with pytest.raises(DuplicateTask):
         client.do(call())

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.states import ENDED, TRANSITIONS, Event, State, Status, derive_status, step
+from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, Event, State, Status, derive_status, step
 from airflow_provider_zkmq.engine.errors import IllegalTransition
 
 ROWS = {

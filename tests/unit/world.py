@@ -6,13 +6,15 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_zkmq.engine.core import admin, claim, configure, enqueue, settle
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.ops import Multi, Op, Pipeline
-from airflow_provider_zkmq.engine.core.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.records import Message, TaskState
-from airflow_provider_zkmq.engine.core.selectors import EVERYTHING, Selector, parse_selector
-from airflow_provider_zkmq.engine.core.take import Held, Wanted
+from airflow_provider_zkmq.engine.core.claiming import claim
+from airflow_provider_zkmq.engine.core.claiming.take import Held, Wanted
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Op, Pipeline
+from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from tests.fake_zookeeper import UNKNOWN, Crash, FakeZooKeeper, Faults, check_tree, execute, new_context
 
@@ -108,7 +110,7 @@ class Client:
         return self.do(settle.fail(self.context, held, error, **options))
 
     def cancel(self, task_id: str) -> None:
-        self.do(admin.cancel(self.context, task_id))
+        self.do(operate.cancel(self.context, task_id))
 
     def state(self, task_id: str) -> TaskState:
         path = self.context.paths.task(task_id, "state")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from airflow_provider_zkmq.engine.core.ops import Op, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Op, Procedure
 from airflow_provider_zkmq.engine.zk.blocking import execute
 from airflow_provider_zkmq.engine.zk.looping import execute as execute_on_loop
 from airflow_provider_zkmq.engine.zk.session import Session

@@ -15,7 +15,7 @@ from weakref import ref
 from kazoo.exceptions import AuthFailedError, ConnectionClosedError, ConnectionLoss, SessionExpiredError
 from kazoo.handlers.threading import AsyncResult
 
-from airflow_provider_zkmq.engine.core.ops import Watch
+from airflow_provider_zkmq.engine.core.protocol.ops import Watch
 
 DATA: Final = "data"
 CHILD: Final = "child"

@@ -1,0 +1,1 @@
+"""Claims: which task is next, and taking it."""

@@ -1,0 +1,139 @@
+"""The default order: priority, then nearly the time of enqueue, each consumer beginning at entries of its own.
+
+The listings of lanes, segments and entries are remembered under watches. While no watch fires, looking for work
+costs no request at all. Two rules keep anybody from sleeping over work: nobody gives up on a listing whose watch has
+fired, and what another thread of this client is trying is looked at again soon, since that try may fail.
+"""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.claiming.match import judged
+from airflow_provider_zkmq.engine.core.claiming.take import Held, Taker, take
+from airflow_provider_zkmq.engine.core.protocol.memory import Agenda, Context, listing, still_listed
+from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Multi, Procedure
+from airflow_provider_zkmq.engine.core.upkeep.crowd import any_of_the_first, share
+
+#: Names of a listing whose watch has fired are used this long, so that a busy segment is not listed for every claim.
+LISTING_SECONDS: Final = 0.25
+SPREAD_WINDOW: Final = 64
+#: How often one look tries the same entry, which somebody else may be changing, before it is put off.
+TRIES: Final = 3
+SOON: Final = 0.1
+
+
+@dataclass(slots=True)
+class _Look:
+    """One look at the lanes of a priority: who looks, and how often it has tried what."""
+
+    taker: Taker
+    agenda: Agenda
+    tried: Counter[str] = field(default_factory=Counter)
+
+    def open(self, context: Context, entry: str) -> bool:
+        """Whether an entry may be tried by this look: nobody of this client is at it, and it was not tried too often."""
+        return entry not in context.trying and self.tried[entry] < TRIES
+
+
+def claim_among(
+    context: Context, taker: Taker, lanes: list[tuple[str, bool]], agenda: Agenda
+) -> Procedure[Held | None]:
+    """Claim the first task of some lanes that nobody else is at; of each lane: its name, and whether to judge its entries."""
+    look = _Look(taker, agenda)
+    slot, slots = share(context)
+    while True:
+        fronts: list[list[tuple[str, str]]] = []
+        for name, judge in lanes:
+            front = yield from _front(context, look, context.paths.at("queue", name), judge=judge)
+            if front:
+                fronts.append(front)
+        window = [*islice(heapq.merge(*fronts), SPREAD_WINDOW)]
+        window = [pair for pair in window if look.open(context, pair[0])]  # somebody may have begun since it was listed
+        if not window:
+            if not fronts:
+                return None
+            continue
+        mine = (pair for pair in window if slots == 1 or zlib.crc32(pair[0].encode()) % slots == slot)
+        entry, segment = next(mine, window[any_of_the_first(context, len(window))])
+        held = yield from _try(context, look, segment, entry)
+        if held is not None:
+            return held
+
+
+def _try(context: Context, look: _Look, segment: str, entry: str) -> Procedure[Held | None]:
+    """Try an entry."""
+    look.tried[entry] += 1
+    context.trying.add(entry)
+    try:
+        held = yield from take(context, look.taker, segment, entry)
+    finally:
+        context.trying.discard(entry)
+    _take_off(context, segment, entry)
+    if held is None and look.tried[entry] >= TRIES:
+        look.agenda.within(SOON)
+    return held
+
+
+def _front(context: Context, look: _Look, lane: str, *, judge: bool) -> Procedure[list[tuple[str, str]]]:
+    """The first entries of a lane that can be tried, each with its segment."""
+    segments = yield from listing(context, lane)
+    for number, name in enumerate(segments or ()):
+        segment = f"{lane}/{name}"
+        usable = yield from _usable(context, look, segment, judge=judge)
+        if usable:
+            return [(entry, segment) for entry in usable]
+        if number < len(segments or ()) - 1:
+            yield from drop_if_empty(context, segment)
+    return []
+
+
+def _usable(context: Context, look: _Look, segment: str, *, judge: bool) -> Procedure[list[str]]:
+    """What can be tried of a segment; none only where its listing is of this moment."""
+    while True:
+        names, current = yield from _stock(context, segment)
+        if judge:
+            names = yield from judged(context, look.taker, segment, names)
+        usable = [*islice((name for name in names if look.open(context, name)), SPREAD_WINDOW)]
+        if usable or current:
+            if not usable and names:
+                look.agenda.within(SOON)  # another thread of this client is at them
+            return usable
+        context.stock.pop(segment, None)
+        yield from listing(context, segment)
+
+
+def _stock(context: Context, segment: str) -> Procedure[tuple[list[str], bool]]:
+    """The segment's entries, less what this client took from it; and whether the listing is of this moment."""
+    stock, entry = context.stock.get(segment), context.cached(segment)
+    young = context.run.monotonic() - entry.read_at < LISTING_SECONDS
+    if stock is not None and (entry.fresh or (stock and young)):
+        return stock, entry.fresh
+    names = yield from listing(context, segment)
+    stock = [name for name in names or () if f"{segment}/{name}" not in context.quarantine]
+    if names is not None:
+        context.stock[segment] = stock
+    entry = context.cached(segment)
+    return stock, names is None or entry.fresh
+
+
+def drop_if_empty(context: Context, segment: str) -> Procedure[None]:
+    """Delete a drained segment that is not its lane's newest; the server refuses if an entry came meanwhile."""
+    if context.cached(segment).value == []:
+        yield Multi((Delete(segment),))
+        context.forget(segment)
+
+
+def _take_off(context: Context, segment: str, entry: str) -> None:
+    """An entry that was tried to the end is off the stock; if it still stands there, the next listing has it again."""
+    stock = context.stock.get(segment)
+    if stock is None or entry not in stock:
+        return
+    if still_listed(context, segment, entry) and f"{segment}/{entry}" not in context.quarantine:
+        return
+    stock.remove(entry)

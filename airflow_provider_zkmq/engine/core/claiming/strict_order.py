@@ -1,0 +1,138 @@
+"""Strict order: claims happen in the order in which enqueues were committed, within a priority.
+
+The rank of an entry is the transaction that first listed its task; a released, retried or rescued task comes back
+with its rank. Of all fitting lanes the lowest rank is claimed, and nobody passes it by: who loses a race for it
+knows that it was claimed, and only then looks for the next. The default order trades this for less contention.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.claiming.default_order import SOON, TRIES, drop_if_empty
+from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes, judged
+from airflow_provider_zkmq.engine.core.claiming.take import Held, Taker, take
+from airflow_provider_zkmq.engine.core.model.lanes import priority_of
+from airflow_provider_zkmq.engine.core.protocol.memory import Agenda, Context, listing
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure, Watch
+from airflow_provider_zkmq.engine.core.upkeep.crowd import step_back
+
+READ_CHUNK: Final = 128
+_Head = tuple[tuple[int, str], str]
+
+
+@dataclass(slots=True)
+class _Look:
+    """One look at the queue: what was read for it, and how often it has tried what."""
+
+    taker: Taker
+    read: list[Watch] = field(default_factory=list)
+    """The watches of what was read for it."""
+    tried: Counter[str] = field(default_factory=Counter)
+
+
+def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[Held | None]:
+    """Claim the first of the fitting tasks, of the highest priority that has one."""
+    look = _Look(taker)
+    while True:
+        head = yield from _head(context, look)
+        if head is None:
+            return None
+        (rank, entry), segment = head
+        look.tried[entry] += 1
+        held = yield from take(context, taker, segment, entry, rank)
+        if held is not None:
+            return held
+        if look.tried[entry] >= TRIES and f"{segment}/{entry}" not in context.quarantine:
+            agenda.within(SOON)  # somebody keeps changing it: it is first all the same, and nobody passes it by
+            return None
+        yield from step_back(context)
+
+
+def _head(context: Context, look: _Look) -> Procedure[_Head | None]:
+    """The lowest rank of the highest priority; certain, not only lowest of what was read.
+
+    The listings, that of the lanes among them, are read one after the other, so that an enqueue may be seen whose
+    predecessor, in a lane read before or not known of, is not. Everything committed up to `seen` is in all of them; and
+    where no watch has fired in the meantime, they are all of one moment.
+    """
+    while True:
+        seen = context.run.zxid()
+        look.read.clear()
+        first = yield from _lowest(context, look)
+        if (first is not None and first[0][0] <= seen) or not any(watch.fired for watch in look.read):
+            return first
+
+
+def _lowest(context: Context, look: _Look) -> Procedure[_Head | None]:
+    names = yield from _listed(context, look, context.paths.at("queue"))
+    lanes = yield from fitting_lanes(context, look.taker, names)
+    for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
+        heads: list[_Head] = []
+        for name, judge in group:
+            head = yield from _head_of_lane(context, look, context.paths.at("queue", name), judge=judge)
+            if head is not None:
+                heads.append(head)
+        if heads:
+            return min(heads)
+    return None
+
+
+def _listed(context: Context, look: _Look, path: str) -> Procedure[list[str]]:
+    """A listing, and in `look` the watch under which it was read.
+
+    What is remembered at its path may be another reading by the time the look is judged: its watch says nothing of ours.
+    """
+    names = yield from listing(context, path)
+    watch = context.cached(path).watch if names is not None else None
+    if watch is not None:
+        look.read.append(watch)
+    return names or []
+
+
+def _head_of_lane(context: Context, look: _Look, lane: str, *, judge: bool) -> Procedure[_Head | None]:
+    """The lowest rank of the lane's first segment that has one; all of a later segment was committed later."""
+    segments = yield from _listed(context, look, lane)
+    for number, name in enumerate(segments):
+        segment = f"{lane}/{name}"
+        names = yield from _listed(context, look, segment)
+        if judge:
+            names = yield from judged(context, look.taker, segment, names)
+        usable = [entry for entry in names if f"{segment}/{entry}" not in context.quarantine]
+        ranks = yield from _read_ranks(context, segment, usable)
+        head = min(_ranked(ranks, usable), default=None)
+        if head is not None:
+            return (head, segment)
+        if number < len(segments) - 1:
+            yield from drop_if_empty(context, segment)
+    return None
+
+
+def _ranked(ranks: dict[str, int], names: list[str]) -> Iterator[tuple[int, str]]:
+    """The ranks; tasks of one transaction have the same, and stand in the order of their entries."""
+    for name in names:
+        rank = ranks.get(name)
+        if rank is not None:
+            yield rank, name
+
+
+def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[dict[str, int]]:
+    """Learn the ranks that are not known; an entry keeps its rank, so each is read once.
+
+    What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.
+    """
+    known = context.ranks.get(segment, {})
+    ranks = {name: known[name] for name in names if name in known}
+    unknown = [name for name in names if name not in known]
+    for start in range(0, len(unknown), READ_CHUNK):
+        chunk = unknown[start : start + READ_CHUNK]
+        nodes: list[Node | None] = yield GetMany(tuple(f"{segment}/{name}" for name in chunk))
+        for name, node in zip(chunk, nodes, strict=True):
+            if node is not None:
+                ranks[name] = int(node.data) if node.data.isdigit() else node.stat.czxid
+    context.ranks[segment] = ranks
+    return ranks

@@ -1,0 +1,157 @@
+"""Writes whose outcome is never guessed.
+
+A transaction whose reply was lost may have been carried out, may be on its way, or may be lost. Reading alone
+cannot tell, since a delayed request can commit after the read. So the same conditional transaction is issued
+again: whichever of the two commits first makes the other one fail, and the nonce in what was written tells
+whose it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.protocol.memory import CLOCK_SPAN_SECONDS, Context
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Create,
+    CreateContainer,
+    EnsureRoot,
+    Failure,
+    Multi,
+    Ops,
+    Outcome,
+    Procedure,
+    Reconnect,
+    SetData,
+)
+from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost, Unavailable, ZkmqError
+
+#: How often the server's clock is asked for before a loose answer must do.
+CLOCK_TRIES: Final = 3
+#: How often a write of unknown outcome is issued again before the caller is told that it is not known.
+TRIES: Final = 10
+
+
+def transact(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
+    """Carry out `multi` and know its outcome.
+
+    `ours` is asked when a re-issued transaction was refused: it reads what the first try would have written and
+    returns that try's outcome, or None if the refusal is another's doing. Raises `Unavailable` where nothing was
+    sent, and `OutcomeUnknown` when the connection does not come back in time, or is lost again and again: once
+    something was sent, nothing else tells that it may have been written.
+    """
+    outcome: Outcome = yield multi
+    if not outcome.unknown:
+        return outcome
+    try:
+        return (yield from _resolve(multi, ours, outcome.sent))
+    except (Unavailable, SessionLost) as error:
+        raise _unknown(error) from error
+
+
+def _resolve(
+    multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]], sent: float | None
+) -> Procedure[Outcome]:
+    """Issue a write of unknown outcome again until it is known, or too long ago."""
+    lost = 0
+    while True:
+        lost += 1
+        yield from reconnect(lost, sent)
+        outcome: Outcome = yield multi
+        if outcome.committed:
+            return outcome
+        if not outcome.unknown:
+            mine = yield from ours()
+            return mine or outcome
+
+
+def _unknown(why: object) -> OutcomeUnknown:
+    return OutcomeUnknown(f"a write was sent and its outcome is not known: {why}")
+
+
+def reconnect(lost: int, sent: float | None) -> Procedure[None]:
+    """Wait for the connection, after it was lost with a write under way for the `lost`-th time.
+
+    `sent`: when that write was first sent; its caller waits no longer for it than for any other operation.
+    Raises `OutcomeUnknown` when it does not come back in time, and when it is lost again and again.
+    """
+    if lost > TRIES:
+        raise _unknown("the connection was lost each time that its outcome was asked for")
+    try:
+        yield Reconnect(sent)
+    except (Unavailable, SessionLost) as error:
+        raise _unknown(error) from error
+
+
+def never() -> Procedure[Outcome | None]:
+    """For transactions that may be repeated without harm: a refusal is taken as it is."""
+    return None
+    yield  # pragma: no cover
+
+
+def refused(what: str, outcome: Outcome, multi: Multi) -> ZkmqError:
+    """The error for a refusal that no procedure expects."""
+    op = multi.ops[outcome.failed] if outcome.failed is not None else None
+    where = f" at {op.path}" if op is not None else ""
+    reason = outcome.failure.value if outcome.failure else "refused"
+    return ZkmqError(f"{what} was refused{where}: {outcome.detail or reason}")
+
+
+def failed_at(outcome: Outcome, multi: Multi) -> str:
+    """The path at which a transaction was refused."""
+    return "" if outcome.failed is None else multi.ops[outcome.failed].path
+
+
+def ensure_bucket(path: str) -> Procedure[None]:
+    """Create a bucket of an index unless it exists; the server clears it away once it has been emptied.
+
+    A server older than 3.5.3 knows no containers: there clean-up deletes what has been emptied.
+    """
+    outcome = yield from transact(CreateContainer(path), never)
+    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
+        yield from ensure_node(path)
+
+
+def ensure_node(path: str, data: bytes = b"") -> Procedure[None]:
+    """Create one persistent znode unless it exists; its parent must exist."""
+    multi = Multi((Create(path, data),))
+    outcome = yield from transact(multi, never)
+    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
+        raise refused("creating a znode", outcome, multi)
+
+
+def server_time(context: Context) -> Procedure[int]:
+    """The server's clock in milliseconds: remembered from a recent write, else asked by one small write.
+
+    It is rather too late than too early, by as long as that write took; see `Context.certainly_past`.
+    """
+    for _ in range(CLOCK_TRIES):
+        known, clock = context.server_ms(), context.clock
+        if known is not None and clock is not None and clock.received - clock.sent <= CLOCK_SPAN_SECONDS:
+            return known
+        outcome = yield from tick(context)
+    return context.server_ms() or outcome.time or 0
+
+
+def tick(context: Context) -> Procedure[Outcome]:
+    """Write the queue's clock: the outcome tells the server's time and the transaction number (zxid) of now."""
+    multi = Multi((SetData(context.paths.at("clock"), b"", -1),))
+    outcome = yield from transact(multi, never)
+    if not outcome.committed:
+        raise refused("reading the server's clock", outcome, multi)
+    context.learn(outcome)
+    return outcome
+
+
+def create_skeleton(context: Context, conf: dict[str, bytes]) -> Procedure[bool]:
+    """Create the queue's permanent znodes in one transaction; False if the queue was there already."""
+    yield EnsureRoot(context.root)
+    ops = Ops()
+    for path in context.paths.skeleton():
+        ops.create(path)
+    for name, value in conf.items():
+        ops.create(context.paths.conf(name), value)
+    outcome = yield from transact(ops.multi(), never)
+    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
+        raise refused("creating the queue", outcome, ops.multi())
+    return bool(outcome.committed)

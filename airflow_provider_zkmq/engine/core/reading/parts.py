@@ -1,0 +1,64 @@
+"""The znodes of a queue's configuration as a client remembers them, each under a watch of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.protocol.memory import Cached, Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Procedure, Watch
+
+_NAMES: Final = ("layout", "filters", "policy", "task_gc_lifetime", "task_gc_interval", "lock", "order")
+_MARKS: Final = ("paused", "archive")
+
+
+@dataclass(slots=True, eq=False)
+class _Whole:
+    """The signal of each part's watch: it marks the configuration as a whole and wakes whoever waits for the queue."""
+
+    context: Context
+
+    @property
+    def count(self) -> int:
+        return self.context.signal.count
+
+    def fire(self) -> None:
+        if self.context.conf_watch is not None:
+            self.context.conf_watch.fired = True
+        self.context.signal.fire()
+
+
+def watched_parts(context: Context) -> dict[str, Cached]:
+    """What was read of each znode, under a watch of its own: one that changes costs no reading of the others."""
+    return {name: context.cached(_part_path(context, name)) for name in (*_NAMES, *_MARKS)}
+
+
+def _part_path(context: Context, name: str) -> str:
+    return context.paths.at(name) if name in _MARKS else context.paths.conf(name)
+
+
+def reread(context: Context, parts: dict[str, Cached]) -> Procedure[None]:
+    """Read what has changed. What is missing from a queue is looked for again under a watch that sees it come."""
+    context.conf_watch = context.new_watch()
+    stale = [name for name, part in parts.items() if not part.fresh]
+    yield from _read(context, parts, stale, _MARKS)
+    missing = [name for name in stale if parts[name].value is None and name not in _MARKS]
+    if missing and parts["layout"].value is not None:
+        yield from _read(context, parts, missing, missing)
+
+
+def _read(context: Context, parts: dict[str, Cached], names: Sequence[str], optional: Sequence[str]) -> Procedure[None]:
+    """Read parts; only the watch of those that are `optional` stands on a missing znode too."""
+    ops: list[Get | Exists] = []
+    watches = {name: Watch(_Whole(context)) for name in names}
+    for name, watch in watches.items():
+        path = _part_path(context, name)
+        if name in optional:
+            ops.append(Exists(path, watch))
+        if name != "paused":
+            ops.append(Get(path, watch))
+    found = dict(zip([op.path for op in ops], (yield Pipeline(tuple(ops))), strict=False))
+    for name, watch in watches.items():
+        value = found[_part_path(context, name)]
+        parts[name].value, parts[name].watch = value, watch if value is not None or name in optional else None

@@ -1,0 +1,179 @@
+"""Waiting for tasks: watches only, one for each task waited for, shared by all waiters of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Final, TypeAlias
+
+from airflow_provider_zkmq.engine.core.model.paths import check_name
+from airflow_provider_zkmq.engine.core.model.records import TaskState, load
+from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
+from airflow_provider_zkmq.engine.core.model.states import ENDED, State
+from airflow_provider_zkmq.engine.core.protocol.memory import Context, shared_nodes, unsubscribe
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Signal, Sync, Tell, Wait, Watch
+from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf
+from airflow_provider_zkmq.engine.core.reading.inspect import CHUNK, Task, read_many
+from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
+
+WINDOW: Final = 256
+OnProgress: TypeAlias = Callable[[str, float, str], None]
+
+
+class WaitFor(StrEnum):
+    """What a waiter waits for: that a task was claimed, or that it ended."""
+
+    CLAIM = "claim"
+    COMPLETION = "completion"
+
+
+def wait_event(event: object) -> WaitFor:
+    """The event by its name. Raises `ConfigError`."""
+    try:
+        return WaitFor(str(event))
+    except ValueError:
+        msg = f"cannot wait for {event!r}: use 'completion' or 'claim'"
+        raise ConfigError(msg) from None
+
+
+def wait(
+    context: Context,
+    task_ids: Sequence[str],
+    event: WaitFor | str = WaitFor.COMPLETION,
+    timeout: object = None,
+    on_progress: OnProgress | None = None,
+) -> Procedure[list[Task]]:
+    """Wait until every task was claimed, or has ended; returns the tasks in order, whichever way they ended.
+
+    ``completion``: finished, dead or cancelled. ``claim``: claimed at least once, or ended. `timeout`: seconds or a
+    duration, None without bound. `on_progress` is called with a task's id, its progress (0 to 1) and note whenever its
+    handler has reported another. Raises `WaitTimeout`, and `TaskNotFound` for a task that does not exist or was
+    collected while it was waited for.
+    """
+    wanted = wait_event(event)
+    ids = [check_name("task id", task_id) for task_id in dict.fromkeys(_list(task_ids))]
+    deadline = _deadline(context, timeout)
+    mine = context.run.new_signal()
+    told: dict[str, tuple[float, str]] = {}
+    open_ids = ids
+    try:
+        while open_ids:
+            seen = mine.count
+            open_ids, claimed = yield from _look(context, open_ids, wanted, mine)
+            if on_progress is not None:
+                yield from _tell_progress(context, claimed, mine, told, on_progress)
+            if open_ids:
+                yield from _pause(context, mine, seen, deadline, open_ids, wanted)
+    finally:
+        unsubscribe(
+            context, [context.paths.task(task_id, part) for task_id in ids for part in ("state", "claim")], mine
+        )
+    tasks = yield from read_many(context, ids, strict=True)
+    if len(tasks) < len(ids):
+        raise _missing(context, set(ids) - {task.id for task in tasks})
+    return tasks
+
+
+def _list(task_ids: Sequence[str]) -> Sequence[str]:
+    if isinstance(task_ids, str):
+        msg = f"wait takes a list of task ids, not the text {task_ids!r}"
+        raise ConfigError(msg)
+    return task_ids
+
+
+def _deadline(context: Context, timeout: object) -> float | None:
+    span = optional_seconds("timeout", timeout)
+    return None if span is None else context.run.monotonic() + span
+
+
+def _look(
+    context: Context, ids: Sequence[str], wanted: WaitFor, mine: Signal
+) -> Procedure[tuple[list[str], list[str]]]:
+    """Which of the tasks have not got there yet, and which of these are claimed."""
+    left: list[str] = []
+    claimed: list[str] = []
+    for start in range(0, len(ids), WINDOW):
+        chunk = ids[start : start + WINDOW]
+        paths = [context.paths.task(task_id, "state") for task_id in chunk]
+        nodes = yield from shared_nodes(context, paths, mine)
+        if None in nodes:  # the server that we are connected to may lag behind
+            yield Sync(context.paths.at("tasks"))
+            nodes = yield from shared_nodes(context, paths, mine)
+        reached: list[str] = []
+        for task_id, path, node in zip(chunk, paths, nodes, strict=True):
+            if node is None:
+                raise _missing(context, {task_id})
+            state = TaskState.decode(path, node.data)
+            done = _reached(state, wanted)
+            (reached if done else left).append(path if done else task_id)
+            if not done and state.state is State.CLAIMED:
+                claimed.append(task_id)
+        unsubscribe(context, reached, mine)
+    return left, claimed
+
+
+def _tell_progress(
+    context: Context, ids: Sequence[str], mine: Signal, told: dict[str, tuple[float, str]], tell: OnProgress
+) -> Procedure[None]:
+    """Call `tell` for what is new; a claim's znode comes and goes with the claim, which the record's watch tells."""
+    for start in range(0, len(ids), WINDOW):
+        chunk = ids[start : start + WINDOW]
+        paths = [context.paths.task(task_id, "claim") for task_id in chunk]
+        nodes = yield from shared_nodes(context, paths, mine)
+        for task_id, path, node in zip(chunk, paths, nodes, strict=True):
+            if node is None:
+                unsubscribe(context, [path], mine)  # no watch stands on what does not exist
+                continue
+            record = load(path, node.data)
+            progress, note = record.get("progress"), str(record.get("note", ""))
+            if isinstance(progress, int | float) and told.get(task_id) != (progress, note):
+                told[task_id] = (progress, note)
+                yield Tell(partial(tell, task_id, progress, note))
+
+
+def _reached(state: TaskState, wanted: WaitFor) -> bool:
+    if state.state in ENDED:
+        return True
+    return wanted is WaitFor.CLAIM and (state.state is State.CLAIMED or state.attempt > 0)
+
+
+def _missing(context: Context, ids: set[str]) -> TaskNotFound:
+    names = ", ".join(sorted(ids)[:5]) + (", …" if len(ids) > 5 else "")
+    return TaskNotFound(f"not in queue {context.queue!r} (never enqueued, or collected): {names}")
+
+
+def _pause(
+    context: Context, mine: Signal, seen: int, deadline: float | None, left: Sequence[str], wanted: WaitFor
+) -> Procedure[None]:
+    pause = None if deadline is None else deadline - context.run.monotonic()
+    if pause is not None and pause <= 0:
+        names = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
+        msg = f"{len(left)} task(s) of queue {context.queue!r} did not reach {wanted} in time: {names}"
+        raise WaitTimeout(msg, left=left)
+    yield Wait(mine, seen, pause)
+
+
+def find_matching(
+    context: Context, selector: Selector | str, at_least: int = 1, timeout: object = None
+) -> Procedure[list[str]]:
+    """The ids of the tasks that `selector` accepts, as soon as there are `at_least` so many; waits for them.
+
+    A task counts whatever its state. Raises `WaitTimeout`, and `ConfigError` for an unknown filter.
+    """
+    conf = yield from read_conf(context, create=True)
+    chosen = as_selector(selector).bind(conf.types)
+    deadline = _deadline(context, timeout)
+    known: dict[str, bool] = {}
+    while True:
+        signal = context.run.new_signal()
+        watch = Watch(signal)  # kept until the wait is over: a watch that nobody holds tells nobody
+        names = yield Children(context.paths.at("tasks"), watch)
+        fresh = [name for name in sorted(names or ()) if name not in known]
+        for start in range(0, len(fresh), CHUNK):
+            for task in (yield from read_many(context, fresh[start : start + CHUNK])):
+                known[task.id] = chosen.matches(task.filters, conf.types)
+        found = [task_id for task_id in sorted(names or ()) if known.get(task_id)]
+        if len(found) >= at_least:
+            return found
+        yield from _pause(context, signal, 0, deadline, [str(selector)], WaitFor.CLAIM)

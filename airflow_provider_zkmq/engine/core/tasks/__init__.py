@@ -1,0 +1,1 @@
+"""What callers do to tasks: enqueue, settle, operate, transactions."""

@@ -1,0 +1,92 @@
+"""Claims that their callers never got, or went away from, are given back before their client claims again.
+
+A call that was cancelled or interrupted, or that ended in `OutcomeUnknown`, may have claimed a task: its session lives, so no
+rescue would ever take it away. The claim's own transaction is issued once more, which tells what became of the first
+one whatever was on its way, and the task is released; the delivery counts as no attempt, since no handler has begun.
+
+A rollback that was cut off, or whose server was away, is owed as well: whoever left a transaction has nothing to roll back
+with any more. What it had taken counts as a delivery.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_zkmq.engine.core.claiming.take import Handover, Held, claimed, hold
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
+from airflow_provider_zkmq.engine.core.protocol.transact import transact
+from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
+from airflow_provider_zkmq.engine.core.tasks.settle import fail, release
+from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
+
+
+def give_back(context: Context) -> Procedure[int]:
+    """Give back what callers left behind; returns how many tasks that were. Raises `TransportError`: then it is owed still."""
+    count = 0
+    for nonce, it in list(context.handovers.items()):
+        while it.busy is not None:
+            yield Wait(it.busy, 0)  # another call of this client is at it, for no longer than its own requests take
+        if nonce not in context.handovers:
+            continue  # it has been given back, or its caller has it
+        elif it.caller.left:
+            it.busy = busy = context.run.new_signal()
+            try:
+                count += yield from _give_back(context, it)
+                context.handovers.pop(nonce, None)
+            finally:
+                it.busy = None
+                busy.fire()
+    return count + (yield from _roll_back_owed(context))
+
+
+def _give_back(context: Context, it: Handover) -> Procedure[bool]:
+    held = it.held
+    bound = held.state.bound or held.state.lease is None
+    if bound and held.session != context.run.session():
+        return False  # it ended with its session
+    outcome = yield from transact(it.multi, lambda: claimed(context, held))
+    if not outcome.committed:
+        outcome = (yield from claimed(context, held)) or outcome
+    if not outcome.committed:
+        return False
+    hold(context, held, outcome)
+    try:
+        yield from release(context, held)
+    except (ClaimLost, CorruptRecord) as error:
+        context.run.report(context.paths.task(held.task_id), f"a claim that nobody got was not given back: {error}")
+        return False
+    return True
+
+
+# --- transactions
+
+
+def owe(context: Context, held: Held) -> None:
+    """The rollback of a transaction was cut off with this claim in it."""
+    if not held.lost:
+        context.owed[held.token] = held
+        context.run.pay()
+
+
+def _roll_back_owed(context: Context) -> Procedure[int]:
+    count = 0
+    for token, held in list(context.owed.items()):
+        try:
+            yield from roll_back(context, held)
+            count += 1
+        except TransportError:
+            raise
+        except ClaimLost:  # its session has ended, or its caller was here first
+            pass
+        except ZkmqError as error:
+            context.run.report(context.paths.task(held.task_id), f"rolling back: {error}")
+        context.owed.pop(token, None)
+    return count
+
+
+def roll_back(context: Context, held: Held) -> Procedure[None]:
+    """Give back what a transaction had taken; the taking counts as a delivery. Raises `ClaimLost`."""
+    try:
+        yield from fail(context, held, "rolled back", backoff=0)
+    except CorruptRecord as error:  # its record was damaged meanwhile
+        yield from recover_record(context, held)
+        yield from fail(context, held, error, retry=False)

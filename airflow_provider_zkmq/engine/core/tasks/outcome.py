@@ -1,0 +1,166 @@
+"""Settling by outcome: what a handler has done becomes the end of its delivery, whatever it was.
+
+A result completes the task, or commits the transaction that holds it; everything else gives the task up. What the
+engine refuses to carry out, such as a result too large or a snooze of no time, is settled as a failure that names the
+reason: no task stays claimed by a consumer that goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+from airflow_provider_zkmq.engine.core.claiming.take import Held
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
+from airflow_provider_zkmq.engine.core.tasks.settle import complete, fail, snooze
+from airflow_provider_zkmq.engine.core.tasks.transaction import Unit, commit, rollback
+from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
+from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
+
+Handled: TypeAlias = Success | Error | Retry | Snooze
+
+#: How often an outcome gives way to another one before its refusal is raised.
+MOST_REFUSALS: Final = 2
+
+
+@dataclass(slots=True)
+class Settlement:
+    """How far the settling of one delivery has come; repeated after a `TransportError`, it goes on from there."""
+
+    outcome: Handled | None = None
+    """What is being carried out: the handler's, or what it gave way to."""
+    refusals: int = 0
+    rolled_back: bool = False
+
+
+class Ends(Protocol):
+    """The ways in which a delivery ends."""
+
+    def succeed(self, outcome: Success) -> Procedure[None]:
+        """Keep the result. Raises `ClaimLost`."""
+
+    def withdraw(self) -> Procedure[None]:
+        """Give back what else was taken; called once, before the task is given up."""
+
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: object) -> Procedure[None]:
+        """The delivery counts. Raises `ClaimLost`."""
+
+    def snooze(self, delay: object) -> Procedure[None]:
+        """The delivery does not count. Raises `ClaimLost`."""
+
+    def recover(self) -> Procedure[bool]:
+        """After a `CorruptRecord`: whether it was this task's, which can be settled now. Raises `ClaimLost`."""
+
+
+def settle_outcome(
+    context: Context, held: Held, outcome: Handled, unit: Unit | None, progress: Settlement
+) -> Procedure[bool]:
+    """Settle a claim by what its handler has done; whether that is a success.
+
+    `unit`: the transaction that holds the claim; it is committed on success and rolled back otherwise, unless the
+    handler has ended it. Raises `TransportError`, after which it is to be repeated with the same `progress`, and
+    `ClaimLost`; any other error says that the task cannot be settled by whatever means.
+    """
+    if unit is not None and unit.ended and progress.outcome is None:
+        return isinstance(outcome, Success)
+    if unit is not None and unit.rolling_back:
+        outcome = Retry("rolled back", backoff=0)  # by the handler, and that did not come to its end
+    return (yield from settle_by(_OfQueue(context, held, unit), outcome, progress))
+
+
+def settle_by(ends: Ends, outcome: Handled, progress: Settlement) -> Procedure[bool]:
+    """`settle_outcome` for whatever can end a delivery."""
+    progress.outcome = progress.outcome or outcome
+    while True:
+        try:
+            return (yield from _carry_out(ends, progress.outcome, progress))
+        except TransportError:
+            raise
+        except ClaimLost as error:
+            if not isinstance(progress.outcome, Success):
+                raise
+            progress.outcome = Retry(error)  # where it is this task's own claim that was lost, that will say so
+        except Exception as error:
+            progress.refusals += 1
+            if progress.refusals > MOST_REFUSALS:
+                raise
+            damaged = isinstance(error, CorruptRecord) and (yield from ends.recover())
+            progress.outcome = Error(error) if damaged else _instead(progress.outcome, error)
+
+
+def _instead(refused: Handled, error: Exception) -> Handled:
+    """What is done instead of a refused outcome.
+
+    Another try would end like a refused success, so that is final; a refused retry or snooze is left to the policy.
+    """
+    if isinstance(refused, Success) and not isinstance(error, CorruptRecord):
+        return Error(error)
+    return Retry(f"{_text(error)} (the handler's outcome was {type(refused).__name__})")
+
+
+def _carry_out(ends: Ends, outcome: Handled, progress: Settlement) -> Procedure[bool]:
+    if isinstance(outcome, Success):
+        yield from ends.succeed(outcome)
+        return True
+    if not progress.rolled_back:
+        yield from ends.withdraw()
+        progress.rolled_back = True
+    match outcome:
+        case Snooze(delay):
+            yield from ends.snooze(delay)
+        case Retry(error, backoff):
+            yield from ends.fail(_showable(error), retry=True, backoff=backoff)
+        case Error(error):
+            yield from ends.fail(_showable(error), retry=False, backoff=None)
+    return False
+
+
+def _showable(error: str | BaseException) -> str | BaseException:
+    """An error that has a text: an exception of the handler's may fail to tell its own."""
+    try:
+        str(error)
+    except Exception:  # noqa: BLE001  whatever its `__str__` raises
+        return f"{type(error).__name__}, which cannot be shown"
+    return error
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {_showable(error)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _OfQueue:
+    """The ends of a claim in ZooKeeper, alone or adopted by a transaction."""
+
+    context: Context
+    held: Held
+    unit: Unit | None
+
+    def succeed(self, outcome: Success) -> Procedure[None]:
+        if self.unit is None:
+            yield from complete(self.context, self.held, outcome.result, dedupe=outcome.dedupe)
+        else:
+            yield from commit(self.unit, outcome.result)
+
+    def withdraw(self) -> Procedure[None]:
+        """Roll the others back; the adopted claim leaves the transaction, to be settled by its own outcome."""
+        if self.unit is None:
+            return
+        self.unit.taken = [pair for pair in self.unit.taken if pair[1] is not self.held]
+        try:
+            yield from rollback(self.unit)
+        except TransportError:
+            raise
+        except ZkmqError as error:  # another task's trouble: it must not keep this one
+            self.context.run.report(self.context.paths.task(self.held.task_id), f"rolling back: {error}")
+
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: object) -> Procedure[None]:
+        yield from fail(self.context, self.held, error, retry=retry, backoff=backoff)
+
+    def snooze(self, delay: object) -> Procedure[None]:
+        yield from snooze(self.context, self.held, delay)
+
+    def recover(self) -> Procedure[bool]:
+        return recover_record(self.context, self.held)

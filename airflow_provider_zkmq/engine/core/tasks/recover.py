@@ -1,0 +1,35 @@
+"""A task whose record was damaged while it was in hand: its consumer still knows what stood there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from airflow_provider_zkmq.engine.core.claiming.take import Held
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.tasks.settle import let_go
+from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
+
+
+def recover_record(context: Context, held: Held) -> Procedure[bool]:
+    """After a `CorruptRecord`: let the next settling write over the record, if that is what was damaged. Raises `ClaimLost`.
+
+    The claim's znode says that the task is still ours, and the version of what is read fences the write to come.
+    """
+    path, claim_path = (context.paths.task(held.task_id, part) for part in ("state", "claim"))
+    yield Sync(path)
+    nodes: list[Node | None] = yield GetMany((path, claim_path, context.paths.task(held.task_id, "requeue")))
+    node, claim, escrow = nodes
+    if node is None or claim is None or claim.stat.czxid != held.token:
+        let_go(context, held)
+        msg = f"claim {held.token} of task {held.task_id!r} is not the current one; this call changed nothing"
+        raise ClaimLost(msg)
+    held.version = node.stat.version
+    try:
+        held.state = TaskState.decode(path, node.data)
+    except CorruptRecord as error:
+        context.run.report(path, f"{error}; what its consumer knows takes its place")
+        held.state = replace(held.state, requeue=escrow is not None)
+        return True
+    return False

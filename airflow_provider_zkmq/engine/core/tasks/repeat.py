@@ -1,0 +1,151 @@
+"""Enqueues whose callers do not know what became of them, and the same call made again.
+
+A call that ends in `OutcomeUnknown`, or is broken off after something was sent, leaves a mark of each task that may
+have been written: its id, stamp and nonce. The same client's next call with the same content takes the marks over,
+each once, and writes the same tasks: what the first call wrote is found by its stamp, and a request of the first call
+that is carried out late is refused, since the id is there. So each success that a caller heard of is one task of its
+own, and the call that was not told of one counts as not carried out, which is what it was told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.writing.draft import Tree
+from airflow_provider_zkmq.engine.errors import DuplicateTask, OutcomeUnknown, TransportError
+
+T = TypeVar("T")
+KEPT_SECONDS: Final = 60.0
+KEPT_CALLS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A task that may have been written; `written`: it was."""
+
+    content: bytes
+    task_id: str
+    stamp: str
+    nonce: str
+    written: bool
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is kept of one call; `batch`: the content of a whole batch."""
+
+    at: float
+    marks: list[_Mark]
+    batch: bytes | None = None
+    nonce: str = ""
+
+
+@dataclass(slots=True)
+class Call:
+    """One enqueue under way: what of it may have been written. ``nonce``: by which its batch is recognised."""
+
+    trees: list[Tree]
+    nonce: str
+    batch: bytes | None = None
+    opened: bool = False
+    sent: dict[str, Tree] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+
+    def sending(self, trees: Iterable[Tree]) -> None:
+        """These may be written from now on."""
+        self.sent.update((tree.task_id, tree) for tree in trees)
+
+    def refused(self, trees: Iterable[Tree]) -> None:
+        """These were not written, and no request is under way that could."""
+        for tree in trees:
+            self.sent.pop(tree.task_id, None)
+
+    def done(self, trees: Iterable[Tree]) -> None:
+        """These are written."""
+        self.written.update(tree.task_id for tree in trees)
+
+
+def begin(context: Context, trees: list[Tree], then: Tree | None = None, batch: str | None = None) -> Call:
+    """A call is about to write: it takes over what the same call left before."""
+    _expire(context)
+    call = Call(trees, context.nonce(), _batch_content(batch, trees, then) if batch else None)
+    if context.unresolved:
+        for tree in trees:
+            _take_over(context, call, tree)
+        _take_batch_over(context, call)
+    return call
+
+
+def told(context: Context, call: Call, procedure: Procedure[T]) -> Procedure[T]:
+    """Carry a call out. Once something of it was sent, its caller hears success, refusal or `OutcomeUnknown`."""
+    try:
+        return (yield from procedure)
+    except DuplicateTask:
+        raise  # it tells which were written
+    except TransportError as error:
+        if not (call.sent or call.opened):
+            raise
+        _keep(context, call)
+        ids = tuple(call.sent)
+        names = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
+        what = f"tasks of queue {context.queue!r} were written or not ({names})" if ids else "a batch was begun or not"
+        msg = f"{what}; make the same call again: {error}"
+        raise OutcomeUnknown(msg, task_ids=ids) from error
+    except BaseException:
+        _keep(context, call)
+        raise
+
+
+def _keep(context: Context, call: Call) -> None:
+    if not (call.sent or call.opened):
+        return
+    marks = [
+        _Mark(content(tree), tree.task_id, tree.stamp, tree.nonce, tree.task_id in call.written)
+        for tree in call.sent.values()
+    ]
+    kept = _Kept(context.run.monotonic(), marks, call.batch if call.opened else None, call.nonce)
+    context.unresolved = [*context.unresolved, kept][-KEPT_CALLS:]
+
+
+def _expire(context: Context) -> None:
+    if context.unresolved:
+        oldest = context.run.monotonic() - KEPT_SECONDS
+        context.unresolved = [it for it in context.unresolved if it.at >= oldest and (it.marks or it.batch)]
+
+
+def _take_over(context: Context, call: Call, tree: Tree) -> None:
+    mine = content(tree)
+    for kept in context.unresolved:
+        mark = next((mark for mark in kept.marks if mark.content == mine), None)
+        if mark is not None:
+            kept.marks.remove(mark)
+            tree.task_id, tree.stamp, tree.nonce, tree.uncertain = mark.task_id, mark.stamp, mark.nonce, True
+            call.sending([tree])
+            if mark.written:
+                call.done([tree])
+            return
+
+
+def _take_batch_over(context: Context, call: Call) -> None:
+    for kept in context.unresolved:
+        if call.batch is not None and kept.batch == call.batch:
+            call.nonce, call.opened, kept.batch = kept.nonce, True, None
+            return
+
+
+def content(tree: Tree) -> bytes:
+    """What a caller asked for with one message: equal for equal messages."""
+    own = None if tree.generated and tree.batch is None else tree.task_id
+    asked = [own, tree.metadata.decode(), sorted(tree.filters.items()), tree.lane.priority, tree.delay, tree.policy]
+    return hashlib.sha256(dump([*asked, tree.lock, tree.update, tree.requeue, tree.batch]) + b"\n" + tree.data).digest()
+
+
+def _batch_content(name: str, trees: Iterable[Tree], then: Tree | None) -> bytes:
+    parts = [content(tree) for tree in (*trees, *([] if then is None else [then]))]
+    return hashlib.sha256(dump(name) + b"\n" + b"".join(parts)).digest()

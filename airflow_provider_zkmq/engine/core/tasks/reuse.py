@@ -1,0 +1,189 @@
+"""An enqueue that meets its id: Carmine's rules for a message whose id is known already.
+
+Refused while queued, claimed, in its dedupe window, or dead; ``update`` replaces what is still queued; ``requeue``
+holds one more run in escrow while it is claimed; what has finished (or was cancelled) is run anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.model.lanes import Lane
+from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, entry_name
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.states import ENDED, Event, State, Status
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Create,
+    Delete,
+    Exists,
+    Get,
+    GetMany,
+    Node,
+    Procedure,
+    Stat,
+    Sync,
+)
+from airflow_provider_zkmq.engine.core.protocol.tries import Tries
+from airflow_provider_zkmq.engine.core.reading.inspect import status_of
+from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of
+from airflow_provider_zkmq.engine.core.writing.escrow import (
+    Written,
+    as_asked,
+    content_ops,
+    hold_in_escrow,
+    insert,
+    write_over,
+)
+from airflow_provider_zkmq.engine.core.writing.moves import Moving, move, move_to_lane, moved
+from airflow_provider_zkmq.engine.core.writing.place import ordered
+from airflow_provider_zkmq.engine.errors import CorruptRecord, OutcomeUnknown
+
+#: How long the stamp of an entry is; what follows tells how often its filters were changed.
+STAMP: Final = 22
+
+
+class Met(Enum):
+    """What became of an enqueue that met its id."""
+
+    WRITTEN = "written"
+    GONE = "gone"
+
+
+def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[], None]) -> Procedure[Met | str]:
+    """Deal with the task that has the id: written in its place or into it, gone meanwhile, or its status: refused.
+
+    `uncertain`: an earlier try of the same enqueue may have written it, which its stamp or nonce tells. `sending` is
+    called before anything is written.
+    """
+    path = context.paths.task(tree.task_id, "state")
+    tries = Tries(f"enqueue of task {tree.task_id!r}")
+    while True:
+        node = yield from _read(path, again=uncertain)
+        if node is None and uncertain:
+            msg = f"task {tree.task_id!r} was written or not, and what stood there has been collected meanwhile"
+            raise OutcomeUnknown(msg)
+        if node is None:
+            yield from _refuse_a_torso(context, tree.task_id)
+            return Met.GONE
+        state = TaskState.decode(path, node.data)
+        if (uncertain and tree.wrote(state)) or (yield from _same_member(context, tree, state)):
+            return Met.WRITTEN
+        action = _action(tree, state, status := (yield from status_of(context, state)))
+        if action is None:
+            return str(status)
+        sending()
+        outcome, multi = yield from action(context, tree, node.stat.version, state)
+        if outcome.committed:
+            return Met.WRITTEN
+        yield from tries.refused(outcome, multi, node.stat.mzxid)
+
+
+def _read(path: str, *, again: bool) -> Procedure[Node | None]:
+    """A znode; `again`: where it is missing, have the server catch up and look once more."""
+    node: Node | None = yield Get(path)
+    if node is None and again:
+        yield Sync(path)
+        node = yield Get(path)
+    return node
+
+
+def _refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
+    """Raise `CorruptRecord` for a znode that has the id and is no task; the id would never be free."""
+    nodes: list[Node | None] = yield GetMany((context.paths.task(task_id), context.paths.task(task_id, "state")))
+    if nodes[0] is not None and nodes[1] is None:
+        msg = f"{context.paths.task(task_id)} has no state: it is no task of ours; delete it, or choose another id"
+        raise CorruptRecord(msg)
+
+
+def _same_member(context: Context, tree: Tree, state: TaskState) -> Procedure[bool]:
+    """Whether an earlier call wrote the same message as a member of the same batch; one that has ended stays so."""
+    if tree.batch is None or state.batch != tree.batch:
+        return False
+    if state.state in ENDED:
+        return True
+    node: Node | None = yield Get(context.paths.task(tree.task_id, "data"))
+    same = (state.filters, state.priority) == (tree.filters, tree.lane.priority)
+    return same and node is not None and node.data == tree.data
+
+
+Action = Callable[[Context, Tree, int, TaskState], Procedure[Written]]
+
+
+def _action(tree: Tree, state: TaskState, status: Status) -> Action | None:
+    """What the message may do to the task with its id; None: it is refused."""
+    match status:
+        case Status.DONE_AWAITING_GC | Status.CANCELLED:
+            return _run_anew
+        case Status.QUEUED | Status.QUEUED_WITH_BACKOFF:
+            return _update if tree.update else None
+        case Status.LOCKED | Status.LOCKED_WITH_REQUEUE:
+            return hold_in_escrow if tree.requeue and (tree.update or not state.requeue) else None
+        case _:
+            return None
+
+
+def _run_anew(context: Context, tree: Tree, version: int, state: TaskState) -> Procedure[Written]:
+    """The id of a task that has ended starts again; its last run is kept in the history."""
+    before = state
+    if state.state is State.FINISHED:
+        before = state.with_attempt("finished", state.ended or 0, None)
+    extra = content_ops(context, tree, state)
+    if state.result:
+        extra.append(Delete(context.paths.task(tree.task_id, "result")))
+    if tree.batch:
+        extra.append(Create(context.paths.batch(tree.batch, "open", tree.task_id)))
+    it = Moving(tree.task_id, version, before, extra)
+    _, outcome, multi = yield from insert(context, it, tree, Event.ENQUEUE_AGAIN, result=False)
+    return outcome, multi
+
+
+def _update(context: Context, tree: Tree, version: int, state: TaskState) -> Procedure[Written]:
+    """Replace what is still queued; it keeps its place in line, and its time unless a delay is given.
+
+    Other filters or another priority give it a place in its new lane: the old one would be gone back to, and would
+    offer it to those who asked for what it was.
+    """
+    due = state.due
+    if tree.delay is not None:
+        due = (yield from due_of(context, tree.delay)) if tree.delay else None
+    stays = Lane(state.priority, dict(state.filters)).name == tree.lane.name
+    entry = _entry_for(state, tree)
+    rank = (yield from _rank(context, state, due)) if stays else None
+    extra = content_ops(context, tree, state, fresh=False)
+
+    def after(place: str) -> TaskState:
+        return replace(as_asked(moved(context, tree.task_id, state, Event.UPDATE, due=due), tree, place), rank=rank)
+
+    place = state.place if stays else f"{tree.lane.name}//{entry}"
+    if due == state.due and (stays or due is not None):
+        return (yield from write_over(context, tree.task_id, version, after(place), extra))
+    it = Moving(tree.task_id, version, state, extra)
+    if due is not None or (rank is not None and state.placed):
+        return (yield from move(context, it, after(place)))
+    return (yield from move_to_lane(context, it, tree.lane, entry, after))
+
+
+def _entry_for(state: TaskState, tree: Tree) -> str:
+    """The name of an updated task's entry: consumers remember its filters by it, so that others need a name of their own.
+
+    The names sort next to each other: it keeps its place in line.
+    """
+    stamp = state.entry.partition(SEPARATOR)[0]
+    if tree.filters == state.filters:
+        return entry_name(stamp, tree.task_id)
+    first, times = stamp[:STAMP], stamp[STAMP:]
+    number = int(times, 16) + 1 if times and set(times) <= set("0123456789abcdef") else 0
+    return entry_name(f"{first}{number:x}", tree.task_id)
+
+
+def _rank(context: Context, state: TaskState, due: int | None) -> Procedure[int | None]:
+    """Its rank; one that leaves its lane for a time takes it along, so that it comes back to its place in line."""
+    leaves = state.due is None and due is not None
+    if state.rank is not None or not leaves or not ordered(context):
+        return state.rank
+    stat: Stat | None = yield Exists(context.paths.entry(state.place))
+    return None if stat is None else stat.czxid

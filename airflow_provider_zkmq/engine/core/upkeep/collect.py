@@ -1,0 +1,207 @@
+"""Garbage collection: delete what ended longer ago than ``task_gc_lifetime``, whole trees at a time.
+
+It may run in several places at once and costs by what it deletes. Age is judged by the server's clock and the
+Stat of the task's record, and each tree is deleted under that record's version: a task that changed is kept.
+Where an archive is configured, what is not archived yet is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
+from airflow_provider_zkmq.engine.core.model.paths import entry_task
+from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Children,
+    Delete,
+    Exists,
+    Failure,
+    GetMany,
+    Multi,
+    Node,
+    Outcome,
+    Pipeline,
+    Procedure,
+    SetData,
+    Stat,
+    WriteOp,
+)
+from airflow_provider_zkmq.engine.core.protocol.transact import never, tick, transact
+from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf
+from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
+from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
+from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes
+from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
+from airflow_provider_zkmq.engine.core.writing.moves import tree_deletes
+from airflow_provider_zkmq.engine.errors import CorruptRecord
+
+TREES_PER_MULTI: Final = 20
+WINDOW: Final = 8
+INDEXES: Final = ("finished", "cancelled")
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a clean-up did. ``ran`` is False when it was not due or ran elsewhere."""
+
+    ran: bool = True
+    collected: int = 0
+    kept_unarchived: int = 0
+    kept_changed: int = 0
+    rescued: int = 0
+
+
+def collect_garbage(context: Context, lifetime: object = None) -> Procedure[Collected]:
+    """Delete the trees of tasks that ended more than `lifetime` seconds ago (default: the queue's task_gc_lifetime).
+
+    Also gives back the tasks of dead consumers. Returns what was done; `Collected.ran` is False if another
+    process is cleaning up right now.
+    """
+    span = optional_seconds("lifetime", lifetime)
+    conf = yield from read_conf(context)
+    return (yield from _run_locked(context, conf.gc_lifetime if span is None else span, None))
+
+
+def _run_locked(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
+    """Clean up under the lock; with `last`, only if nobody has done so since that was read."""
+    if context.gc_busy:
+        return Collected(ran=False)  # another thread of this process is at it
+    context.gc_busy = True
+    try:
+        if not (yield from take_lock(context)):
+            return Collected(ran=False)
+        try:
+            now: Stat | None = yield Exists(context.paths.at("gc"))
+            if last is not None and now is not None and now.version != last.version:
+                report = Collected(ran=False)
+            else:
+                report = yield from _collect(context, lifetime)
+        except Exception:
+            yield from give_lock_back(context)
+            raise  # one that is broken off leaves the lock to `release_abandoned_lock`: it can wait for nothing here
+        yield from give_lock_back(context)
+        return report
+    finally:
+        context.gc_busy = False
+        if context.gc_left:
+            context.run.pay()
+
+
+def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
+    archived = (yield from read_conf(context)).archive
+    report = Collected()
+    context.live_watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
+    report.rescued = (yield from rescue_dead(context)) + (yield from promote_due(context))
+    now = (yield from tick(context)).time or 0
+    cutoff = now - int(lifetime * 1000)
+    for index in INDEXES:
+        yield from _collect_index(context, index, cutoff, archived, report)
+    yield from collect_batches(context, cutoff)
+    yield from prune_lanes(context, now)
+    yield from _note_run(context, report)
+    return report
+
+
+def collect_if_due(context: Context) -> Procedure[Collected]:
+    """Clean up if ``task_gc_interval`` has passed since anybody last did, judged by the server's clock."""
+    conf = yield from read_conf(context)
+    last: Stat | None = yield Exists(context.paths.at("gc"))
+    now = (yield from tick(context)).time or 0
+    if last is not None and last.version > 0 and now - last.mtime < conf.gc_interval * 1000:
+        return Collected(ran=False)
+    return (yield from _run_locked(context, conf.gc_lifetime, last))
+
+
+def _note_run(context: Context, report: Collected) -> Procedure[None]:
+    yield Multi((SetData(context.paths.at("gc"), dump({"collected": report.collected}), -1),))
+
+
+def _collect_index(
+    context: Context, index: str, cutoff: int, archived: int | None, report: Collected
+) -> Procedure[None]:
+    buckets = yield Children(context.paths.at(index))
+    for name in sorted(buckets or ()):
+        start = bucket_start(name)
+        if start is None:
+            context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
+        elif start <= cutoff:
+            yield from _collect_bucket(context, context.paths.at(index, name), cutoff, archived, report)
+            if start + 2 * BUCKET_MS < cutoff:
+                yield Multi((Delete(context.paths.at(index, name)),))  # refused while something is kept
+
+
+def _collect_bucket(
+    context: Context, bucket: str, cutoff: int, archived: int | None, report: Collected
+) -> Procedure[None]:
+    entries = yield Children(bucket)
+    due = [name for name in sorted(entries or ()) if (entry_time(name) or cutoff + 1) <= cutoff]
+    size = TREES_PER_MULTI * WINDOW
+    for start in range(0, len(due), size):
+        chunk = due[start : start + size]
+        trees = yield from _judge(context, bucket, chunk, cutoff, archived, report)
+        yield from _delete(context, trees, report)
+
+
+def _judge(
+    context: Context, bucket: str, names: list[str], cutoff: int, archived: int | None, report: Collected
+) -> Generator[Any, Any, list[list[WriteOp]]]:
+    """The deletes of each tree that may go."""
+    paths = tuple(context.paths.task(entry_task(name) or "", "state") for name in names)
+    nodes: list[Node | None] = yield GetMany(paths)
+    trees: list[list[WriteOp]] = []
+    for name, path, node in zip(names, paths, nodes, strict=True):
+        entry = f"{bucket}/{name}"
+        if node is None:
+            trees.append([Delete(entry)])  # the tree is gone, only its entry is left
+        elif node.stat.mtime <= cutoff and (tree := _tree(context, entry, path, node)):
+            if archived is not None and node.stat.mzxid > archived:
+                report.kept_unarchived += 1
+            else:
+                trees.append(tree)
+        else:
+            report.kept_changed += 1
+    return trees
+
+
+def _tree(context: Context, entry: str, path: str, node: Node) -> list[WriteOp]:
+    try:
+        state = TaskState.decode(path, node.data)
+    except CorruptRecord as error:
+        context.report(path, str(error))
+        return []
+    window = state.dedupe is not None and state.dedupe > context.certainly_past(context.server_ms() or 0)
+    if window or state.index is None or context.paths.at(state.index) != entry:
+        return []
+    return [*tree_deletes(context, entry_task(entry.rpartition("/")[2]) or "", state, node.stat.version), Delete(entry)]
+
+
+def _delete(context: Context, trees: list[list[WriteOp]], report: Collected) -> Procedure[None]:
+    """Several trees a transaction, several transactions in flight; a refused one is taken apart."""
+    groups = [trees[at : at + TREES_PER_MULTI] for at in range(0, len(trees), TREES_PER_MULTI)]
+    multis = tuple(Multi(tuple(op for tree in group for op in tree)) for group in groups)
+    outcomes: list[Outcome] = yield Pipeline(multis)
+    for group, outcome in zip(groups, outcomes, strict=True):
+        if outcome.committed:
+            report.collected += sum(len(tree) > 1 for tree in group)
+        else:
+            for tree in group:
+                yield from _delete_one(context, tree, report)
+
+
+def _delete_one(context: Context, tree: list[WriteOp], report: Collected) -> Procedure[None]:
+    """One tree alone. Deletes may be repeated: what is gone already was deleted by us or by another clean-up."""
+    outcome = yield from transact(Multi(tuple(tree)), never)
+    if outcome.committed:
+        report.collected += len(tree) > 1
+        return
+    report.kept_changed += outcome.failure in {Failure.BAD_VERSION, Failure.NOT_EMPTY}
+    path = "" if outcome.failed is None else tree[outcome.failed].path
+    if outcome.failure is Failure.NOT_EMPTY:
+        context.report(path, "holds znodes that are not ours; it is kept")
+    elif outcome.failure is Failure.NO_NODE and outcome.failed and (yield Exists(tree[0].path)) is not None:
+        report.kept_changed += 1  # the record is there, so that nobody deleted the tree meanwhile
+        context.report(path, "is missing; what is left of its task is kept")

@@ -1,0 +1,140 @@
+"""Who consumes: its record, what it accepts, whether it lives, and what it is told."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.memory import Consumer, Context
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Delete,
+    Get,
+    GetMany,
+    Multi,
+    Node,
+    Ops,
+    Outcome,
+    Procedure,
+    Reconnect,
+    SetData,
+    Wait,
+)
+from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
+from airflow_provider_zkmq.engine.errors import CorruptRecord
+
+MAX_ACCEPTS: Final = 16
+
+
+def register(context: Context, accepts: str) -> Procedure[Consumer]:
+    """This session's record under ``consumers``, made once. A new session is a new consumer.
+
+    `accepts`: a selector, which it announces: by it the question is answered why nobody takes a task.
+    """
+    while True:
+        session = context.run.session()
+        if session == 0:  # it has just ended: there will be another one
+            yield Reconnect()
+            continue
+        known = context.consumer
+        if known is not None and known.session == session:
+            break
+        mine = context.run.new_signal()
+        try:
+            if context.joining.setdefault(session, mine) is mine:
+                yield from _join(context, session, accepts)
+            else:
+                yield Wait(context.joining[session], 0)  # another thread of this process is at it
+        finally:
+            if context.joining.get(session) is mine:
+                del context.joining[session]
+                mine.fire()
+    if accepts not in known.accepts:
+        yield from _announce(context, known, accepts)
+    return known
+
+
+def _join(context: Context, session: int, accepts: str) -> Procedure[None]:
+    """Make the record; where the session became another one meanwhile, it is made again."""
+    consumer = Consumer(
+        f"{context.describe.get('name', 'consumer')}-{session & (1 << 64) - 1:x}-{context.nonce()[:8]}",
+        session,
+        [accepts],
+    )
+    paths = context.paths
+    ops = Ops().set(paths.at("clock"), b"", -1).create(paths.live(consumer.id), ephemeral=True)
+    ops.create(paths.consumer(consumer.id), _record(context, consumer)).create(paths.consumer(consumer.id, "current"))
+
+    def ours() -> Procedure[Outcome | None]:
+        node: Node | None = yield Get(paths.live(consumer.id))
+        return None if node is None else Outcome(committed=True, time=node.stat.ctime)
+
+    outcome = yield from transact(ops.multi(), ours)
+    if not outcome.committed:
+        raise refused("registering as a consumer", outcome, ops.multi())
+    context.learn(outcome)
+    if context.run.session() != session:
+        # Written under the session before, or under this one with that one's name: it is nobody's.
+        yield from _strike(context, consumer.id)
+        return
+    context.consumer, context.cancel_watch = consumer, None
+    for task_id, held in list(context.held.items()):
+        bound = held.state.bound or held.state.lease is None
+        if bound and held.session != session:  # it ended with its session
+            held.lost = True
+            del context.held[task_id]
+
+
+def _record(context: Context, consumer: Consumer) -> bytes:
+    return dump({**context.describe, "accepts": consumer.accepts})
+
+
+def _announce(context: Context, consumer: Consumer, accepts: str) -> Procedure[None]:
+    """Add a selector to the record; the oldest are dropped. Only a hint to people: a refusal harms nothing."""
+    consumer.accepts = [*consumer.accepts, accepts][-MAX_ACCEPTS:]
+    yield Multi((SetData(context.paths.consumer(consumer.id), _record(context, consumer)),))
+
+
+def heed(context: Context) -> Procedure[None]:
+    """Learn which tasks in hand were cancelled: who cancels one writes to the znode under this one watch."""
+    consumer, watch = context.consumer, context.cancel_watch
+    if consumer is None or (watch is not None and not watch.fired):
+        return
+    watch = context.new_watch()
+    node: Node | None = yield Get(context.paths.consumer(consumer.id, "current"), watch)
+    if node is None:
+        return  # taken for dead: the next claim finds out
+    context.cancel_watch = watch
+    held = list(context.held.values())
+    if not held or node.stat.version == 0:
+        return
+    nodes: list[Node | None] = yield GetMany(tuple(context.paths.task(it.task_id, "state") for it in held))
+    for it, found in zip(held, nodes, strict=True):
+        if found is not None and _was_cancelled(context, it.task_id, found):
+            it.cancelled = it.lost = True
+            context.held.pop(it.task_id, None)
+    context.signal.fire()
+
+
+def _was_cancelled(context: Context, task_id: str, node: Node) -> bool:
+    try:
+        return TaskState.decode(context.paths.task(task_id, "state"), node.data).state is State.CANCELLED
+    except CorruptRecord:
+        return False
+
+
+def unregister(context: Context) -> Procedure[None]:
+    """Take this consumer off the register; what it still holds is left to a rescue."""
+    consumer, context.consumer = context.consumer, None
+    if consumer is None or context.run.session() != consumer.session:
+        return
+    yield from _strike(context, consumer.id)
+
+
+def _strike(context: Context, name: str) -> Procedure[None]:
+    """Take a consumer off the register, or have it looked upon as dead: then a rescue does."""
+    paths = context.paths
+    ops = Ops().delete(paths.consumer(name, "current")).delete(paths.consumer(name))
+    outcome: Outcome = yield ops.delete(paths.live(name)).multi()
+    if not outcome.committed:
+        yield Multi((Delete(paths.live(name)),))

@@ -1,0 +1,59 @@
+"""Many consumers at one queue: they keep out of each other's way, so that what comes does not set all of them going.
+
+Each consumer has a share, told by its place among the living. In the default order it begins at entries of its own
+share. Those who wait look one after the other when something comes: for most of them it is gone when their turn is
+there, and they have looked once instead of racing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
+
+#: So many consumers are no crowd: all of them look at once.
+FEW: Final = 8
+#: Seconds between the looks of two waiting consumers: in the default order, and in strict order, where one claim must be
+#: over before the next one can be.
+SPACING: Final = {"default": 0.004, "fifo": 0.008}
+#: Seconds between the looks of the first and the last of them at the most.
+LONGEST: Final = {"default": 0.2, "fifo": 0.4}
+#: Of so many entries a consumer of a crowd tries any first that has none in its own share.
+FRONT: Final = 8
+
+
+def share(context: Context) -> tuple[int, int]:
+    """This consumer's place among the living, and how many they are."""
+    names, consumer = context.live, context.consumer
+    return (names.index(consumer.id), len(names)) if consumer is not None and consumer.id in names else (0, 1)
+
+
+def take_turns(context: Context, most: float) -> Procedure[None]:
+    """Wait for this consumer's turn to look, at most so many seconds; a small crowd needs none."""
+    place, count = share(context)
+    if count > FEW:
+        yield from _rest(context, min(most, place * _spacing(context, count)))
+
+
+def _spacing(context: Context, count: int) -> float:
+    order = "default" if context.conf is None else context.conf.order
+    return min(SPACING[order], LONGEST[order] / count)
+
+
+def any_of_the_first(context: Context, many: int) -> int:
+    """Where to begin among so many entries, none of which is of this consumer's share: by chance, if it is a crowd."""
+    _, count = share(context)
+    return int(context.run.random() * min(many, FRONT)) if count > FEW else 0
+
+
+def step_back(context: Context) -> Procedure[None]:
+    """After a lost race: let those pass who are at it, the longer the more they are."""
+    _, count = share(context)
+    if count > FEW:
+        yield from _rest(context, context.run.random() * _spacing(context, count) * count / 8)
+
+
+def _rest(context: Context, seconds: float) -> Procedure[None]:
+    if seconds > 0:
+        yield Wait(context.run.new_signal(), 0, seconds)

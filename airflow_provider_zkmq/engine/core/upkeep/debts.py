@@ -1,0 +1,27 @@
+"""What calls of a client left to be put right: it is paid before the client's next claim, and in the background.
+
+A call that was cut off, or lost its connection at its last step, can do nothing more itself. What it leaves is remembered:
+claims that nobody got, rollbacks, batches to be ended, the lock of a clean-up.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
+from airflow_provider_zkmq.engine.core.upkeep.lock import release_abandoned_lock
+from airflow_provider_zkmq.engine.core.writing.closing import close_pending
+
+
+def in_debt(context: Context) -> bool:
+    """Whether anything is owed."""
+    left = any(it.caller.left for it in context.handovers.values())
+    return bool(left or context.owed or context.unclosed or (context.gc_left and not context.gc_busy))
+
+
+def pay_debts(context: Context) -> Procedure[int]:
+    """Put right what can be; returns how many tasks were given back. Raises `TransportError`: then it is owed still."""
+    count = yield from give_back(context)
+    yield from close_pending(context)
+    yield from release_abandoned_lock(context)
+    return count

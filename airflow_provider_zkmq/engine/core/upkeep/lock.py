@@ -1,0 +1,58 @@
+"""The maintenance lock: an ephemeral znode, which ends with its holder's session at the latest.
+
+A clean-up that is cancelled or interrupted can give nothing back: its lock would stand for as long as its session
+lives. What the lock holds when it is this client's is therefore remembered before it is first sent, and is the same
+for the client's whole life: one that is found while none of its threads cleans up was left behind.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Get, Multi, Node, Outcome, Procedure
+from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
+from airflow_provider_zkmq.engine.errors import TransportError
+
+
+def take_lock(context: Context) -> Procedure[bool]:
+    """Take the lock, also one that this client left behind; False where another client has it."""
+    context.gc_lock = context.gc_lock or dump({"nonce": context.nonce(), **context.describe}).decode()
+    context.gc_left = True
+    lock = Create(context.paths.at("lock"), context.gc_lock.encode(), ephemeral=True)
+    outcome = yield from transact(Multi((lock,)), lambda: _ours(context))
+    if not outcome.committed:
+        outcome = (yield from _ours(context)) or outcome
+    context.gc_left = outcome.committed
+    return outcome.committed
+
+
+def _ours(context: Context) -> Procedure[Outcome | None]:
+    node: Node | None = yield Get(context.paths.at("lock"))
+    mine = node is not None and node.data == (context.gc_lock or "").encode()
+    return Outcome(committed=True) if mine else None
+
+
+def give_lock_back(context: Context) -> Procedure[None]:
+    """End the lock. Where the connection is lost it is remembered: what was done under it was done."""
+    try:
+        yield from transact(Multi((Delete(context.paths.at("lock")),)), never)
+    except TransportError:
+        return
+    context.gc_left = False
+
+
+def release_abandoned_lock(context: Context) -> Procedure[None]:
+    """Give back a lock that a clean-up of this client left behind; not one under which another thread is at it.
+
+    It costs nothing where none was left. Another client's lock is not touched.
+    """
+    if context.gc_busy or not context.gc_left:
+        return
+    context.gc_busy = True
+    try:
+        if (yield from _ours(context)) is not None:
+            yield from give_lock_back(context)
+        else:
+            context.gc_left = False
+    finally:
+        context.gc_busy = False

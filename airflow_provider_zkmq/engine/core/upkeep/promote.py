@@ -1,0 +1,189 @@
+"""Scheduled tasks whose time has come go to their lanes; runs in escrow whose dedupe window has ended are inserted.
+
+One look promotes a bounded number, several transactions in flight, and says when the next one is due. What is refused,
+because somebody changed the task at the same moment, is tried again soon: no watch would tell of it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
+from airflow_provider_zkmq.engine.core.model.lanes import Lane
+from airflow_provider_zkmq.engine.core.model.paths import entry_task
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.states import Event, State
+from airflow_provider_zkmq.engine.core.protocol.memory import Agenda, Context, OpenSegment, listing, still_listed
+from airflow_provider_zkmq.engine.core.protocol.ops import Delete, GetMany, Multi, Node, Outcome, Pipeline, Procedure
+from airflow_provider_zkmq.engine.core.protocol.transact import server_time
+from airflow_provider_zkmq.engine.core.upkeep.crowd import share
+from airflow_provider_zkmq.engine.core.writing import escrow
+from airflow_provider_zkmq.engine.core.writing.moves import Moving, move, move_ops, moved
+from airflow_provider_zkmq.engine.core.writing.place import open_segment, remember_opened, slot_ops
+from airflow_provider_zkmq.engine.errors import CorruptRecord
+
+#: Consumers promote due tasks of their own share first; after this long, anybody's.
+GRACE_MS: Final = 250
+#: How many one look promotes; a claim that looks after the queue is not kept waiting for more.
+MOST: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A task whose time has come, and the entry that says so."""
+
+    entry: str
+    task_id: str
+    version: int
+    state: TaskState
+
+
+def promote_due(context: Context, agenda: Agenda | None = None, most: int = MOST) -> Procedure[int]:
+    """Move what has come due into its lane, and insert the runs in escrow whose time has come; at most so many."""
+    agenda = agenda or context.agenda()
+    count = 0
+    for index in ("scheduled", "requeued"):
+        count += yield from _promote_index(context, index, agenda, most - count)
+    return count
+
+
+def _promote_index(context: Context, index: str, agenda: Agenda, most: int) -> Procedure[int]:
+    buckets = yield from listing(context, context.paths.at(index))
+    if not buckets:
+        return 0
+    now = context.certainly_past((yield from server_time(context)))
+    count = 0
+    for name in buckets:
+        start = bucket_start(name)
+        if start is None:
+            context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
+        elif start > now:
+            agenda.within(context.until(start))
+            break
+        else:
+            count += yield from _promote_bucket(context, context.paths.at(index, name), now, agenda, most - count)
+    return count
+
+
+def _promote_bucket(context: Context, path: str, now: int, agenda: Agenda, most: int) -> Procedure[int]:
+    entries = yield from listing(context, path)
+    if not entries:
+        if (bucket_start(path.rpartition("/")[2]) or 0) + 2 * BUCKET_MS < now:
+            yield Multi((Delete(path),))  # refused if an entry came meanwhile
+            context.buckets.discard(path)
+        return 0
+    due = _due_names(context, path, entries, now, agenda)
+    found = yield from _read(context, path, due[:most])
+    done = yield from _promote(context, found, agenda)
+    if len(due) > most:
+        agenda.within(0.0)
+        agenda.more = agenda.more or done > 0
+    return done
+
+
+def _due_names(context: Context, path: str, entries: list[str], now: int, agenda: Agenda) -> list[str]:
+    """The entries whose time has come, for this consumer; the next one is on the agenda."""
+    due = []
+    for name in entries:
+        when = entry_time(name)
+        if when is None:
+            context.report(f"{path}/{name}", "no entry of ours; stepped over")
+        if when is None or f"{path}/{name}" in context.quarantine or context.postponed(f"{path}/{name}", agenda):
+            continue
+        mine = when if _my_share(context, name) else when + GRACE_MS
+        if mine <= now:
+            due.append(name)
+        else:
+            agenda.within(context.until(mine))
+            if when > now:
+                break  # entries sort by time
+    return due
+
+
+def _my_share(context: Context, name: str) -> bool:
+    slot, slots = share(context)
+    return zlib.crc32(name.encode()) % slots == slot
+
+
+def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Due]]:
+    """The records of what is due; what is no task's, or another's entry, is reported and stepped over."""
+    if not names:
+        return []
+    paths = tuple(context.paths.task(entry_task(name) or "", "state") for name in names)
+    nodes: list[Node | None] = yield GetMany(paths)
+    found = []
+    for name, path, node in zip(names, paths, nodes, strict=True):
+        entry = f"{bucket}/{name}"
+        try:
+            state = None if node is None else TaskState.decode(path, node.data)
+        except CorruptRecord as error:
+            context.report(path, str(error))
+            context.quarantine.add(entry)
+            continue
+        if (
+            node is not None
+            and state is not None
+            and state.index is not None
+            and context.paths.at(state.index) == entry
+        ):
+            found.append(_Due(entry, entry_task(name) or "", node.stat.version, state))
+        elif still_listed(context, bucket, name):
+            context.report(entry, "an entry whose task is not scheduled by it; stepped over")
+    return found
+
+
+def _promote(context: Context, found: list[_Due], agenda: Agenda) -> Procedure[int]:
+    plain = [due for due in found if due.state.state is State.INSERTED and not _has_place(due.state)]
+    done = yield from _promote_together(context, plain, agenda)
+    for due in found:
+        if due not in plain:
+            done += _noted(context, due, (yield from _promote_one(context, due)), agenda)
+    return done
+
+
+def _noted(context: Context, due: _Due, promoted: bool, agenda: Agenda) -> bool:
+    if promoted:
+        context.later.pop(due.entry, None)
+    else:
+        context.postpone(due.entry, agenda)
+    return promoted
+
+
+def _has_place(state: TaskState) -> bool:
+    """Whether it goes back to a place of its own: in a queue of strict order, where it once stood in a segment."""
+    return state.rank is not None and bool(state.place.split("/")[1])
+
+
+def _promote_together(context: Context, found: list[_Due], agenda: Agenda) -> Procedure[int]:
+    """To the ends of their lanes, each in a transaction of its own, all in flight together."""
+    multis: list[Multi] = []
+    slots: list[OpenSegment] = []
+    opened: set[str] = set()
+    for due in found:
+        slot = yield from open_segment(context, Lane(due.state.priority, dict(due.state.filters)))
+        place = f"{slot.lane.name}/{slot.segment}/{due.state.place.rpartition('/')[2]}"
+        after = replace(moved(context, due.task_id, due.state, Event.PROMOTE), place=place)
+        it = Moving(due.task_id, due.version, due.state)
+        multis.append(move_ops(context, it, after, slot_ops(slot, opened)))
+        slots.append(slot)
+    if not multis:
+        return 0
+    outcomes: list[Outcome] = yield Pipeline(tuple(multis))
+    count = 0
+    for due, multi, outcome in zip(found, multis, outcomes, strict=True):
+        remember_opened(context, multi, outcome)
+        if not outcome.committed:
+            context.open_segments.clear()  # a segment may have come or gone: looked up again by the next try
+        count += _noted(context, due, outcome.committed, agenda)
+    return count
+
+
+def _promote_one(context: Context, due: _Due) -> Procedure[bool]:
+    it = Moving(due.task_id, due.version, due.state)
+    if due.state.state is State.FINISHED:  # its dedupe window has ended, and a run is held in escrow
+        before = due.state.with_attempt("finished", due.state.ended or 0, None)
+        return (yield from escrow.rerun(context, replace(it, before=before))) is not None
+    outcome, _ = yield from move(context, it, moved(context, due.task_id, due.state, Event.PROMOTE))
+    return bool(outcome.committed)

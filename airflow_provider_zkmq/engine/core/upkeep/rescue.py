@@ -1,0 +1,226 @@
+"""Giving back what nobody holds any more: the tasks of dead consumers, and of claims whose lease or lock has ended.
+
+All of it is driven by watches and by the clock of the server: where nothing happened, it costs no request. What
+it costs otherwise depends on what is in flight, not on the backlog. What is refused, because somebody else was at the same
+task, is tried again: at once while it changes, then after a pause that is on the agenda of whoever looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
+from airflow_provider_zkmq.engine.core.model.records import TaskState, load
+from airflow_provider_zkmq.engine.core.model.states import Event, State
+from airflow_provider_zkmq.engine.core.protocol.memory import Agenda, Context, listing
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Check,
+    Children,
+    Delete,
+    GetMany,
+    Multi,
+    Node,
+    Ops,
+    Outcome,
+    Procedure,
+)
+from airflow_provider_zkmq.engine.core.protocol.transact import server_time
+from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.upkeep.consumers import heed
+from airflow_provider_zkmq.engine.core.upkeep.debts import pay_debts
+from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
+from airflow_provider_zkmq.engine.core.writing import escrow
+from airflow_provider_zkmq.engine.core.writing.closing import close_batches
+from airflow_provider_zkmq.engine.core.writing.moves import Moving, move, moved, notes_of
+from airflow_provider_zkmq.engine.errors import CorruptRecord
+
+CHUNK: Final = 128
+LEASE_LISTING_SECONDS: Final = 0.5
+#: How often one task is read again and tried again while it changes under our eyes.
+TRIES: Final = 5
+
+
+def tend(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
+    """Give back, rescue and promote what is due; returns how many tasks became claimable.
+
+    `agenda` is told when to look again; one look does a bounded amount of work, so that a claim is not kept waiting.
+    """
+    agenda = agenda or context.agenda()
+    count = yield from pay_debts(context)
+    yield from heed(context)
+    count += yield from rescue_dead(context, agenda)
+    count += yield from expire_leases(context, agenda)
+    count += yield from promote_due(context, agenda)
+    return count
+
+
+# --- dead consumers
+
+
+def rescue_dead(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
+    """Give back what consumers without a live session were working on.
+
+    ``consumers`` is listed before ``live``: who registers in between is seen alive. The watch tells of the next
+    death; a burial that was refused is on the agenda, since no watch tells of that.
+    """
+    agenda = agenda or context.agenda()
+    watch = context.live_watch
+    if watch is None or watch.fired:
+        watch = context.new_watch()
+        registered = yield Children(context.paths.at("consumers"))
+        live = yield Children(context.paths.at("live"), watch)
+        context.live = sorted(live or ())
+        context.unburied = sorted(set(registered or ()) - set(context.live))
+        context.live_watch = watch
+    count = 0
+    for consumer in list(context.unburied):
+        path = context.paths.consumer(consumer)
+        if context.postponed(path, agenda):
+            continue
+        count += yield from _bury(context, consumer, agenda)
+    return count
+
+
+def _bury(context: Context, consumer: str, agenda: Agenda) -> Procedure[int]:
+    """Rescue one dead consumer's tasks, then take it off the register; what is refused is put off."""
+    count = 0
+    path = context.paths.consumer(consumer)
+    current = yield Children(context.paths.consumer(consumer, "current"))
+    for task_id in current or ():
+        count += yield from _rescue(context, task_id, context.paths.current(consumer, task_id))
+    ops = Ops()
+    if current is not None:
+        ops.delete(context.paths.consumer(consumer, "current"))
+    outcome: Outcome = yield ops.delete(path).multi()
+    if outcome.committed or (yield Children(path)) is None:
+        context.later.pop(path, None)
+        if consumer in context.unburied:
+            context.unburied.remove(consumer)
+        yield from close_batches(context)
+    else:  # something of it is left: a task that somebody else was changing, or a znode that is not ours
+        context.postpone(path, agenda)
+    return count
+
+
+def _rescue(context: Context, task_id: str, note: str) -> Procedure[bool]:
+    """Give one claimed task back: to its old place, or to the dead letters once its attempts are used up.
+
+    Read and written again while it changes: a requeue may be added, an ephemeral may vanish, a lease be extended.
+    """
+    for _ in range(TRIES):
+        done = yield from _try_rescue(context, task_id, note)
+        if done is not None:
+            return done
+    return False
+
+
+def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | None]:
+    """One try: whether it was given back; None where it changed meanwhile."""
+    path, claim_path = context.paths.task(task_id, "state"), context.paths.task(task_id, "claim")
+    nodes: list[Node | None] = yield GetMany((path, claim_path, note))
+    node, claim, noted = nodes
+    if noted is None:
+        return False  # settled or rescued meanwhile
+    try:
+        state = None if node is None else TaskState.decode(path, node.data)
+    except CorruptRecord as error:
+        context.report(path, str(error))
+        state = None
+    if (
+        node is None
+        or state is None
+        or state.state is not State.CLAIMED
+        or note not in notes_of(context, task_id, state)
+    ):
+        yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
+        return False
+    expired = note != context.paths.current(state.consumer or "", task_id)
+    now = yield from server_time(context)
+    if expired and (_end_of(context, note, noted) or now + 1) > context.certainly_past(now):
+        return False  # it was extended since it was listed
+    it = Moving(task_id, node.stat.version, state, claim_gone=claim is None, guards=[Check(note, noted.stat.version)])
+    return (yield from _give_back(context, it, expired=expired, now=now))
+
+
+def _give_back(context: Context, it: Moving, *, expired: bool, now: int) -> Procedure[bool | None]:
+    conf = yield from read_conf(context)
+    state = it.before
+    why = f"its lease ended ({state.consumer})" if expired else f"its consumer died ({state.consumer})"
+    final = state.retry(conf.policy).exhausted(state.attempt)
+    it = replace(it, before=state.with_attempt("rescued", now, why))
+    if final and state.requeue:
+        return True if (yield from escrow.rerun(context, it)) is not None else None
+    after = moved(context, it.task_id, it.before, Event.RESCUE_FINAL if final else Event.RESCUE, now=now)
+    outcome, _ = yield from move(context, it, replace(after, error=why))
+    return True if outcome.committed else None
+
+
+# --- leases
+
+
+def expire_leases(context: Context, agenda: Agenda) -> Procedure[int]:
+    """Rescue the claims whose lease or lock has ended, judged by the server's clock."""
+    names = yield from _leases(context, agenda)
+    if not names:
+        context.lease_ends.clear()
+        return 0
+    now = context.certainly_past((yield from server_time(context)))
+    there = set(names)
+    for path in [path for path in context.lease_ends if path not in there]:
+        del context.lease_ends[path]
+    yield from _read_leases(context, [path for path in names if context.lease_ends.get(path, 0) <= now])
+    count = 0
+    for path in names:
+        end = context.lease_ends.get(path)
+        if end is not None and end <= now:
+            count += yield from _expire(context, path, agenda)
+        elif end is not None:
+            context.later.pop(path, None)  # it was extended: the next end is a new one
+            agenda.within(context.until(end))
+    return count
+
+
+def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:
+    names: list[str] = []
+    for index in ("leases", "locks"):
+        path = context.paths.at(index)
+        found = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
+        listed = context.cached(path)
+        if not listed.fresh:  # the names are not of this moment: look again when they are as old as they may be
+            agenda.within(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())
+        names += [name for name in (f"{path}/{name}" for name in found or ()) if name not in context.quarantine]
+    return names
+
+
+def _expire(context: Context, path: str, agenda: Agenda) -> Procedure[bool]:
+    if context.postponed(path, agenda):
+        return False
+    task_id = path.rpartition("/")[2].rpartition(SEPARATOR)[0]
+    if (yield from _rescue(context, task_id, path)):
+        context.later.pop(path, None)
+        return True
+    context.lease_ends.pop(path, None)
+    context.postpone(path, agenda)  # it was extended, or is gone, or somebody is at it: the next look finds out
+    return False
+
+
+def _read_leases(context: Context, paths: list[str]) -> Procedure[None]:
+    for start in range(0, len(paths), CHUNK):
+        chunk = paths[start : start + CHUNK]
+        nodes: list[Node | None] = yield GetMany(tuple(chunk))
+        for path, node in zip(chunk, nodes, strict=True):
+            end = None if node is None else _end_of(context, path, node)
+            if end is None:
+                context.lease_ends.pop(path, None)
+            else:
+                context.lease_ends[path] = end
+
+
+def _end_of(context: Context, path: str, node: Node) -> int | None:
+    """When a lease ends, by the server's clock in milliseconds; None, reported once, for what is no lease."""
+    try:
+        return node.stat.mtime + int(float(load(path, node.data)["seconds"]) * 1000)
+    except (CorruptRecord, KeyError, TypeError, ValueError, OverflowError) as error:
+        context.report(path, f"no lease of ours: {error}")
+        return None

@@ -1,0 +1,175 @@
+"""A message, validated and ready to be written as the tree of a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_zkmq.engine.core.model.buckets import index_path
+from airflow_provider_zkmq.engine.core.model.filters import parse_filters
+from airflow_provider_zkmq.engine.core.model.lanes import Lane, check_priority
+from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message, TaskState, dump, encode_data, encode_metadata, load
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.memory import Conf, Context
+from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Create, Procedure, WriteOp, request_size
+from airflow_provider_zkmq.engine.core.protocol.transact import server_time
+from airflow_provider_zkmq.engine.core.reading.configure import lock_seconds, optional_seconds
+from airflow_provider_zkmq.engine.core.writing.place import known_bucket
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskTooLarge
+
+
+@dataclass(slots=True)
+class Tree:
+    """A validated message, ready to be written."""
+
+    task_id: str
+    generated: bool
+    data: bytes
+    metadata: bytes
+    filters: dict[str, str]
+    lane: Lane
+    delay: float | None
+    """None: not given, which leaves an update's time as it is."""
+    policy: dict[str, Any] | None
+    lock: float | None
+    update: bool
+    requeue: bool
+    nonce: str
+    stamp: str
+    batch: str | None = None
+    uncertain: bool = False
+    """An earlier call may have written it, see `core.repeat`."""
+
+    @property
+    def entry(self) -> str:
+        """The name of its entry, wherever among the pending it stands."""
+        return entry_name(self.stamp, self.task_id)
+
+    def wrote(self, state: TaskState) -> bool:
+        """Whether a record is this tree's doing: its entry has our stamp, whatever was changed since, or our nonce."""
+        return state.entry.startswith(self.stamp) or self.nonce in state.settled
+
+    def record(self, place: str, index: str | None = None, due: int | None = None) -> TaskState:
+        """The record of a new task."""
+        return TaskState(
+            State.INSERTED,
+            place,
+            self.nonce,
+            priority=self.lane.priority,
+            filters=self.filters,
+            due=due,
+            index=index,
+            policy=self.policy,
+            lock=self.lock,
+            batch=self.batch,
+        )
+
+    def ops(self, context: Context, place: str, index: str | None, due: int | None) -> list[WriteOp]:
+        """The transaction that writes the tree and its entry."""
+        at, paths = self.task_id, context.paths
+        state = self.record(place, index, due)
+        member = [Create(paths.batch(self.batch, "open", at))] if self.batch else []
+        return [
+            Create(paths.task(at)),
+            Create(paths.task(at, "data"), self.data),
+            Create(paths.task(at, "metadata"), self.metadata),
+            Create(paths.task(at, "filters")),
+            *(Create(paths.task(at, "filters", name), value.encode()) for name, value in self.filters.items()),
+            Create(paths.task(at, "state"), state.encode()),
+            Create(paths.at(index) if index else paths.entry(place)),
+            *member,
+        ]
+
+
+def prepare(context: Context, conf: Conf, message: Message, batch: str | None = None) -> Tree:
+    """Validate a message against the queue. Raises `ConfigError` or `TaskTooLarge`; nothing is written."""
+    if not isinstance(message, Message):
+        msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
+        raise ConfigError(msg)
+    filters = parse_filters(conf.types, message.filters)
+    generated = message.task_id is None
+    tree = Tree(
+        task_id=context.new_task_id() if generated else check_name("task id", message.task_id),
+        generated=generated,
+        data=encode_data("data", message.data),
+        metadata=encode_metadata(message.metadata),
+        filters=filters,
+        lane=Lane(check_priority(message.priority), filters),
+        delay=optional_seconds("delay", message.delay),
+        policy=None if message.policy is None else message.policy.record(),
+        lock=lock_seconds(message.lock),
+        update=bool(message.update),
+        requeue=bool(message.requeue),
+        nonce=context.nonce(),
+        stamp=context.stamp(),
+        batch=batch,
+    )
+    _check_size(context, tree)
+    return tree
+
+
+def _check_size(context: Context, tree: Tree) -> None:
+    """Refuse what ZooKeeper would answer by dropping the connection."""
+    size = request_size(tree.ops(context, "x" * 300, None, None)) + 600
+    if size > MAX_REQUEST:
+        msg = (
+            f"task {tree.task_id!r} needs {size:,} bytes, ZooKeeper takes {MAX_REQUEST:,} in one request "
+            f"(data: {len(tree.data):,} bytes); store large data elsewhere and enqueue its address"
+        )
+        raise TaskTooLarge(msg)
+
+
+def due_of(context: Context, delay: float) -> Procedure[int]:
+    """A time `delay` seconds from now, by the server's clock in milliseconds."""
+    now = yield from server_time(context)
+    return now + int(delay * 1000)
+
+
+def scheduled_index(context: Context, task_id: str, due: int) -> Procedure[str]:
+    """The index entry of a task that is due at a time; its bucket is there afterwards."""
+    index = index_path("scheduled", due, task_id)
+    yield from known_bucket(context, index)
+    return index
+
+
+def pack(tree: Tree) -> bytes:
+    """A message that waits to be written: a line of JSON, then the data as they are."""
+    head: dict[str, Any] = {"task_id": tree.task_id, "metadata": tree.metadata.decode(), "filters": tree.filters}
+    head |= {"priority": tree.lane.priority, "delay": tree.delay, "policy": tree.policy, "lock": tree.lock}
+    return dump(head | {"stamp": tree.stamp}) + b"\n" + tree.data
+
+
+def _text(value: object) -> str:
+    """Text as it is. Raises `TypeError`."""
+    if isinstance(value, str):
+        return value
+    msg = f"{value!r} is no text"
+    raise TypeError(msg)
+
+
+def unpack(context: Context, path: str, raw: bytes) -> Tree:
+    """Read what `pack` wrote. Raises `CorruptRecord`."""
+    head, _, data = raw.partition(b"\n")
+    record = load(path, head)
+    try:
+        filters = {check_name("filter", name): _text(value) for name, value in record["filters"].items()}
+        return Tree(
+            task_id=check_name("task id", record["task_id"]),
+            generated=False,
+            data=data,
+            metadata=record["metadata"].encode(),
+            filters=filters,
+            lane=Lane(check_priority(record["priority"]), filters),
+            delay=optional_seconds("delay", record["delay"]),
+            policy=None if record["policy"] is None else RetryPolicy(**record["policy"]).record(),
+            lock=lock_seconds(record["lock"]),
+            update=False,
+            requeue=False,
+            nonce=context.nonce(),
+            stamp=check_name("stamp", record["stamp"]),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        msg = f"{path} does not hold a message of ours: {error}"
+        raise CorruptRecord(msg) from error

@@ -1,0 +1,1 @@
+"""What callers hold: connections, queues, claims, transactions; blocking and on an event loop."""

@@ -1,0 +1,1 @@
+"""Workers: claim, run a handler, settle, until told to stop."""
