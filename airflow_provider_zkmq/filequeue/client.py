@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from airflow_provider_zkmq.engine.config import DEFAULT_ROOT, ConnectionConfig
 from airflow_provider_zkmq.engine.errors import ZkmqError
-from airflow_provider_zkmq.engine.zk.session import log
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.filequeue import settling
 from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.queue import FileQueue

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.filters import FilterType, check_types, decode_types, encode_types
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import dump, load
-from airflow_provider_zkmq.engine.core.reading.configure import ORDERS, seconds
+from airflow_provider_zkmq.engine.core.reading.configure import ORDERS
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 from airflow_provider_zkmq.filequeue.refusals import ENDLESS, refusal
 

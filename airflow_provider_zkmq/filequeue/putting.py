@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from airflow_provider_zkmq.engine.core.model.durations import lock_seconds, optional_seconds
 from airflow_provider_zkmq.engine.core.model.filters import parse_filters
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import Message, dump, encode_data, encode_metadata
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
-from airflow_provider_zkmq.engine.core.reading.configure import lock_seconds, optional_seconds
 from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, TaskTooLarge
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.conf import Conf, lock_span

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.filters import FilterType
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message, encode_data
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, as_selector, choose
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, as_state
 from airflow_provider_zkmq.engine.core.reading.wait import OnProgress, WaitFor
 from airflow_provider_zkmq.engine.errors import ClaimLost, TaskNotFound, TaskTooLarge

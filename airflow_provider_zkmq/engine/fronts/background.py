@@ -11,9 +11,10 @@ from typing import Any, Final, TypeVar
 from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts
 from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.blocking import wait_for
 from airflow_provider_zkmq.engine.zk.drivers import run
-from airflow_provider_zkmq.engine.zk.session import Session, log
+from airflow_provider_zkmq.engine.zk.session import Session
 
 T = TypeVar("T")
 

@@ -18,8 +18,9 @@ from airflow_provider_zkmq.engine.fronts.methods import new_context
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
 from airflow_provider_zkmq.engine.fronts.upkeep import Upkeep
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session, log
+from airflow_provider_zkmq.engine.zk.session import Session
 
 #: Hosts that begin so are a folder of queue files on this machine; see `airflow_provider_zkmq.filequeue`.
 FILES: Final = "textqueue://"

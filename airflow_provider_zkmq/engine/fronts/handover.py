@@ -12,8 +12,9 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.fronts.background import OF_CALLS
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session, log
+from airflow_provider_zkmq.engine.zk.session import Session
 
 T = TypeVar("T")
 Claiming = Callable[[Caller], Procedure[Held | None]]

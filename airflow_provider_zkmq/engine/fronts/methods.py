@@ -14,18 +14,20 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.claiming.take import Held, Wanted
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import Paths
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
 from airflow_provider_zkmq.engine.core.model.states import State, derive_status
 from airflow_provider_zkmq.engine.core.protocol.memory import Context, Runtime
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf
+from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks.settle import current_claim
 from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.fronts.background import pay
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session, log
+from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 
 Method = FilterMethod | Mapping[str, FilterMethod]

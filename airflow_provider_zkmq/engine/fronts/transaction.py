@@ -10,11 +10,11 @@ from typing import Any, Final, Self
 
 from airflow_provider_zkmq.engine.core.claiming.claim import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Caller, Held
+from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.reading.configure import seconds
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks import transaction
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
@@ -23,8 +23,9 @@ from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost, Zkm
 from airflow_provider_zkmq.engine.fronts.background import OF_CALLS
 from airflow_provider_zkmq.engine.fronts.handover import handed_over, handed_over_async
 from airflow_provider_zkmq.engine.fronts.methods import Method, held_task, wanted
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session, log
+from airflow_provider_zkmq.engine.zk.session import Session
 
 #: What a session's id is while it is not known, which is no news of its end.
 UNKNOWN_SESSION: Final = 0

@@ -9,10 +9,11 @@ from airflow_provider_zkmq.engine.core.tasks.outcome import settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
 from airflow_provider_zkmq.engine.fronts.background import Background
 from airflow_provider_zkmq.engine.fronts.transaction import is_over
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
 from airflow_provider_zkmq.engine.working.settler import LEFT_SECONDS, RETRY_SECONDS
 from airflow_provider_zkmq.engine.zk.drivers import arun
-from airflow_provider_zkmq.engine.zk.session import Session, log
+from airflow_provider_zkmq.engine.zk.session import Session
 
 
 class AsyncSettler:

@@ -9,13 +9,14 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts.methods import Method
 from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.outcomes import Retry
 from airflow_provider_zkmq.engine.working.asettler import AsyncSettler
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
@@ -28,7 +29,6 @@ from airflow_provider_zkmq.engine.working.worker import (
     KEEPER_SECONDS,
 )
 from airflow_provider_zkmq.engine.zk.drivers import arun
-from airflow_provider_zkmq.engine.zk.session import log
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue

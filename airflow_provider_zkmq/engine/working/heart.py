@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.deliveries import Deliveries, Delivery
-from airflow_provider_zkmq.engine.zk.session import log
 
 #: The longest pause between two looks.
 LOOK_SECONDS: Final = 1.0

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.deliveries import Deliveries, Delivery
-from airflow_provider_zkmq.engine.zk.session import log
 
 RETRY_SECONDS: Final = 0.5
 #: The pause between two tries at settling what cannot be settled.

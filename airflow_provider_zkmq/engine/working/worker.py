@@ -8,20 +8,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.tasks.outcome import settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts.methods import Method, wanted
 from airflow_provider_zkmq.engine.fronts.transaction import UnitOfWork, is_over
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
 from airflow_provider_zkmq.engine.working.handling import Handler, Running, call, check_options
 from airflow_provider_zkmq.engine.working.heart import Heart
 from airflow_provider_zkmq.engine.working.monitoring import Looks, Monitor, tell
 from airflow_provider_zkmq.engine.working.settler import LEFT_SECONDS, RETRY_SECONDS, Settler
 from airflow_provider_zkmq.engine.zk.drivers import run
-from airflow_provider_zkmq.engine.zk.session import log
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue

@@ -29,8 +29,6 @@ from airflow_provider_zkmq.engine.zk.requests import RemoveWatches
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.watches import DATA, Watches
 
-log = logging.getLogger("airflow_provider_zkmq")
-
 
 def _quiet_logger() -> logging.Logger:
     """kazoo's own log, never below INFO: at DEBUG it writes credentials and payloads."""

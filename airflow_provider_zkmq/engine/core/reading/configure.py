@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.model.durations import lock_seconds as lock_seconds  # noqa: PLC0414
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds as optional_seconds  # noqa: PLC0414
+from airflow_provider_zkmq.engine.core.model.durations import seconds as seconds  # noqa: PLC0414
+from airflow_provider_zkmq.engine.core.model.durations import spell_seconds
 from airflow_provider_zkmq.engine.core.model.filters import FilterType, check_types, decode_types, encode_types
 from airflow_provider_zkmq.engine.core.model.paths import LAYOUT
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -19,35 +22,6 @@ from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 DEFAULT_GC_LIFETIME: Final = 86_400.0
 DEFAULT_GC_INTERVAL: Final = 300.0
 ORDERS: Final = ("default", "fifo")
-
-
-def seconds(what: str, value: object) -> float:
-    """A time span in seconds from a number or a duration (`datetime.timedelta`, so also `pendulum.Duration`)."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e10:
-        return float(value)
-    msg = f"{what} {value!r} is not allowed: seconds (0 or more) or a duration"
-    raise ConfigError(msg)
-
-
-def optional_seconds(what: str, value: object) -> float | None:
-    """Like `seconds`, keeping None."""
-    return None if value is None else seconds(what, value)
-
-
-def lock_seconds(value: object) -> float | None:
-    """A lock time: more than 0 seconds, or None. Raises `ConfigError`."""
-    span = optional_seconds("lock", value)
-    if span == 0:
-        msg = "a lock of 0 seconds would end at once; leave it out for none"
-        raise ConfigError(msg)
-    return span
-
-
-def spell_seconds(value: float) -> bytes:
-    """ASCII seconds, whole where they are."""
-    return (f"{value:.0f}" if value == int(value) else repr(value)).encode()
 
 
 def configure(
