@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.fronts.client import Zkmq
+    from airflow_provider_zkmq.engine.connect import Zkmq
 
 DEFAULT_HOSTS = "127.0.0.1:2181"
 DEFAULT_ROOT = "/zkmq"
@@ -45,7 +45,7 @@ class Common:
 
     def connect(self, *, gc: bool = False) -> Zkmq:
         """Open a connection; by default one that takes no part in clean-up."""
-        from airflow_provider_zkmq.engine.fronts.client import Zkmq
+        from airflow_provider_zkmq.engine.connect import Zkmq
 
         return Zkmq.connect(
             self.hosts,

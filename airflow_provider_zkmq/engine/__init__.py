@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
+    from airflow_provider_zkmq.engine.connect import Zkmq
     from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String
     from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy
     from airflow_provider_zkmq.engine.core.model.records import Attempt, Message
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
         ZkmqError,
     )
     from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
-    from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq, Zkmq
+    from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
     from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
     from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
     from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 _HOME = {
     "fronts.aqueue": ("AsyncClaim", "AsyncQueue"),
     "working.aworker": ("AsyncWorker",),
-    "fronts.client": ("AsyncZkmq", "Zkmq"),
+    "connect": ("Zkmq",),
+    "fronts.client": ("AsyncZkmq",),
     "config": ("ConnectionConfig", "Tls"),
     "core.tasks.batches": ("Batch",),
     "core.reading.explain": ("Explanation",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.filters import FilterType
@@ -15,6 +15,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, as_state
 from airflow_provider_zkmq.engine.core.reading.wait import OnProgress, WaitFor
 from airflow_provider_zkmq.engine.errors import ClaimLost, TaskNotFound, TaskTooLarge
+from airflow_provider_zkmq.engine.working.worker import Worker
 from airflow_provider_zkmq.filequeue import refusals, settling
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.claims import FileClaim
@@ -25,10 +26,8 @@ from airflow_provider_zkmq.filequeue.putting import OVERHEAD, Putting
 from airflow_provider_zkmq.filequeue.refusals import refuse, refused
 from airflow_provider_zkmq.filequeue.waiting import wait
 
-if TYPE_CHECKING:
-    from airflow_provider_zkmq.filequeue.worker import FileWorker
-
 T = TypeVar("T")
+Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 
 
 class FileQueue:
@@ -51,6 +50,7 @@ class FileQueue:
         self.folder = folder
         self.name = name
         self.path = folder.file(name)
+        self._wakes = 0
 
     @property
     def closed(self) -> bool:
@@ -151,7 +151,7 @@ class FileQueue:
     def claim(
         self,
         node: Mapping[str, object] | None = None,
-        filter_method: FilterMethod | Mapping[str, FilterMethod] = "absolute",
+        filter_method: Method = "absolute",
         *,
         selector: Selector | str | None = None,
         timeout: object = 0,
@@ -179,9 +179,16 @@ class FileQueue:
             folder.hold(self.name, claim.task.id, claim.token, held=True)
         return claim
 
-    def check_wanted(self, asked: Mapping[str, Any]) -> None:
+    def check_wanted(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        selector: Selector | str | None = None,
+    ) -> None:
         """Raise `ConfigError` for a node or selector that the queue refuses."""
-        self._do(lambda book: choose(book.conf.types, **asked), create=True)
+        self._do(
+            lambda book: choose(book.conf.types, node=node, filter_method=filter_method, selector=selector), create=True
+        )
 
     def complete(self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: object = None) -> None:
         """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskNotFound`, `TaskTooLarge`."""
@@ -230,8 +237,31 @@ class FileQueue:
     def _do(self, work: Callable[[Book], T], **options: Any) -> T:
         return self.folder.carry_out(self.name, work, **options)
 
-    def worker(self, handler: Callable[..., Any], **options: Any) -> FileWorker:
-        """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``."""
-        from airflow_provider_zkmq.filequeue.worker import FileWorker
+    # --- what workers need
 
-        return FileWorker(self, handler, **options)
+    @property
+    def changes(self) -> int:
+        """How often the queue was woken; what changes in the file tells nobody who does not wait for that."""
+        return self._wakes
+
+    def wait_for_change(self, seen: int, timeout: float) -> bool:
+        """Wait until the queue is woken more than `seen` times, at most `timeout` seconds."""
+        with self.folder.alarms.one() as alarm:
+            return self._wakes > seen or alarm.event.wait(timeout)
+
+    def wake(self) -> None:
+        """Wake whoever waits for something in the folder; they look again."""
+        self._wakes += 1
+        self.folder.alarms.fire()
+
+    def look_after(self) -> None:
+        """Nothing is promoted or rescued in a file: whoever claims finds what is due."""
+
+    def worker(self, handler: Callable[..., Any], *, transactional: bool = False, **options: Any) -> Worker:
+        """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``.
+
+        Every claim has an end here: while its handler runs, it is extended each time a third of its span has passed,
+        unless ``heartbeat`` is False.
+        """
+        refuse({refusals.TRANSACTIONS: transactional})
+        return Worker(self, handler, **options)

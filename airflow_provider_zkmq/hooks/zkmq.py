@@ -17,10 +17,11 @@ from airflow_provider_zkmq.engine.errors import ConfigError
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
+    from airflow_provider_zkmq.engine.connect import Zkmq
     from airflow_provider_zkmq.engine.core.reading.inspect import Task
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
     from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
-    from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq, Zkmq
+    from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
     from airflow_provider_zkmq.engine.fronts.queue import Queue
 
 DEFAULT_CONN_ID: Final = "zkmq_default"
@@ -64,7 +65,7 @@ class ZkmqHook(BaseHook):
 
         """
         if self._client is None:
-            from airflow_provider_zkmq.engine.fronts.client import Zkmq
+            from airflow_provider_zkmq.engine.connect import Zkmq
 
             conn = self.get_connection(self.zkmq_conn_id)
             options = connection_options(conn)

@@ -39,7 +39,7 @@ class Looks:
         self._dry_runs = 0
         self._last = "nothing"
 
-    def found(self, what: str) -> None:
+    def ended(self, what: str) -> None:
         """A look has ended: ``"handled"``, ``"nothing"`` or ``"unavailable"``."""
         with self._lock:
             self._last = what

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait
 from airflow_provider_zkmq.engine.errors import TransportError
@@ -31,8 +31,10 @@ from airflow_provider_zkmq.engine.zk.wire import (
 async def execute(session: Session, op: Op) -> Any:
     """Carry one operation out. What it raises is thrown into its procedure; a cancellation is not."""
     match op:
-        case Wait(signal, seen, timeout):
-            return await _wait(cast(ThreadSignal, signal), seen, timeout)
+        case Wait(ThreadSignal() as signal, seen, timeout):
+            return await _wait(signal, seen, timeout)
+        case Wait(signal):
+            raise TypeError(f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes")
         case Pipeline(ops):
             return await _pipeline(session, ops)
         case Reconnect(since):
