@@ -12,6 +12,7 @@ from typing import Final
 from airflow_provider_zkmq.bridge.entries import append_task
 from airflow_provider_zkmq.bridge.header import MARKS, Origin, note_count, write_header
 from airflow_provider_zkmq.bridge.reading import LIMITS, MOST_LINES, MOST_MESSAGES, BadFile, survey
+from airflow_provider_zkmq.engine.connect import AnyQueue
 from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -21,7 +22,6 @@ from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import CHUNK, Task, as_state, read_many, task_ids
 from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.fronts.methods import blocking
-from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.textqueue import TextQueue
 
 #: Half of what an import reads, so that there is room for what people add.
@@ -31,7 +31,7 @@ _MOST_TASKS: Final = MOST_MESSAGES // 2
 
 
 def export_queue(
-    queue: Queue,
+    queue: AnyQueue,
     path: str | os.PathLike[str],
     state: State | str = State.DEAD,
     *,
@@ -84,7 +84,7 @@ def origin(context: Context) -> Procedure[tuple[Origin, FilterTypes]]:
     return Origin(context.queue, context.root), conf.types
 
 
-def _tasks(queue: Queue, state: State, chosen: Selector, types: FilterTypes) -> Iterator[Task]:
+def _tasks(queue: AnyQueue, state: State, chosen: Selector, types: FilterTypes) -> Iterator[Task]:
     ids = blocking(task_ids)(queue, state)
     for start in range(0, len(ids), CHUNK):
         for task in blocking(read_many)(queue, ids[start : start + CHUNK]):

@@ -13,11 +13,11 @@ from airflow_provider_zkmq.bridge.header import Origin
 from airflow_provider_zkmq.bridge.judging import Action, Step, judge
 from airflow_provider_zkmq.bridge.payload import Refusal
 from airflow_provider_zkmq.bridge.reading import BadFile, Refused, opened, read
+from airflow_provider_zkmq.engine.connect import AnyQueue
 from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
 from airflow_provider_zkmq.engine.core.reading.inspect import CHUNK, Task, read_many
 from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, ZkmqError
 from airflow_provider_zkmq.engine.fronts.methods import blocking
-from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.textqueue import TextQueue, TextQueueError
 
 #: The largest payload: the rest of a request is for the task's record with its history.
@@ -55,7 +55,7 @@ class Imported:
 
 
 def import_file(
-    queue: Queue, path: str | os.PathLike[str], dry_run: bool = False, *, elsewhere: bool = False
+    queue: AnyQueue, path: str | os.PathLike[str], dry_run: bool = False, *, elsewhere: bool = False
 ) -> Imported:
     """Do what a file asks for, each message for itself, in the order of the file.
 
@@ -90,7 +90,7 @@ def _check_origin(file: TextQueue, found: Origin | None, here: Origin, *, elsewh
     raise BadFile(f"{file.path} {said}: to import it into {here.root}/{here.queue}, say so explicitly")
 
 
-def _paired(queue: Queue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | None]]:
+def _paired(queue: AnyQueue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | None]]:
     """Each message with its task as it is now, read a few at a time."""
     for start in range(0, len(entries), CHUNK):
         chunk = entries[start : start + CHUNK]
@@ -99,7 +99,7 @@ def _paired(queue: Queue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | 
             yield entry, tasks.get(entry.id)
 
 
-def _one(queue: Queue, file: TextQueue, entry: Entry, task: Task | None, done: Imported) -> None:
+def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done: Imported) -> None:
     try:
         step = judge(entry, task)
         if step is None:
@@ -127,7 +127,7 @@ def _payload(file: TextQueue, entry: Entry) -> bytes:
     return data
 
 
-def _carry_out(queue: Queue, entry: Entry, step: Step, data: bytes | None) -> None:
+def _carry_out(queue: AnyQueue, entry: Entry, step: Step, data: bytes | None) -> None:
     match step.action:
         case Action.REDRIVE:
             queue.redrive(entry.id, version=entry.version, data=data)

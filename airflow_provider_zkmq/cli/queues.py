@@ -12,13 +12,12 @@ from airflow_provider_zkmq.cli.options import Common, UsageError, attempts, pair
 from airflow_provider_zkmq.cli.output import brief, facts, moment, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.connect import Zkmq
+    from airflow_provider_zkmq.engine.connect import AnyClient, AnyQueue
     from airflow_provider_zkmq.engine.core.model.filters import FilterType
     from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
     from airflow_provider_zkmq.engine.core.protocol.memory import Conf, Context
     from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
     from airflow_provider_zkmq.engine.errors import ZkmqError
-    from airflow_provider_zkmq.engine.fronts.queue import Queue
 
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
 ORDERS = ("default", "fifo")
@@ -84,7 +83,7 @@ def _types(given: Iterable[str] | None) -> dict[str, FilterType] | None:
     return {name: parse_type(text) for name, text in pairs("--filter", given).items()} or None
 
 
-def _policy(zk: Zkmq, queue: Queue, args: argparse.Namespace) -> RetryPolicy | None:
+def _policy(zk: AnyClient, queue: AnyQueue, args: argparse.Namespace) -> RetryPolicy | None:
     """The policy with the given values changed; None where none is given."""
     from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 
@@ -100,7 +99,7 @@ def _policy(zk: Zkmq, queue: Queue, args: argparse.Namespace) -> RetryPolicy | N
     return replace(present, **changes)
 
 
-def _conf(queue: Queue) -> Conf:
+def _conf(queue: AnyQueue) -> Conf:
     from airflow_provider_zkmq.engine.core.reading.configure import read_conf
     from airflow_provider_zkmq.engine.fronts.methods import blocking
 
@@ -169,7 +168,7 @@ def status(args: argparse.Namespace, given: Common) -> int:
     return 0
 
 
-def _consumers(queue: Queue) -> int:
+def _consumers(queue: AnyQueue) -> int:
     """How many consumers are alive."""
     from airflow_provider_zkmq.engine.core.protocol.ops import Children
     from airflow_provider_zkmq.engine.fronts.methods import blocking
@@ -277,7 +276,7 @@ def redrive(args: argparse.Namespace, given: Common) -> int:
         return _each(args.queue, args.tasks, queue.redrive, "redriven", given)
 
 
-def _dead(queue: Queue) -> list[str]:
+def _dead(queue: AnyQueue) -> list[str]:
     from airflow_provider_zkmq.engine.core.model.states import State
     from airflow_provider_zkmq.engine.core.reading.inspect import task_ids
     from airflow_provider_zkmq.engine.fronts.methods import blocking

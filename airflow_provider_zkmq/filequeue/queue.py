@@ -44,6 +44,7 @@ class FileQueue:
     collect_garbage = clear = refused(refusals.COLLECTION)
     redrive = refused(refusals.REDRIVING)
     cancel = refused(refusals.CANCELLING)
+    replace = drop = refused(refusals.EDITING)
     progress = refused(refusals.PROGRESS)
 
     def __init__(self, folder: Folder, name: str) -> None:

@@ -23,6 +23,7 @@ ENDLESS: Final = "claims that end with a session (lock=0): a lock needs an end"
 SERVERS: Final = "servers to speak to"
 EXPLAINING: Final = "explanations (explain): the file shows the task's variables"
 TREES: Final = "znodes (tree)"
+EDITING: Final = "changes of what is queued (replace, drop): edit its line, or delete it"
 FINDING: Final = "waiting for tasks that match (find)"
 
 

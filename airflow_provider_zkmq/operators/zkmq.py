@@ -13,14 +13,17 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, WaitTimeout
-from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, ZkmqHook, check_batch, check_outcomes, flag, items_of
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes
+from airflow_provider_zkmq.hooks.templating import flag, items_of
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine.fronts.queue import Queue
+    from airflow_provider_zkmq.engine.connect import AnyQueue
 
 __all__ = ["ZkmqEnqueueOperator", "ZkmqExportOperator", "ZkmqImportOperator"]
 
@@ -159,7 +162,7 @@ class ZkmqEnqueueOperator(BaseOperator):
             _await_end(hook.queue(), event.get("batch"), ids, 0)
         return self._told(ids)
 
-    def _enqueue(self, queue: Queue, messages: list[Message], then: Message | None) -> list[str]:
+    def _enqueue(self, queue: AnyQueue, messages: list[Message], then: Message | None) -> list[str]:
         if not messages and self.batch is None:
             return []
         try:
@@ -217,7 +220,7 @@ class ZkmqEnqueueOperator(BaseOperator):
         )
 
 
-def _await_end(queue: Queue, batch: str | None, ids: list[str], left: float | None) -> None:
+def _await_end(queue: AnyQueue, batch: str | None, ids: list[str], left: float | None) -> None:
     """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` naming those that failed."""
     if batch is None:
         check_outcomes(queue.name, queue.wait(ids, timeout=left))
@@ -225,7 +228,7 @@ def _await_end(queue: Queue, batch: str | None, ids: list[str], left: float | No
         check_batch(queue.name, queue.wait_batch(batch, left))
 
 
-def _written_before(queue: Queue, name: str) -> str:
+def _written_before(queue: AnyQueue, name: str) -> str:
     batch = queue.batch(name)
     failed = f", {len(batch.failed)} failed (first: {batch.failed[0]})" if batch.failed else ""
     return (

@@ -19,24 +19,19 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_zkmq.engine.core.reading.wait import wait_event
 from airflow_provider_zkmq.engine.errors import WaitTimeout, ZkmqError
-from airflow_provider_zkmq.hooks.zkmq import (
-    DEFAULT_CONN_ID,
-    ZkmqHook,
-    check_batch,
-    check_outcomes,
-    flat_ids,
-    outcome,
-    progress_log,
-)
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes, outcome, progress_log
+from airflow_provider_zkmq.hooks.templating import flat_ids
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_zkmq.engine.connect import AnyQueue
     from airflow_provider_zkmq.engine.core.reading.explain import Explanation
     from airflow_provider_zkmq.engine.core.reading.inspect import Task
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
-    from airflow_provider_zkmq.engine.fronts.queue import Queue
 
 _Told: TypeAlias = list[dict[str, Any]] | dict[str, Any]
 #: So many refusing consumers are told of.
@@ -158,7 +153,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
             tell = progress_log(self.log) if self.log_progress else None
             return _outcomes(queue, queue.wait(ids, self.event, max(0.0, end - time.monotonic()), tell))
 
-    def _read(self, queue: Queue, ids: list[str]) -> list[Task]:
+    def _read(self, queue: AnyQueue, ids: list[str]) -> list[Task]:
         """Read tasks that got there; one by one where something was claimed and has been given back since."""
         try:
             return queue.wait(ids, self.event, 0)
@@ -205,7 +200,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
             self.log.warning("Why it was not in time is unknown: %s", error)
             return ""
 
-    def _left(self, queue: Queue) -> str | None:
+    def _left(self, queue: AnyQueue) -> str | None:
         """Look once more: the first task that is not there yet."""
         try:
             if self.batch is not None:
@@ -235,12 +230,12 @@ class ZkmqTaskSensor(BaseSensorOperator):
             raise
 
 
-def _outcomes(queue: Queue, tasks: list[Task]) -> list[dict[str, Any]]:
+def _outcomes(queue: AnyQueue, tasks: list[Task]) -> list[dict[str, Any]]:
     check_outcomes(queue.name, tasks)
     return [outcome(task) for task in tasks]
 
 
-def _batch_outcome(queue: Queue, batch: Batch) -> dict[str, Any]:
+def _batch_outcome(queue: AnyQueue, batch: Batch) -> dict[str, Any]:
     check_batch(queue.name, batch)
     return {"batch": batch.name, "total": batch.total, "failed": list(batch.failed)}
 

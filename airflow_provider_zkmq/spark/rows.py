@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import tick
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_many, task_ids
+from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.engine.zk.drivers import run
 
@@ -58,7 +59,10 @@ _ARROW: Final = pa.schema(
 
 def open_client(connect: Connect) -> Zkmq:
     """Open a connection of its own that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
-    return connect() if callable(connect) else Zkmq.connect(**{**connect, "gc": False})
+    client = connect() if callable(connect) else Zkmq.connect(**{**connect, "gc": False})
+    if not isinstance(client, Zkmq):
+        raise ConfigError(f"refused: Spark reads queues on ZooKeeper, not queue files ({client.config.hosts})")
+    return client
 
 
 def drive(queue: Queue, procedure: Callable[..., Procedure[Any]], *args: Any) -> Any:

@@ -157,9 +157,7 @@ def settling(procedure: Callable[Concatenate[Context, Held, P], Procedure[T]]) -
     return verb(_shown(of_hand, procedure, 2, "hand"))
 
 
-def blocking(
-    procedure: Callable[Concatenate[Context, P], Procedure[T]],
-) -> Callable[Concatenate[Blocking[Context], P], T]:
+def blocking(procedure: Callable[Concatenate[Context, P], Procedure[T]]) -> Callable[Concatenate[Any, P], T]:
     """A procedure that no verb stands for yet, as a function of a blocking queue."""
 
     def method(queue: Blocking[Context], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -19,6 +19,7 @@ from airflow_provider_zkmq.engine.working.monitoring import Looks, Monitor, tell
 from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, check_handler
 from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS, Working
 from airflow_provider_zkmq.engine.working.settler import Settler
+from airflow_provider_zkmq.engine.working.threads import call_after, guarded
 from airflow_provider_zkmq.engine.working.verdicts import LEFT_SECONDS, RETRY_SECONDS
 
 
@@ -82,7 +83,7 @@ class Worker(Working[Claim, Transaction]):
         self._lock = threading.Lock()
         self._make_threads(monitor)
         if auto_start is not False:
-            self._start_in(0.0 if auto_start is True else seconds("auto_start", auto_start))
+            call_after(0.0 if auto_start is True else seconds("auto_start", auto_start), self.start)
 
     def _make_threads(self, monitor: Monitor | None) -> None:
         threads = self._options.threads
@@ -93,26 +94,7 @@ class Worker(Working[Claim, Transaction]):
             self._others.append(self._thread(partial(self._watch, monitor), "zkmq-monitor"))
 
     def _thread(self, work: Callable[[], None], name: str) -> threading.Thread:
-        return threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
-
-    def _guard(self, work: Callable[[], None]) -> None:
-        """No thread of a worker ends silently, or before its time: whatever it met is logged, and it goes on."""
-        while True:
-            try:
-                work()
-            except BaseException:  # noqa: BLE001  also what was meant to end a thread
-                log.exception("a thread of the worker on queue %r met an error and goes on", self.queue.name)
-                time.sleep(RETRY_SECONDS)
-            else:
-                return
-
-    def _start_in(self, delay: float) -> None:
-        if delay == 0:
-            self.start()
-            return
-        timer = threading.Timer(delay, self.start)
-        timer.daemon = True
-        timer.start()
+        return guarded(work, name, self.queue.name)
 
     def run(self, *, until_empty: bool = False) -> None:
         """Work until `stop` is called; `until_empty`: or until nothing that fits is left to claim.

@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait
 from airflow_provider_zkmq.engine.errors import TransportError
+from airflow_provider_zkmq.engine.zk.replies import failed, receive
 from airflow_provider_zkmq.engine.zk.root import ensure_root
 from airflow_provider_zkmq.engine.zk.session import Session, left
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
@@ -19,9 +20,7 @@ from airflow_provider_zkmq.engine.zk.wire import (
     Request,
     Sent,
     check_sizes,
-    failed,
     gathered,
-    receive,
     submit,
     troubled,
     unknown,
