@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from types import FunctionType, MethodType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from types import MethodType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked
 from airflow_provider_zkmq.engine.core.claiming.take import Held
@@ -35,9 +35,7 @@ class Twins:
     def __init__(
         self, procedure: Callable[..., Any], blocking: Callable[..., Any], awaited: Callable[..., Any]
     ) -> None:
-        self.functions: Final = tuple(
-            _shown(cast(FunctionType, function), procedure) for function in (blocking, awaited)
-        )
+        self.functions: Final = tuple(_shown(function, procedure) for function in (blocking, awaited))
 
     def __set_name__(self, owner: type, name: str) -> None:
         for function in self.functions:

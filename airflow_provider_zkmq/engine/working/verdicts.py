@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
 from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.engine.protocols import Closing, InHand
 from airflow_provider_zkmq.engine.working.deliveries import Delivery
+
+C = TypeVar("C", bound=InHand)
+U = TypeVar("U", bound=Closing)
 
 #: The pause between two tries at settling while ZooKeeper is away.
 RETRY_SECONDS: Final = 0.5
@@ -36,7 +40,7 @@ class Tally:
         self.failed = 0
         self._lock = threading.Lock()
 
-    def settled(self, delivery: Delivery[Any, Any], *, success: bool) -> Verdict:
+    def settled(self, delivery: Delivery[C, U], *, success: bool) -> Verdict:
         """The delivery is settled. One whose handler was not called counts as neither."""
         if delivery.begun:
             with self._lock:
@@ -47,7 +51,7 @@ class Tally:
         return Verdict.SETTLED
 
 
-def judge(delivery: Delivery[Any, Any], error: BaseException) -> Verdict:
+def judge(delivery: Delivery[C, U], error: BaseException) -> Verdict:
     """What becomes of a delivery that a try at settling it raised `error` for; it is reported."""
     verdict = _verdict(delivery, error)
     _report(delivery, verdict, error)
@@ -56,13 +60,13 @@ def judge(delivery: Delivery[Any, Any], error: BaseException) -> Verdict:
     return verdict
 
 
-def _verdict(delivery: Delivery[Any, Any], error: BaseException) -> Verdict:
+def _verdict(delivery: Delivery[C, U], error: BaseException) -> Verdict:
     if isinstance(error, ClaimLost) or (isinstance(error, SessionLost) and delivery.claim.over):
         return Verdict.LOST
     return Verdict.AGAIN if isinstance(error, TransportError) else Verdict.LATER
 
 
-def _report(delivery: Delivery[Any, Any], verdict: Verdict, error: BaseException) -> None:
+def _report(delivery: Delivery[C, U], verdict: Verdict, error: BaseException) -> None:
     task_id = delivery.claim.task.id
     match verdict:
         case Verdict.LOST:

@@ -176,4 +176,4 @@ class Watches:
 
 
 def _alive(refs: Iterable[ref[T]]) -> list[T]:
-    return [found for one in refs if (found := one()) is not None]
+    return [target for each in refs if (target := each()) is not None]

@@ -145,16 +145,16 @@ def gathered(session: Session, ops: Sequence[Request], results: Sequence[Any]) -
     An error of the connection's says that nothing was written: of one write among several, that is not known.
     """
     several = sum(isinstance(op, WRITES) for op in ops) > 1
-    found: list[Any] = []
+    replies: list[Any] = []
     missing = [_unsent(session, op) for op in ops[len(results) :]]
     for op, result in zip(ops, [*results, *missing], strict=True):
         if several and isinstance(op, WRITES) and isinstance(result, TransportError):
-            found.append(UNKNOWN)
+            replies.append(UNKNOWN)
         elif isinstance(result, Exception):
             raise result
         else:
-            found.append(result)
-    return found
+            replies.append(result)
+    return replies
 
 
 UNKNOWN = Outcome(committed=False, unknown=True)
