@@ -30,7 +30,7 @@ from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import as_state, task_ids
 from airflow_provider_zkmq.engine.core.tasks.batches import membership
-from airflow_provider_zkmq.engine.core.writing.closing import close_after
+from airflow_provider_zkmq.engine.core.writing.closing import close_after, leaving
 from airflow_provider_zkmq.engine.core.writing.moves import (
     Moving,
     departure,
@@ -181,12 +181,12 @@ def _past_batch(
 ) -> Procedure[tuple[Outcome, Multi]]:
     """Delete a task; also where it is no member of its batch any more."""
     multi = Multi(tuple(deletes))
-    outcome = yield from transact(multi, ours)
+    outcome = yield from leaving(context, state.batch, transact(multi, ours))
     path = failed_at(outcome, multi)
     if state.batch is None or not path.startswith(context.paths.batch(state.batch) + "/"):
         return outcome, multi
     multi = Multi(tuple(op for op in deletes if op.path != path))
-    return (yield from transact(multi, ours)), multi
+    return (yield from leaving(context, state.batch, transact(multi, ours))), multi
 
 
 def _tree(context: Context, task_id: str, state: TaskState, version: int, *, claim_gone: bool = False) -> list[WriteOp]:

@@ -33,6 +33,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, server_time, transact
 from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf, seconds
 from airflow_provider_zkmq.engine.core.writing import escrow
+from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.moves import KEPT_NONCES, Moving, lease_path, move, moved, notes_of
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
@@ -276,15 +277,23 @@ def _until_settled(context: Context, held: Held, verb: str, attempt: Try) -> Pro
                 raise
             held.unsure = sent
             if state is None:
-                state = yield from still_ours(context, held, tried, verb)
+                state = yield from _ended_by(context, held, still_ours(context, held, tried, verb))
         else:  # its session has ended, say; an earlier call may have been carried out before
-            state = yield from _settled_before(context, held, verb)
+            state = yield from _ended_by(context, held, _settled_before(context, held, verb))
             if state is None:
                 raise _lost(held.task_id, held.token)
         if state is not None:
             held.unsure = False
             let_go(context, held)
             return state
+
+
+def _ended_by(context: Context, held: Held, look: Procedure[TaskState | None]) -> Procedure[TaskState | None]:
+    """What an earlier call left that settled the claim; it was cut off, perhaps before it ended the batch."""
+    state = yield from look
+    if state is not None:
+        yield from close_after(context, held.state.batch)
+    return state
 
 
 def let_go(context: Context, held: Held) -> None:

@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.tasks.batches import membership
 from airflow_provider_zkmq.engine.core.tasks.giveback import owe, roll_back
 from airflow_provider_zkmq.engine.core.tasks.settle import finished, let_go, result_op, still_ours
-from airflow_provider_zkmq.engine.core.writing.closing import close_after
+from airflow_provider_zkmq.engine.core.writing.closing import close_after, leaving
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
 from airflow_provider_zkmq.engine.core.writing.moves import departure, notes_of
 from airflow_provider_zkmq.engine.core.writing.place import (
@@ -119,8 +119,11 @@ def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]
 def _send(unit: Unit, built: _Built, multi: Multi, *, asked_again: bool) -> Procedure[Outcome]:
     """Carry the transaction out; one that was sent before may have been carried out then."""
     unit.sent = built  # before it is sent: whoever is interrupted here does not know what became of it
+    sending = transact(multi, partial(_ours, built.marks))
+    for context, held in unit.taken:
+        sending = leaving(context, held.state.batch, sending)
     try:
-        outcome: Outcome = yield from transact(multi, partial(_ours, built.marks))
+        outcome: Outcome = yield from sending
     except OutcomeUnknown:
         raise
     except ZkmqError as error:  # not sent, or refused before it was sent

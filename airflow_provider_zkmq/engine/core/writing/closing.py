@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
 from airflow_provider_zkmq.engine.core.model.records import dump, load
@@ -36,6 +36,8 @@ from airflow_provider_zkmq.engine.core.writing.draft import due_of, scheduled_in
 from airflow_provider_zkmq.engine.core.writing.place import known_bucket, may_reopen, open_segment, remember_opened
 from airflow_provider_zkmq.engine.errors import CorruptRecord, TransportError, ZkmqError
 
+T = TypeVar("T")
+
 
 def load_batch(path: str, data: bytes) -> dict[str, Any]:
     """A batch's record. Raises `CorruptRecord`."""
@@ -57,14 +59,31 @@ def close_after(context: Context, name: str | None) -> Procedure[None]:
     try:
         yield from close_batch(context, name)
     except TransportError:
-        context.unclosed.add(name)
-        context.run.pay()
+        _remember(context, name)
     except ZkmqError as error:
         context.report(context.paths.batch(name), str(error))
     except BaseException:
+        _remember(context, name)
+        raise
+
+
+def leaving(context: Context, name: str | None, procedure: Procedure[T]) -> Procedure[T]:
+    """Carry out a write that may take the last member off a batch.
+
+    Where it is cut off, or its outcome stays unknown, the batch is remembered for `close_pending`: the write may have
+    happened, and its caller may never ask again.
+    """
+    try:
+        return (yield from procedure)
+    except BaseException:
+        _remember(context, name)
+        raise
+
+
+def _remember(context: Context, name: str | None) -> None:
+    if name is not None:
         context.unclosed.add(name)
         context.run.pay()
-        raise
 
 
 def close_pending(context: Context) -> Procedure[None]:

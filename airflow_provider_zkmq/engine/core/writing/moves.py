@@ -30,7 +30,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import WriteOp as Write
 from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, ensure_node, failed_at, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Races
 from airflow_provider_zkmq.engine.core.tasks.batches import leaves_batch, membership
-from airflow_provider_zkmq.engine.core.writing.closing import close_after
+from airflow_provider_zkmq.engine.core.writing.closing import close_after, leaving
 from airflow_provider_zkmq.engine.core.writing.place import may_reopen, open_segment, remember_opened
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown
 
@@ -153,7 +153,7 @@ def move(context: Context, it: Moving, after: TaskState) -> Procedure[tuple[Outc
     while True:
         place = arrival(context, after)
         multi = move_ops(context, it, after, [])
-        outcome = yield from transact(multi, partial(written, context, it.task_id, after.nonce))
+        outcome = yield from _send(context, it, after, multi)
         if outcome.committed or races.lost(outcome, multi):
             break
         if (other := _past_batch(context, it, outcome, multi)) is not None:
@@ -164,6 +164,11 @@ def move(context: Context, it: Moving, after: TaskState) -> Procedure[tuple[Outc
             break
     yield from _learn(context, it, after, outcome, batch)
     return outcome, multi
+
+
+def _send(context: Context, it: Moving, after: TaskState, multi: Multi) -> Procedure[Outcome]:
+    name = it.before.batch if leaves_batch(it.before, after) else None
+    return leaving(context, name, transact(multi, partial(written, context, it.task_id, after.nonce)))
 
 
 def _past_batch(context: Context, it: Moving, outcome: Outcome, multi: Multi) -> Moving | None:
@@ -195,7 +200,7 @@ def move_to_lane(
         slot = yield from open_segment(context, lane)
         after = after_at(f"{slot.lane.name}/{slot.segment}/{entry}")
         multi = move_ops(context, it, after, slot.ops)
-        outcome = yield from transact(multi, partial(written, context, it.task_id, after.nonce))
+        outcome = yield from _send(context, it, after, multi)
         remember_opened(context, multi, outcome)
         if outcome.committed or races.lost(outcome, multi):
             break
