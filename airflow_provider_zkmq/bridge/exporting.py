@@ -12,10 +12,10 @@ from typing import Final
 from airflow_provider_zkmq.bridge.entries import append_task
 from airflow_provider_zkmq.bridge.header import MARKS, Origin, note_count, write_header
 from airflow_provider_zkmq.bridge.reading import LIMITS, MOST_LINES, MOST_MESSAGES, BadFile, survey
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import CHUNK, Task, as_state, read_many, task_ids

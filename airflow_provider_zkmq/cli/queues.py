@@ -12,9 +12,10 @@ from airflow_provider_zkmq.cli.options import Common, UsageError, attempts, pair
 from airflow_provider_zkmq.cli.output import brief, facts, moment, say, spread, table, task_record
 
 if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine.core.memory.context import Context
+    from airflow_provider_zkmq.engine.core.model.conf import Conf
     from airflow_provider_zkmq.engine.core.model.filters import FilterType
     from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-    from airflow_provider_zkmq.engine.core.protocol.memory import Conf, Context
     from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
     from airflow_provider_zkmq.engine.errors import ZkmqError
     from airflow_provider_zkmq.engine.fronts.client import Zkmq

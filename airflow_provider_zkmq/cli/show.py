@@ -11,7 +11,7 @@ from airflow_provider_zkmq.cli.options import Common
 from airflow_provider_zkmq.cli.output import facts, percent, printable, say, table, task_facts, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.protocol.memory import Context
+    from airflow_provider_zkmq.engine.core.memory.context import Context
     from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
     from airflow_provider_zkmq.engine.core.reading.explain import Explanation
     from airflow_provider_zkmq.engine.core.reading.inspect import Task, Znode
@@ -113,9 +113,9 @@ def _line(task: Task) -> str:
 def _follow(context: Context, task_id: str, tell: Callable[[Task], None]) -> Procedure[Task]:
     """Call `tell` with a task now and whenever its record or its claim changes, until it has ended; watches only."""
     from airflow_provider_zkmq.engine.core.model.states import ENDED
-    from airflow_provider_zkmq.engine.core.protocol.memory import shared_nodes, unsubscribe
     from airflow_provider_zkmq.engine.core.protocol.ops import Wait
     from airflow_provider_zkmq.engine.core.reading.inspect import read_task
+    from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 
     yield from read_task(context, task_id)  # refuses a bad id, and one that is not there
     mine = context.run.new_signal()

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
-from airflow_provider_zkmq.engine.core.protocol.transact import tick
+from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_many, task_ids
 from airflow_provider_zkmq.engine.fronts.client import Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue

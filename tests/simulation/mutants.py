@@ -77,12 +77,12 @@ MUTANTS: Final = (
     Mutant(
         "burial not retried",
         "rescue",
-        "        context.postpone(path, agenda)\n    return count\n\n\ndef _rescue",
-        "        context.unburied = [one for one in context.unburied if one != consumer]\n    return count\n\n\ndef _rescue",
+        "        context.postponed.postpone(path, agenda)\n    return count\n\n\ndef _rescue",
+        "        context.census.unburied = [one for one in context.census.unburied if one != consumer]\n    return count\n\n\ndef _rescue",
         ("    for task_id in current or ():", "    for task_id in (current or [])[:1]:"),
     ),
     Mutant("heartbeat lost", "settle", '    span = seconds("lease", lease)\n    if held.lost:', "    return\n    if held.lost:"),
-    Mutant("results of commit unchecked", "take", "    if outcome.committed:\n        context.learn", "    if True:\n        context.learn"),
+    Mutant("results of commit unchecked", "take", "    if outcome.committed:\n        context.clock.learn", "    if True:\n        context.clock.learn"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}
 

@@ -178,7 +178,7 @@ class Oracles(History):
                     for name in ("handovers", "trying", "joining", "unclosed", "unburied")
                     if getattr(context, name)
                 }
-                if left or context.gc_left or context.gc_busy:
+                if left or context.maintenance.left or context.maintenance.busy:
                     self.fail("nothing is left under way", f"{client.name}, {context.queue}: {left}")
 
     def left(self) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming.take import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Exists, Get, GetMany, Multi, Sync
@@ -53,11 +53,11 @@ def test_a_settlement_is_told_as_it_happened_though_its_batch_cannot_be_ended(na
     held = client.held()
     client.do(END[name](client, held), cut(client, error))
     assert (client.state("a").state in {State.FINISHED, State.DEAD, State.CANCELLED}, done(client)) == (True, False)
-    assert client.context.unclosed == {"b"}
+    assert client.context.debts.batches == {"b"}
     client.do(closing.close_pending(client.context), cut(client, Unavailable("still none")))
-    assert client.context.unclosed == {"b"}
+    assert client.context.debts.batches == {"b"}
     client.do(closing.close_pending(client.context))
-    assert (done(client), client.context.unclosed, client.work()) == (True, set(), ["then"])
+    assert (done(client), client.context.debts.batches, client.work()) == (True, set(), ["then"])
     client.check()
 
 
@@ -80,7 +80,7 @@ def test_a_settlement_that_is_broken_off_leaves_its_batch_to_the_client_s_next_l
     held = client.held()
     with pytest.raises(Crash):
         client.do(END["complete"](client, held), cut(client, BROKEN_OFF))
-    assert client.context.unclosed == {"b"}
+    assert client.context.debts.batches == {"b"}
     client.do(closing.close_pending(client.context))
     assert done(client)
 
@@ -107,7 +107,7 @@ def test_a_member_s_end_that_nobody_heard_of_ends_its_batch(name: str, goes_on: 
     with pytest.raises(Crash):
         client.do(end(), cut_at_the_write)
     if goes_on == "asks again":
-        client.context.unclosed.clear()  # another process would not have it
+        client.context.debts.batches.clear()  # another process would not have it
         with suppress(IllegalTransition):  # so does the second cancel tell of the first
             client.do(end())
     client.do(debts.pay_debts(client.context))
@@ -134,7 +134,7 @@ def test_a_delayed_follower_is_enqueued_though_its_bucket_was_reaped(closer: str
     held = client.held()
     bucket = f"{(client.zk.ms + 30_000) // 60_000:010d}"
     path = client.context.paths.at("scheduled", bucket)
-    client.context.buckets.add(path)  # as an earlier delayed task left it
+    client.context.slots.buckets.add(path)  # as an earlier delayed task left it
     fault = cut(client, Unavailable("no server")) if closer != "completion" else lambda _op: None
     client.do(END["complete"](client, held), fault)
     if closer == "waiter":

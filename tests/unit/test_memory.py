@@ -27,7 +27,7 @@ def sizes(context):
     """How much each table of a client's memory holds."""
     tables = {spec.name: getattr(context, spec.name) for spec in fields(context)}
     return {name: len(table) for name, table in tables.items() if isinstance(table, dict | set | list)} | {
-        "held": len(context.held)
+        "held": len(context.claims.in_hand)
     }
 
 

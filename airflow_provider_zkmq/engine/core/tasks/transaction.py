@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.claiming.take import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.records import Message, TaskState, encode_data
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, OpenSegment
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     MAX_REQUEST,
     Create,
@@ -22,12 +23,13 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     WriteOp,
     request_size,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Races
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.tasks.batches import membership
 from airflow_provider_zkmq.engine.core.tasks.giveback import owe, roll_back
-from airflow_provider_zkmq.engine.core.tasks.settle import finished, let_go, result_op, still_ours
+from airflow_provider_zkmq.engine.core.tasks.settle import finished, result_op, still_ours
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, leaving
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
 from airflow_provider_zkmq.engine.core.writing.moves import departure, notes_of
@@ -160,7 +162,7 @@ def _end(unit: Unit) -> None:
     """Everything has been committed: no claim is left."""
     unit.ended = True
     for context, held in unit.taken:
-        let_go(context, held)
+        context.claims.let_go(held)
 
 
 def _close_batches(unit: Unit) -> Procedure[None]:
@@ -241,7 +243,7 @@ def _may_retry(unit: Unit, built: _Built, multi: Multi, outcome: Outcome) -> Pro
             return True
     if path in built.indexes and outcome.failure is Failure.NO_NODE:
         for context, _ in unit.taken:
-            context.buckets.clear()
+            context.slots.buckets.clear()
         return True
     return False
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Create,
     Delete,
@@ -49,7 +49,7 @@ def moved(
 ) -> TaskState:
     """The record after `event`: state, index and nonce (a new one unless given); `due` (server's milliseconds) schedules it."""
     after = step(task_id, before.state, event)
-    nonce = nonce or context.nonce()
+    nonce = nonce or context.marks.nonce()
     settled = (*before.settled, nonce)[-KEPT_NONCES:]
     index = _index_of(after, task_id, now, due)
     state = replace(before, state=after, nonce=nonce, settled=settled, due=due, index=index)
@@ -186,7 +186,7 @@ def _past_batch(context: Context, it: Moving, outcome: Outcome, multi: Multi) ->
 
 
 def _learn(context: Context, it: Moving, after: TaskState, outcome: Outcome, batch: str | None) -> Procedure[None]:
-    context.learn(outcome)
+    context.clock.learn(outcome)
     if outcome.committed and (it.before.batch != batch or leaves_batch(it.before, after)):
         yield from close_after(context, batch)
 
