@@ -34,7 +34,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Wait,
 )
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
-from airflow_provider_zkmq.engine.core.writing.moves import notes_of
+from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 
 UNKNOWN = Outcome(committed=False, unknown=True)

@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.engine.core.tasks import bulk, enqueue
 from airflow_provider_zkmq.engine.core.tasks.batches import Batch
-from airflow_provider_zkmq.engine.core.writing import moves
+from airflow_provider_zkmq.engine.core.writing import transitions
 from tests.integration.clients import clients, end_session, spent, together
 from tests.support import eventually
 
@@ -257,7 +257,7 @@ def test_a_completer_that_dies_leaves_the_end_to_others(
         claim = dying.queue("census").claim()
         assert claim is not None
         with monkeypatch.context() as patch:
-            patch.setattr(moves, "close_after", killed)
+            patch.setattr(transitions, "close_after", killed)
             with pytest.raises(KeyboardInterrupt):
                 claim.complete()
         assert (q.task(task_id).state, q.batch("b").done) == ("finished", False)

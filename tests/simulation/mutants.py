@@ -46,18 +46,18 @@ MUTANTS: Final = (
         "        if outcome.committed:",
     ),
     Mutant(
-        "a claim's lost reply ignored", "claiming.take", "transact(multi, lambda: claimed(context, held))", "transact(multi, lambda: iter(()))"
+        "a claim's lost reply ignored", "writing.transitions", "ours=partial(claimed, context, held)", "ours=lambda: iter(())"
     ),
     Mutant("what a cancelled claim took is kept", "tasks.giveback", "        elif it.caller.left:", "        elif False:"),
     Mutant(
         "entry before task",
-        "tasks.bulk",
-        "    outcomes = yield from _send(\n        call, Pipeline(",
-        '    for it in written:\n        yield Multi(tuple(op for op in it.multi.ops if "/queue/" in op.path))\n'
-        '        it.multi = Multi(tuple(op for op in it.multi.ops if "/queue/" not in op.path))\n'
-        "    outcomes = yield from _send(\n        call, Pipeline(",
+        "writing.commit",
+        "    outcomes: list[Outcome] = yield Pipeline(tuple(multis))",
+        '    for multi in multis:\n        yield Multi(tuple(op for op in multi.ops if "/queue/" in op.path))\n'
+        '    multis = [Multi(tuple(op for op in multi.ops if "/queue/" not in op.path)) for multi in multis]\n'
+        "    outcomes: list[Outcome] = yield Pipeline(tuple(multis))",
     ),
-    Mutant("attempt counted after the hand-out", "claiming.take", "attempt=before.attempt + 1", "attempt=before.attempt"),
+    Mutant("attempt counted after the hand-out", "writing.transitions", "attempt=before.attempt + 1", "attempt=before.attempt"),
     Mutant("watch not re-armed", "memory.listings", "return self.watch is not None and not self.watch.fired", "return self.watch is not None"),
     Mutant("wake-up dropped", "protocol.ops", "        self.fired = True\n        self.signal.fire()", "        self.fired = True"),
     Mutant(
@@ -72,7 +72,7 @@ MUTANTS: Final = (
         "transact(Multi(tuple(tree)), never)",
         'transact(Multi((Delete(tree[0].path), *(op for op in tree[1:-1] if op.path[-7:] != "/result"))), never)',
     ),
-    Mutant("lost requeue", "tasks.settle", "if final and before.requeue:", "if False:"),
+    Mutant("lost requeue", "tasks.settle", "        if state.requeue:\n", "        if False:\n"),
     Mutant("token reuse", "memory.claims", "held.token = token", "held.token = held.version"),
     Mutant(
         "burial not retried",
@@ -82,7 +82,7 @@ MUTANTS: Final = (
         ("    for task_id in current or ():", "    for task_id in (current or [])[:1]:"),
     ),
     Mutant("heartbeat lost", "tasks.settle", '    span = seconds("lease", lease)\n    if held.lost:', "    return\n    if held.lost:"),
-    Mutant("results of commit unchecked", "claiming.take", "    if outcome.committed:\n        context.clock.learn", "    if True:\n        context.clock.learn"),
+    Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}
 

@@ -15,24 +15,24 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller, Handover, He
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.register import Consumer
 from airflow_provider_zkmq.engine.core.model.conf import Conf
-from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, entry_task
-from airflow_provider_zkmq.engine.core.model.records import TaskState, dump, load
+from airflow_provider_zkmq.engine.core.model.paths import entry_task
+from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.model.states import Event, State, step
+from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Exists,
     Failure,
     GetMany,
-    Multi,
     Node,
-    Ops,
     Procedure,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, transact
-from airflow_provider_zkmq.engine.core.reading.claims import claimed
+from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.tasks.exhaust import bury_exhausted, used_up
-from airflow_provider_zkmq.engine.core.writing.moves import lease_path
+from airflow_provider_zkmq.engine.core.writing import transitions
+from airflow_provider_zkmq.engine.core.writing.commit import commit
+from airflow_provider_zkmq.engine.core.writing.plan import Refusal
+from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 #: How often a candidate whose record changes under our eyes is read again.
@@ -111,7 +111,9 @@ def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: i
     if state.state is not State.INSERTED or state.index is not None or paths.entry(state.place) != entry:
         return None
     if used_up(taker.conf, state):  # its policy was lowered meanwhile
-        yield from bury_exhausted(context, task_id, node.stat.version, state, (yield from server_time(context)))
+        yield from bury_exhausted(
+            context, Current(task_id, node.stat.version, state), (yield from server_time(context))
+        )
         return None
     if rank is not None:
         state = replace(state, rank=rank)
@@ -125,52 +127,34 @@ def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:
     now = yield from server_time(context)
     if taker.caller.left:  # its client may have given back what was owed already, and claim again
         raise CallerLeft
-    multi, nonce = _claim_ops(context, taker, held, now)
-    context.claims.handovers[nonce] = Handover(held, multi, taker.caller)
-    outcome = yield from transact(multi, lambda: claimed(context, held))
-    if outcome.committed:
-        context.clock.learn(outcome)
-        context.claims.hold(held, outcome.zxid or 0)
+    plan = transitions.claim(context, held, taker.consumer.id, _span_of(taker, held), taker.wanted.lease, now)
+    nonce = held.state.nonce
+    context.claims.handovers[nonce] = Handover(held, plan.multi(), taker.caller)
+    verdict = yield from commit(plan)
+    if verdict.committed:
+        context.claims.hold(held, verdict.outcome.zxid or 0)
         return True
     context.claims.handovers.pop(nonce, None)
-    consumer = taker.consumer
-    if outcome.failure is Failure.NO_NODE and failed_at(outcome, multi) in {
-        context.paths.live(consumer.id),
-        context.paths.current(consumer.id, held.task_id),
-    }:
-        if context.registration.consumer is consumer:
-            context.registration.consumer = None
-        raise Unregistered
-    if outcome.failure is Failure.OTHER:
-        raise refused("claim", outcome, multi)
-    if outcome.failure in {Failure.NODE_EXISTS, Failure.NOT_EMPTY}:  # what stands there already is not of ours
-        entry = context.paths.entry(held.state.place)
-        context.report(entry, f"it cannot be claimed: {failed_at(outcome, multi)} is in the way; stepped over")
+    if verdict.refusal is not None:
+        _refused(context, taker.consumer, held, verdict.refusal)
     return False
 
 
-def _claim_ops(context: Context, taker: Taker, held: Held, now: int) -> tuple[Multi, str]:
-    paths, task_id, nonce, consumer = context.paths, held.task_id, context.marks.nonce(), taker.consumer
-    before, place, asked = held.state, paths.entry(held.state.place), taker.wanted.lease
-    span = asked or before.lock or taker.conf.lock
-    lease = f"{task_id}{SEPARATOR}{nonce}" if span else None
-    held.state = replace(
-        before,
-        state=step(task_id, before.state, Event.CLAIM),
-        attempt=before.attempt + 1,
-        consumer=consumer.id,
-        claimed=now,
-        nonce=nonce,
-        lease=lease,
-        bound=asked is None and lease is not None,
-        error=None,
-    )
-    held.claim = {"consumer": consumer.id, "nonce": nonce, "lease": span}
-    ops = Ops().set(paths.task(task_id, "state"), held.state.encode(), held.version - 1)
-    ops.create(paths.task(task_id, "claim"), dump(held.claim), ephemeral=asked is None)
-    ops.delete(place).check(paths.live(consumer.id))
-    if asked is None:
-        ops.create(paths.current(consumer.id, task_id))
-    if lease is not None:
-        ops.create(lease_path(context, held.state), dump({"seconds": span, "consumer": consumer.id}))
-    return ops.multi(), nonce
+def _span_of(taker: Taker, held: Held) -> float | None:
+    """For how many seconds the claim holds unless it is extended."""
+    return taker.wanted.lease or held.state.lock or taker.conf.lock
+
+
+def _refused(context: Context, consumer: Consumer, held: Held, refusal: Refusal) -> None:
+    """Another was faster, or the record changed. Raises `Unregistered`, and `ZkmqError` for what nobody expects."""
+    failure = refusal.outcome.failure
+    own = {context.paths.live(consumer.id), context.paths.current(consumer.id, held.task_id)}
+    if failure is Failure.NO_NODE and refusal.path in own:
+        if context.registration.consumer is consumer:
+            context.registration.consumer = None
+        raise Unregistered
+    if failure is Failure.OTHER:
+        raise refused("claim", refusal.outcome, refusal.multi)
+    if failure in {Failure.NODE_EXISTS, Failure.NOT_EMPTY}:  # what stands there already is not of ours
+        entry = context.paths.entry(held.state.place)
+        context.report(entry, f"it cannot be claimed: {refusal.path} is in the way; stepped over")

@@ -35,6 +35,13 @@ def transact(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcom
     something was sent, nothing else tells that it may have been written.
     """
     outcome: Outcome = yield multi
+    return (yield from resolved(multi, outcome, ours))
+
+
+def resolved(
+    multi: Multi | CreateContainer, outcome: Outcome, ours: Callable[[], Procedure[Outcome | None]]
+) -> Procedure[Outcome]:
+    """What became of a transaction that was sent: its outcome, or, where that is unknown, found out as by `transact`."""
     if not outcome.unknown:
         return outcome
     try:
@@ -50,7 +57,7 @@ def _resolve(
     lost = 0
     while True:
         lost += 1
-        yield from reconnect(lost, sent)
+        yield from _reconnect(lost, sent)
         outcome: Outcome = yield multi
         if outcome.committed:
             return outcome
@@ -63,7 +70,7 @@ def _unknown(why: object) -> OutcomeUnknown:
     return OutcomeUnknown(f"a write was sent and its outcome is not known: {why}")
 
 
-def reconnect(lost: int, sent: float | None) -> Procedure[None]:
+def _reconnect(lost: int, sent: float | None) -> Procedure[None]:
     """Wait for the connection, after it was lost with a write under way for the `lost`-th time.
 
     `sent`: when that write was first sent; its caller waits no longer for it than for any other operation.

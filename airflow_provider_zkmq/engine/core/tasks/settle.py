@@ -7,7 +7,7 @@ znode, which dies with its session; and the note of who is working on it, which 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 
 from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -16,7 +16,6 @@ from airflow_provider_zkmq.engine.core.model.states import Event, State
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     MAX_REQUEST,
     Check,
-    Create,
     Failure,
     Get,
     Node,
@@ -30,9 +29,13 @@ from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, 
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, current_claim
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf, seconds
-from airflow_provider_zkmq.engine.core.writing import escrow
+from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
-from airflow_provider_zkmq.engine.core.writing.moves import KEPT_NONCES, Moving, lease_path, move, moved, notes_of
+from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
+from airflow_provider_zkmq.engine.core.writing.pieces import lease_path, notes_of
+from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
+from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES, Current
+from airflow_provider_zkmq.engine.core.writing.transitions import result_write
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,
@@ -42,8 +45,8 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
 )
 
-#: One try at ending a claim: the record it left, or None where it was refused.
-Try = Callable[[Held], Procedure[TaskState | None]]
+#: One try at ending a claim: how it went.
+Try = Callable[[Held], Procedure[Verdict]]
 
 
 def complete(
@@ -62,30 +65,15 @@ def complete(
     now = yield from server_time(context)
     until = now + int(window * 1000) if window else None
 
-    def attempt(held: Held) -> Procedure[TaskState | None]:
-        it = _moving(context, held, "complete", [result_op(context, held, data)])
+    def attempt(held: Held) -> Procedure[Verdict]:
+        current, nonce = _current(held), nonce_of(context, held, "complete")
         if held.state.requeue and until is None:
-            before = held.state.with_attempt("finished", now, None)
-            return (yield from escrow.rerun(context, replace(it, before=before), result=True))
-        after = finished(context, held, now, until, nonce=it.nonce)
-        return (yield from _move(context, it, after))
+            before = current.with_state(held.state.with_attempt("finished", now, None))
+            extra = [result_write(context, current, data)]
+            return (yield from escrow.rerun(context, before, nonce, extra, result=True))
+        return (yield from _carry_out(partial(transitions.finish, context, current, nonce, data, now, until)))
 
     yield from _settle(context, held, "complete", attempt)
-
-
-def finished(
-    context: Context, held: Held, now: int, until: int | None = None, *, nonce: str | None = None
-) -> TaskState:
-    """The record of a completed task; a run in escrow is due at `until`, the end of its dedupe window, or at once."""
-    due = (until or now) if held.state.requeue else None
-    state = moved(context, held.task_id, held.state, Event.COMPLETE, now=now, due=due, nonce=nonce)
-    return replace(state, error=None, dedupe=until, result=True)
-
-
-def result_op(context: Context, held: Held, data: bytes) -> WriteOp:
-    """Keep a result; an earlier run of the same task may have left one."""
-    path = context.paths.task(held.task_id, "result")
-    return SetData(path, data) if held.state.result else Create(path, data)
 
 
 def fail(
@@ -103,21 +91,19 @@ def fail(
     """
     conf = yield from read_conf(context)
     now = yield from server_time(context)
-    given, rand = optional_seconds("backoff", backoff), context.run.random()
+    wait, rand = optional_seconds("backoff", backoff), context.run.random()
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
 
-    def attempt(held: Held) -> Procedure[TaskState | None]:
-        before = held.state.with_attempt("failed", now, text)
-        policy = before.retry(conf.policy)
-        final = not retry or policy.exhausted(before.attempt) or policy.is_final(error)
-        if final and before.requeue:
-            return (yield from escrow.rerun(context, _moving(context, held, "fail", before=before)))
-        wait = policy.backoff(before.attempt, rand) if given is None else given
-        due = now + int(wait * 1000) if wait >= 0.001 and not final else None
-        event = Event.FAIL_FINAL if final else Event.FAIL
-        it = _moving(context, held, "fail", before=before)
-        after = replace(moved(context, held.task_id, before, event, now=now, due=due, nonce=it.nonce), error=clip(text))
-        return (yield from _move(context, it, after))
+    def attempt(held: Held) -> Procedure[Verdict]:
+        state, nonce = held.state.with_attempt("failed", now, text), nonce_of(context, held, "fail")
+        before, policy = _current(held).with_state(state), state.retry(conf.policy)
+        if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
+            pause = policy.backoff(state.attempt, rand) if wait is None else wait
+            due = now + int(pause * 1000) if pause >= 0.001 else None
+            return (yield from _carry_out(partial(transitions.fail, context, before, nonce, text, due)))
+        if state.requeue:
+            return (yield from escrow.rerun(context, before, nonce))
+        return (yield from _carry_out(partial(transitions.bury, context, before, Event.FAIL_FINAL, nonce, text, now)))
 
     return (yield from _settle(context, held, "fail", attempt)).state
 
@@ -131,11 +117,9 @@ def release(context: Context, held: Held, delay: object = None) -> Procedure[Non
     now = (yield from server_time(context)) if span else 0
     due = now + int(span * 1000) if span else None
 
-    def attempt(held: Held) -> Procedure[TaskState | None]:
-        it = _moving(context, held, "release")
-        state = moved(context, held.task_id, held.state, Event.RELEASE, due=due, nonce=it.nonce)
-        after = replace(state, attempt=max(0, state.attempt - 1))
-        return (yield from _move(context, it, after))
+    def attempt(held: Held) -> Procedure[Verdict]:
+        nonce = nonce_of(context, held, "release")
+        return (yield from _carry_out(partial(transitions.release, context, _current(held), nonce, due)))
 
     state = yield from _settle(context, held, "release", attempt)
     context.listings.restock(context.paths.entry(state.place).rpartition("/")[0])
@@ -192,19 +176,22 @@ def _check_and_set(context: Context, held: Held, op: SetData, notes: Sequence[Wr
         yield from still_ours(context, held, tried)
 
 
-def _moving(
-    context: Context, held: Held, verb: str, extra: list[WriteOp] | None = None, before: TaskState | None = None
-) -> Moving:
-    """What settling changes. Each way to settle a claim has one nonce, however often it is asked for."""
-    nonce = held.nonces.setdefault(verb, context.marks.nonce())
-    return Moving(held.task_id, held.version, before or held.state, extra or [], nonce=nonce)
+def nonce_of(context: Context, held: Held, verb: str) -> str:
+    """Each way to settle a claim has one nonce, however often it is asked for."""
+    return held.nonces.setdefault(verb, context.marks.nonce())
 
 
-def _move(context: Context, it: Moving, after: TaskState) -> Procedure[TaskState | None]:
-    outcome, multi = yield from move(context, it, after)
-    if outcome.failure is Failure.OTHER:
-        raise refused("settling the claim", outcome, multi)
-    return after if outcome.committed else None
+def _current(held: Held) -> Current:
+    return Current(held.task_id, held.version, held.state)
+
+
+def _carry_out(build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
+    def anew(refusal: Refusal) -> Procedure[Plan | None]:
+        if refusal.outcome.failure is Failure.OTHER:
+            raise refused("settling the claim", refusal.outcome, refusal.multi)
+        return (yield from build()) if refusal.why is Why.PLACE else None
+
+    return (yield from commit((yield from build()), anew))
 
 
 def _settle(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[TaskState]:
@@ -235,7 +222,7 @@ def _until_settled(context: Context, held: Held, verb: str, attempt: Try) -> Pro
             tried, sent = held.version, held.unsure
             held.unsure = True  # until the reply is known: a call may be cut off anywhere
             try:
-                state = yield from attempt(held)
+                state = (yield from attempt(held)).after
             except Unavailable:
                 held.unsure = sent  # nothing was sent, or what was sent was refused
                 raise

@@ -37,7 +37,7 @@ from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_l
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes
 from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
-from airflow_provider_zkmq.engine.core.writing.moves import tree_deletes
+from airflow_provider_zkmq.engine.core.writing.pieces import tree_deletes
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 TREES_PER_MULTI: Final = 20

@@ -7,7 +7,7 @@ task, is tried again: at once while it changes, then after a pause that is on th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
@@ -32,9 +32,11 @@ from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import heed
 from airflow_provider_zkmq.engine.core.upkeep.debts import pay_debts
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
-from airflow_provider_zkmq.engine.core.writing import escrow
+from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_batches
-from airflow_provider_zkmq.engine.core.writing.moves import Moving, move, moved, notes_of
+from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
+from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
+from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 CHUNK: Final = 128
@@ -141,21 +143,24 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
     now = yield from server_time(context)
     if expired and (_end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
         return False  # it was extended since it was listed
-    it = Moving(task_id, node.stat.version, state, claim_gone=claim is None, guards=[Check(note, noted.stat.version)])
-    return (yield from _give_back(context, it, expired=expired, now=now))
-
-
-def _give_back(context: Context, it: Moving, *, expired: bool, now: int) -> Procedure[bool | None]:
-    conf = yield from read_conf(context)
-    state = it.before
     why = f"its lease ended ({state.consumer})" if expired else f"its consumer died ({state.consumer})"
-    final = state.retry(conf.policy).exhausted(state.attempt)
-    it = replace(it, before=state.with_attempt("rescued", now, why))
-    if final and state.requeue:
-        return True if (yield from escrow.rerun(context, it)) is not None else None
-    after = moved(context, it.task_id, it.before, Event.RESCUE_FINAL if final else Event.RESCUE, now=now)
-    outcome, _ = yield from move(context, it, replace(after, error=why))
-    return True if outcome.committed else None
+    rescued = state.with_attempt("rescued", now, why)
+    current = Current(task_id, node.stat.version, rescued, claim_gone=claim is None)
+    given_back = yield from _give_back(context, current, [Check(note, noted.stat.version)], why, now)
+    return True if given_back else None
+
+
+def _give_back(context: Context, current: Current, guards: list[Check], why: str, now: int) -> Procedure[bool]:
+    """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
+    conf = yield from read_conf(context)
+    state, nonce = current.state, context.marks.nonce()
+    if not state.retry(conf.policy).exhausted(state.attempt):
+        build = partial(transitions.rescue, context, current, nonce, why, guards)
+    elif state.requeue:
+        return (yield from escrow.rerun(context, current, nonce, guards=guards)).committed
+    else:
+        build = partial(transitions.bury, context, current, Event.RESCUE_FINAL, nonce, why, now, guards)
+    return (yield from commit((yield from build()), anew(build))).committed
 
 
 # --- leases

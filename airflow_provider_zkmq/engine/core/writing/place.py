@@ -19,6 +19,7 @@ from airflow_provider_zkmq.engine.core.model.lanes import (
     next_segment,
     segments_of,
 )
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Check,
     Children,
@@ -32,7 +33,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Stat,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, failed_at
+from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, ensure_node, failed_at
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ def _newest(context: Context, lane: Lane) -> Procedure[OpenSegment]:
     )
 
 
-def slot_ops(slot: OpenSegment, opened: set[str]) -> list[WriteOp]:
+def slot_ops(context: Context, slot: OpenSegment, opened: set[str]) -> list[WriteOp]:
     """What goes before an entry; `opened`: segments that an earlier transaction in flight opens, or this one."""
-    path = f"{slot.lane.name}/{slot.segment}"
+    path = context.paths.at("queue", slot.lane.name, slot.segment)
     if path in opened:
         return slot.then
     if slot.opens:
@@ -121,23 +122,23 @@ def remember_opened(context: Context, multi: Multi, outcome: Outcome) -> None:
             context.slots.open.pop(name, None)
 
 
-def may_reopen(context: Context, slots: Iterable[OpenSegment], multi: Multi, outcome: Outcome) -> bool:
-    """Whether the refusal is a segment that came or went meanwhile, so that another try makes sense.
+def reopens(context: Context, slot: OpenSegment, multi: Multi, outcome: Outcome) -> bool:
+    """Whether a refusal is a segment that came or went meanwhile, so that another try makes sense.
 
     A lane that cannot be created has nothing to stand under: the queue was deleted.
     """
-    path = failed_at(outcome, multi)
-    creating = outcome.failed is not None and isinstance(multi.ops[outcome.failed], Create)
-    if path.count("/") == context.paths.base.count("/") + 2 and creating and outcome.failure is Failure.NO_NODE:
+    path, failure = failed_at(outcome, multi), outcome.failure
+    lane = context.paths.at("queue", slot.lane.name)
+    if path == lane and failure is Failure.NO_NODE and _creates(multi, outcome):
         return False
-    for slot in slots:
-        lane = context.paths.at("queue", slot.lane.name)
-        at_slot = path in {lane, f"{lane}/{slot.segment}"}
-        gone = path.startswith(f"{lane}/{slot.segment}/") and outcome.failure is Failure.NO_NODE
-        if gone or (at_slot and outcome.failure in {Failure.NO_NODE, Failure.NODE_EXISTS, Failure.BAD_VERSION}):
-            context.slots.open.clear()
-            return True
-    return False
+    if path.startswith(f"{lane}/{slot.segment}/"):
+        return failure is Failure.NO_NODE
+    at_slot = path in {lane, f"{lane}/{slot.segment}"}
+    return at_slot and failure in {Failure.NO_NODE, Failure.NODE_EXISTS, Failure.BAD_VERSION}
+
+
+def _creates(multi: Multi, outcome: Outcome) -> bool:
+    return outcome.failed is not None and isinstance(multi.ops[outcome.failed], Create)
 
 
 def known_bucket(context: Context, index: str) -> Procedure[None]:
@@ -147,6 +148,17 @@ def known_bucket(context: Context, index: str) -> Procedure[None]:
         return
     yield from ensure_bucket(bucket)
     context.slots.add_bucket(bucket)
+
+
+def home_of(context: Context, after: TaskState) -> Procedure[None]:
+    """Create what must hold the entry of a task that is listed anew; a drained segment may have been deleted meanwhile."""
+    if after.index is not None:
+        yield from ensure_bucket(context.paths.at(after.index.rpartition("/")[0]))
+        return
+    lane, segment, _ = after.place.split("/")
+    own = Lane(after.priority, dict(after.filters))
+    yield from ensure_node(context.paths.at("queue", lane), (own if own.name == lane else own.mixed()).encode())
+    yield from ensure_node(context.paths.at("queue", lane, segment))
 
 
 def unless_deleted(context: Context, procedure: Procedure[T]) -> Procedure[T]:
