@@ -32,6 +32,13 @@ REFUSED: dict[str, Callable[[FileQueue], object]] = {
     "claims that end with a session": lambda q: q.configure(lock=0),
     "explanations": lambda q: q.explain("a"),
     "znodes": lambda q: q.tree("a"),
+    "updates.*replace": lambda q: q.replace("a", b"y"),
+    "clean-up.*drop": lambda q: q.drop("a"),
+    "register of consumers": lambda q: q.consumers(),
+    "archive.*zxid": lambda q: q.zxid(),
+    "archive.*ended_between": lambda q: q.ended_between(0, 1),
+    "archive .*archive": lambda q: q.archive(),
+    "archive.*publish_archive": lambda q: q.publish_archive(None),
     "tasks that match": lambda q: q.find("performance_class==low"),
 }
 
