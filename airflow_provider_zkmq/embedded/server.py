@@ -11,7 +11,7 @@ from airflow_provider_zkmq.embedded import configuration, jars, java, ports
 from airflow_provider_zkmq.embedded.errors import ServerError
 from airflow_provider_zkmq.embedded.folder import Folder
 from airflow_provider_zkmq.embedded.node import Node
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine import ConfigError
 
 if TYPE_CHECKING:
     from types import TracebackType

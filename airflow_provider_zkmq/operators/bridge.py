@@ -9,7 +9,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_zkmq.bridge import export_queue, exported_from, import_file
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, ZkmqHook, flag
 
 if TYPE_CHECKING:

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, WaitTimeout
+from airflow_provider_zkmq.engine import ConfigError, DuplicateTask, Message, RetryPolicy, WaitTimeout
 from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, ZkmqHook, check_batch, check_outcomes, flag, items_of
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
@@ -20,7 +18,7 @@ from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine.fronts.queue import Queue
+    from airflow_provider_zkmq.engine import Queue
 
 __all__ = ["ZkmqEnqueueOperator", "ZkmqExportOperator", "ZkmqImportOperator"]
 

@@ -17,8 +17,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_provider_zkmq.engine.core.reading.wait import wait_event
-from airflow_provider_zkmq.engine.errors import WaitTimeout, ZkmqError
+from airflow_provider_zkmq.engine import WaitTimeout, ZkmqError, wait_event
 from airflow_provider_zkmq.hooks.zkmq import (
     DEFAULT_CONN_ID,
     ZkmqHook,
@@ -33,10 +32,7 @@ from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine.core.reading.explain import Explanation
-    from airflow_provider_zkmq.engine.core.reading.inspect import Task
-    from airflow_provider_zkmq.engine.core.tasks.batches import Batch
-    from airflow_provider_zkmq.engine.fronts.queue import Queue
+    from airflow_provider_zkmq.engine import Batch, Explanation, Queue, Task
 
 _Told: TypeAlias = list[dict[str, Any]] | dict[str, Any]
 #: So many refusing consumers are told of.

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
+from airflow_provider_zkmq.engine import AsyncZkmq
 from airflow_provider_zkmq.hooks.zkmq import async_connection_options
 
 _Key: TypeAlias = tuple[str, str]

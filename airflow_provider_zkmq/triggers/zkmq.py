@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_zkmq.engine.errors import TransportError, Unavailable, WaitTimeout, ZkmqError
+from airflow_provider_zkmq.engine import TransportError, Unavailable, WaitTimeout, ZkmqError
 from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, progress_log
 from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
+    from airflow_provider_zkmq.engine import AsyncQueue
 
 _FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 15.0
