@@ -57,10 +57,8 @@ class SharedSessions:
     async def lease(self, conn_id: str) -> AsyncIterator[Lease]:
         """Use the session of an Airflow connection.
 
-        Raises:
-            AirflowNotFoundException: there is no such connection.
-            ZkmqError: it is not understood (`ConfigError`), or no server answered (`Unavailable`).
-
+        Raises `AirflowNotFoundException` where there is none of this id, `ConfigError` for one that is not understood,
+        and `Unavailable` where no server answered.
         """
         options = await async_connection_options(conn_id)
         queue = options.pop("queue")
