@@ -11,7 +11,7 @@ from airflow_provider_zkmq.cli.options import Common, attempts, pairs
 from airflow_provider_zkmq.cli.output import facts, say, spread
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import Configuration, FilterType, Queue, RetryPolicy, Zkmq
+    from airflow_provider_zkmq.engine import FilterType, Queue, QueueConf, RetryPolicy, Zkmq
 
 ORDERS = ("default", "fifo")
 
@@ -103,7 +103,7 @@ def _changes(args: argparse.Namespace) -> dict[str, Any]:
     return changes
 
 
-def conf_record(conf: Configuration) -> dict[str, object]:
+def conf_record(conf: QueueConf) -> dict[str, object]:
     """A configuration for JSON."""
     return {
         "filters": _filters(conf),
@@ -115,7 +115,7 @@ def conf_record(conf: Configuration) -> dict[str, object]:
     }
 
 
-def conf_facts(conf: Configuration) -> dict[str, object]:
+def conf_facts(conf: QueueConf) -> dict[str, object]:
     """A configuration for people."""
     return {
         "filters": spread(_filters(conf)),
@@ -131,7 +131,7 @@ def _seconds(span: float | None, without: str) -> str:
     return without if span is None else f"{span:g} s"
 
 
-def _filters(conf: Configuration) -> dict[str, str]:
+def _filters(conf: QueueConf) -> dict[str, str]:
     return {name: _spell(kind) for name, kind in sorted(conf.filters.items())}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.reading.explain import ConsumerVerdict, Explanation
     from airflow_provider_zkmq.engine.core.reading.inspect import Task, Znode
     from airflow_provider_zkmq.engine.core.reading.register import Consumer
-    from airflow_provider_zkmq.engine.core.reading.settings import Configuration
+    from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
     from airflow_provider_zkmq.engine.core.reading.trees import Part
     from airflow_provider_zkmq.engine.core.reading.wait import WaitFor, wait_event
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
@@ -70,7 +70,7 @@ _HOME = {
     "core.reading.explain": ("ConsumerVerdict", "Explanation"),
     "core.reading.inspect": ("Task", "Znode"),
     "core.reading.register": ("Consumer",),
-    "core.reading.settings": ("Configuration",),
+    "core.reading.settings": ("QueueConf",),
     "core.reading.trees": ("Part",),
     "core.reading.wait": ("WaitFor", "wait_event"),
     "core.tasks.batches": ("Batch",),
@@ -122,7 +122,6 @@ __all__ = [
     "ClaimLost",
     "Condition",
     "ConfigError",
-    "Configuration",
     "ConnectionConfig",
     "ConsumeOnce",
     "ConsumeTimes",
@@ -144,6 +143,7 @@ __all__ = [
     "Part",
     "Poll",
     "Queue",
+    "QueueConf",
     "QueueError",
     "QueueFull",
     "QueuePaused",

@@ -25,7 +25,7 @@ from airflow_provider_zkmq.engine.core.reading.configure import ORDERS, lock_sec
 from airflow_provider_zkmq.engine.core.reading.following import OnChange
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, as_state
 from airflow_provider_zkmq.engine.core.reading.many import checked_ids
-from airflow_provider_zkmq.engine.core.reading.settings import Configuration
+from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, Part, checked_parts
 from airflow_provider_zkmq.engine.core.reading.wait import OnProgress, WaitFor, wait_event
 
@@ -37,7 +37,6 @@ __all__ = [
     "MAX_PAYLOAD",
     "ORDERS",
     "PARTS",
-    "Configuration",
     "FilterMethod",
     "FilterType",
     "FilterTypes",
@@ -45,6 +44,7 @@ __all__ = [
     "OnChange",
     "OnProgress",
     "Part",
+    "QueueConf",
     "RetryPolicy",
     "Selector",
     "State",

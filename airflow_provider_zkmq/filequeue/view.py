@@ -9,10 +9,10 @@ from typing import TypeVar
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, ZkmqError
 from airflow_provider_zkmq.engine.model import (
     PARTS,
-    Configuration,
     OnChange,
     OnProgress,
     Part,
+    QueueConf,
     Selector,
     State,
     Task,
@@ -60,10 +60,10 @@ class FileView:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}>"
 
-    def conf(self) -> Configuration:
+    def conf(self) -> QueueConf:
         """How the queue is configured. Its order is that of the lines; a file is never cleaned up, paused or archived."""
         conf = self._do(lambda book: book.conf)
-        return Configuration(
+        return QueueConf(
             filters=dict(conf.types),
             policy=conf.policy,
             task_gc_lifetime=None,

@@ -10,8 +10,8 @@ import pytest
 
 from airflow_provider_zkmq.engine import (
     ConfigError,
-    Configuration,
     OrderedEnum,
+    QueueConf,
     RetryPolicy,
     Task,
     TaskNotFound,
@@ -25,7 +25,7 @@ def test_a_configuration_is_told(q: FileQueue) -> None:
     """What was set, and what a file has by itself; the order is that of the lines."""
     q.configure(policy=RetryPolicy(attempts=2), lock=30)
     policy = RetryPolicy(attempts=2)
-    assert q.conf() == Configuration({"performance_class": CLASSES}, policy, None, None, 30, "fifo", False, None)
+    assert q.conf() == QueueConf({"performance_class": CLASSES}, policy, None, None, 30, "fifo", False, None)
     assert isinstance(q.conf().filters["performance_class"], OrderedEnum)
 
 

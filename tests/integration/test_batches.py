@@ -154,7 +154,9 @@ def test_waiters_of_one_process_share_the_watch(q: Queue, waiter: Zkmq) -> None:
     jobs = [partial(queue.wait_batch, "shared", timeout=60) for _ in range(10)]
 
     def finish() -> None:
-        eventually(lambda: len(queue._context.cached(queue._context.paths.batch("shared", "open")).subscribers) == 10)
+        eventually(
+            lambda: len(queue._context.listings.at(queue._context.paths.batch("shared", "open")).subscribers) == 10
+        )
         _work(q)
 
     assert {batch.done for batch in together(*jobs, finish)[:10]} == {True}

@@ -13,9 +13,9 @@ import pytest
 from airflow_provider_zkmq.engine import (
     AsyncZkmq,
     ConfigError,
-    Configuration,
     OrderedEnum,
     Queue,
+    QueueConf,
     RetryPolicy,
     Task,
     TaskNotFound,
@@ -56,7 +56,7 @@ def test_the_configuration_is_told(q: Queue, reads: Any) -> None:
     q.pause()
     classes = OrderedEnum("low", "standard", "performance", "high_performance")
     policy = RetryPolicy(attempts=2)
-    assert reads.conf() == Configuration({"performance_class": classes}, policy, 60, 300, 30, "default", True, None)
+    assert reads.conf() == QueueConf({"performance_class": classes}, policy, 60, 300, 30, "default", True, None)
 
 
 def test_a_configuration_is_read_once(zk: Zkmq, q: Queue) -> None:
@@ -156,7 +156,7 @@ def test_following_leaves_no_watch_behind(zk: Zkmq, q: Queue) -> None:
     task_id = q.enqueue(b"x")
     with pytest.raises(WaitTimeout):
         q.follow(task_id, lambda _task: None, timeout=0)
-    assert not any(task_id in path for path in q._context.cache)
+    assert not any(task_id in path for path in q._context.listings.readings)
     assert zk.queues() == [q.name]
 
 

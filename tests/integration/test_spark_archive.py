@@ -182,7 +182,7 @@ def test_a_task_that_vanishes_stops_the_run(spark, connect, queue, tmp_path) -> 
 def collect_behind_its_back(queue: Queue) -> int:
     """Delete the watermark behind the archive's back and collect; returns how many went."""
     queue._session.client.delete(queue._context.paths.at("archive"))
-    queue._context.conf_watch = None
+    queue._context.configuration.watch = None
     return queue.collect_garbage(lifetime=0).collected
 
 

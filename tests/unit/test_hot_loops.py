@@ -217,7 +217,7 @@ def test_an_enqueue_into_a_queue_that_was_just_deleted_is_refused(order: str, kn
     conf = client.do(configure.read_conf(client.context))
     client.zk.watches.clear()
     delete_queue(client)
-    assert client.context.conf is conf
+    assert client.context.configuration.conf is conf
     with pytest.raises(ConfigError, match="was deleted"):
         client.put(task_id="b", delay=delay)
     client.put(task_id="c")

@@ -183,7 +183,7 @@ def test_a_configuration_has_the_names_of_configure() -> None:
     )
     client.zk.nodes[client.context.paths.at("paused")] = client.zk.nodes[client.context.paths.at("dlq")]
     known = client.do(settings.conf(client.context))
-    assert known == settings.Configuration(
+    assert known == settings.QueueConf(
         filters={"k": String()},
         policy=RetryPolicy(attempts=3),
         task_gc_lifetime=7,
@@ -298,7 +298,7 @@ def test_a_task_is_followed_from_the_queue_to_its_end() -> None:
         ("done-awaiting-gc", None),
     ]
     assert task == client.do(read_task(client.context, "t"))
-    assert not any(entry.subscribers for entry in client.context.cache.values())
+    assert not any(entry.subscribers for entry in client.context.listings.readings.values())
 
 
 def test_following_ends_when_it_must() -> None:
@@ -320,7 +320,7 @@ def test_following_ends_when_it_must() -> None:
     with pytest.raises(TaskNotFound):
         following_by(client, iter([lambda: client.do(operate.drop(client.context, "t"))]))
     assert told == ["ended", "open"]
-    assert not any(entry.subscribers for entry in client.context.cache.values())
+    assert not any(entry.subscribers for entry in client.context.listings.readings.values())
 
 
 def test_an_error_of_the_follower_s_function_is_raised() -> None:
@@ -333,7 +333,7 @@ def test_an_error_of_the_follower_s_function_is_raised() -> None:
 
     with pytest.raises(RuntimeError, match="enough"):
         client.do(following.follow(client.context, "t", refuses))
-    assert not any(entry.subscribers for entry in client.context.cache.values())
+    assert not any(entry.subscribers for entry in client.context.listings.readings.values())
 
 
 # --- the archive

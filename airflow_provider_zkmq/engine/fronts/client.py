@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from airflow_provider_zkmq.engine.config import DEFAULT_HOSTS, DEFAULT_ROOT, ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError

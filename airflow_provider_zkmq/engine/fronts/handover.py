@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from airflow_provider_zkmq.engine.core.claiming.take import Caller, Held, deliver
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.errors import ZkmqError
@@ -34,11 +34,11 @@ def handed_over(session: Session, context: Context, claiming: Claiming, receive:
         if held is None:
             return None
         got = receive(held)
-        deliver(context, held)
+        context.claims.deliver(held)
         return got
     except BaseException:
         caller.left = True
-        if context.handovers:
+        if context.claims.handovers:
             context.run.pay()
         raise
 
@@ -61,13 +61,13 @@ async def handed_over_async(
         raise
     except BaseException:
         caller.left = True
-        if context.handovers:
+        if context.claims.handovers:
             context.run.pay()
         raise
     if held is None:
         return None
     got = receive(held)
-    deliver(context, held)
+    context.claims.deliver(held)
     return got
 
 

@@ -13,15 +13,17 @@ from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.claiming.take import Held, Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
 from airflow_provider_zkmq.engine.core.model.paths import Paths
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
 from airflow_provider_zkmq.engine.core.model.states import State, derive_status
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, Runtime
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.core.tasks.settle import current_claim
 from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.fronts.background import pay
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
@@ -176,13 +178,13 @@ def by_token(
 
     @functools.wraps(procedure)
     def handed_over(context: Context, task_id: str, token: int, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:
-        unsure = context.unsure.pop((task_id, token), None)
+        unsure = context.claims.unsure.pop((task_id, token), None)
         held: Held = unsure if unsure is not None else (yield from current_claim(context, task_id, token))
         try:
             return (yield from procedure(context, held, *args, **kwargs))
         finally:
             if held.unsure:
-                context.remember_unsure(held)
+                context.claims.remember_unsure(held)
 
     # Callers may name the first two as well, which the type of a ParamSpec cannot say.
     return _signed(handed_over, procedure, 2, "context", "task_id", "token")  # type: ignore[return-value]

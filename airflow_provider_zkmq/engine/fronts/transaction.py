@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from airflow_provider_zkmq.engine.core.claiming.claim import claim
-from airflow_provider_zkmq.engine.core.claiming.take import Caller, Held
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.configure import seconds
 from airflow_provider_zkmq.engine.core.reading.inspect import Task

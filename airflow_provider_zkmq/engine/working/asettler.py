@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.tasks.outcome import settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
 from airflow_provider_zkmq.engine.fronts.background import Background

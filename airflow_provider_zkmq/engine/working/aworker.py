@@ -238,7 +238,7 @@ class AsyncWorker:
         context, session = self.queue._context, self.queue._session  # noqa: SLF001
         while True:
             try:
-                if context.consumer is not None and len(self._deliveries) >= self._threads:
+                if context.registration.consumer is not None and len(self._deliveries) >= self._threads:
                     await arun(session, tend(context))
             except Exception as error:  # noqa: BLE001  the next look may go well
                 log.warning("looking after queue %r: %s", self.queue.name, error)

@@ -314,7 +314,7 @@ class Worker:
 
     def _look_after(self) -> None:
         context, session = self.queue._context, self.queue._session  # noqa: SLF001
-        if context.consumer is not None and self._threads and len(self._deliveries) >= len(self._threads):
+        if context.registration.consumer is not None and self._threads and len(self._deliveries) >= len(self._threads):
             run(session, tend(context))
 
     def _beat(self) -> None:

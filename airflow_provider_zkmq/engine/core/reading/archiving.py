@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
-from airflow_provider_zkmq.engine.core.protocol.transact import tick
+from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configure import read_archive, read_conf, set_archive
 from airflow_provider_zkmq.engine.core.reading.inspect import task_ids
 from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError

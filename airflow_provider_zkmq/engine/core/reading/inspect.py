@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import bucket_start
 from airflow_provider_zkmq.engine.core.model.lanes import is_lane, segments_of
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, check_name, entry_task
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status, derive_status
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
     Exists,
@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Stat,
     Sync,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import server_time
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, WHOLE_AT_ONCE, at_once, read_trees
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound
@@ -110,7 +110,7 @@ def _build(context: Context, task_id: str, tree: _Tree, state: TaskState, status
 
 def status_of(context: Context, state: TaskState) -> Procedure[Status]:
     """Carmine's word for a record; a dedupe window is judged by the server's clock."""
-    window = state.dedupe is not None and state.dedupe > context.certainly_past((yield from server_time(context)))
+    window = state.dedupe is not None and state.dedupe > context.clock.certainly_past((yield from server_time(context)))
     return derive_status(state.state, scheduled=state.due is not None, requeue=state.requeue, window=window)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading import inspect
 from airflow_provider_zkmq.engine.core.reading.inspect import Task

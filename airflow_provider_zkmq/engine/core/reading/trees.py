@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final, Literal, TypeAlias
 
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, GetMany, Node, Pipeline, Procedure, Stat
 from airflow_provider_zkmq.engine.errors import ConfigError
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
     Create,
@@ -34,6 +34,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 )
 from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
 from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds
+from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack
 from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskNotFound, WaitTimeout

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, OpenSegment
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Failure,
     Multi,
@@ -184,7 +185,7 @@ def _bucket_gone(context: Context, it: _Written, path: str, outcome: Outcome) ->
     """Whether a bucket of scheduled tasks was cleared away meanwhile."""
     inside = it.buckets and path.startswith(context.paths.at("scheduled") + "/")
     if inside and outcome.failure is Failure.NO_NODE:
-        context.buckets.clear()
+        context.slots.buckets.clear()
         return True
     return False
 

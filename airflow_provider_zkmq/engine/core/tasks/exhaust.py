@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event
-from airflow_provider_zkmq.engine.core.protocol.memory import Conf, Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.writing import escrow
 from airflow_provider_zkmq.engine.core.writing.moves import Moving, move, moved

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState, encode_data
 from airflow_provider_zkmq.engine.core.model.states import Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Delete,
     Exists,
@@ -25,12 +25,13 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Sync,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, server_time, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import as_state, task_ids
 from airflow_provider_zkmq.engine.core.tasks.batches import membership
-from airflow_provider_zkmq.engine.core.writing.closing import close_after
+from airflow_provider_zkmq.engine.core.writing.closing import close_after, leaving
 from airflow_provider_zkmq.engine.core.writing.moves import (
     Moving,
     departure,
@@ -115,7 +116,7 @@ def redrive(
         it = Moving(task_id, node.stat.version, state, _new_data(context, task_id, payload))
         lane = Lane(state.priority, dict(state.filters))
         yield from read_conf(context)
-        outcome, multi = yield from move_to_lane(context, it, lane, entry_name(context.stamp(), task_id), after)
+        outcome, multi = yield from move_to_lane(context, it, lane, entry_name(context.marks.stamp(), task_id), after)
         if outcome.committed:
             return
         yield from tries.refused(outcome, multi, node.stat.mzxid)
@@ -181,12 +182,12 @@ def _past_batch(
 ) -> Procedure[tuple[Outcome, Multi]]:
     """Delete a task; also where it is no member of its batch any more."""
     multi = Multi(tuple(deletes))
-    outcome = yield from transact(multi, ours)
+    outcome = yield from leaving(context, state.batch, transact(multi, ours))
     path = failed_at(outcome, multi)
     if state.batch is None or not path.startswith(context.paths.batch(state.batch) + "/"):
         return outcome, multi
     multi = Multi(tuple(op for op in deletes if op.path != path))
-    return (yield from transact(multi, ours)), multi
+    return (yield from leaving(context, state.batch, transact(multi, ours))), multi
 
 
 def _tree(context: Context, task_id: str, state: TaskState, version: int, *, claim_gone: bool = False) -> list[WriteOp]:
@@ -215,7 +216,7 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
         nodes: list[Node | None] = yield GetMany(paths)
         for task_id, node in zip(chunk, nodes, strict=True):
             count += yield from _delete_task(context, task_id, node, wanted)
-    context.stock.clear()
+    context.listings.restock_all()
     return count
 
 

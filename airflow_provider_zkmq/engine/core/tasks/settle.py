@@ -8,31 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from airflow_provider_zkmq.engine.core.claiming.take import Held
-from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump, encode_data, load
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump, encode_data
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     MAX_REQUEST,
     Check,
     Create,
     Failure,
     Get,
-    GetMany,
     Node,
     Ops,
     Procedure,
     SetData,
-    Sync,
     Wait,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
+from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, current_claim
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf, seconds
 from airflow_provider_zkmq.engine.core.writing import escrow
+from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.moves import KEPT_NONCES, Moving, lease_path, move, moved, notes_of
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
@@ -139,7 +138,7 @@ def release(context: Context, held: Held, delay: object = None) -> Procedure[Non
         return (yield from _move(context, it, after))
 
     state = yield from _settle(context, held, "release", attempt)
-    context.stock.pop(context.paths.entry(state.place).rpartition("/")[0], None)
+    context.listings.restock(context.paths.entry(state.place).rpartition("/")[0])
 
 
 def snooze(context: Context, held: Held, span: object) -> Procedure[None]:
@@ -169,7 +168,7 @@ def extend(context: Context, held: Held, lease: object) -> Procedure[None]:
     """
     span = seconds("lease", lease)
     if held.lost:
-        raise _lost(held.task_id, held.token)
+        raise claim_lost(held.task_id, held.token)
     if held.state.lease is None:
         yield from current_claim(context, held.task_id, held.token)
         return
@@ -180,58 +179,24 @@ def extend(context: Context, held: Held, lease: object) -> Procedure[None]:
 def _check_and_set(context: Context, held: Held, op: SetData, notes: Sequence[WriteOp] = ()) -> Procedure[None]:
     """Write to a znode of the claim while it is the current one."""
     if held.lost:
-        raise _lost(held.task_id, held.token)
+        raise claim_lost(held.task_id, held.token)
     while True:
         tried = held.version
         ops = Ops([Check(context.paths.task(held.task_id, "state"), tried), *notes, op])
         outcome = yield from transact(ops.multi(), never)
         if outcome.committed:
-            context.learn(outcome)
+            context.clock.learn(outcome)
             return
         if outcome.failure is Failure.OTHER:
             raise refused("writing to the claim", outcome, ops.multi())
         yield from still_ours(context, held, tried)
 
 
-def current_claim(context: Context, task_id: str, token: int) -> Procedure[Held]:
-    """The claim that `token` stands for, as read now; how another process takes a claim over.
-
-    Raises `TaskNotFound` without the task, `ClaimLost` if the token is not the current claim's.
-    """
-    check_name("task id", task_id)
-    if isinstance(token, bool) or not isinstance(token, int):
-        msg = f"token {token!r} is not allowed: the whole number that the claim got"
-        raise ConfigError(msg)
-    try:
-        return (yield from _current(context, task_id, token))
-    except (ClaimLost, TaskNotFound):
-        yield Sync(context.paths.task(task_id))  # the server that we are connected to may lag behind
-        return (yield from _current(context, task_id, token))
-
-
-def _current(context: Context, task_id: str, token: int) -> Procedure[Held]:
-    path = context.paths.task(task_id, "state")
-    nodes: list[Node | None] = yield GetMany((path, context.paths.task(task_id, "claim")))
-    node, claim = nodes
-    if node is None:
-        msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
-        raise TaskNotFound(msg)
-    state = TaskState.decode(path, node.data)
-    if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
-        raise _lost(task_id, token, state)
-    record = load(context.paths.task(task_id, "claim"), claim.data)
-    return Held(task_id, token, node.stat.version, state, node.stat.ctime, claim=_plain_claim(record))
-
-
-def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in {"progress", "note"}}
-
-
 def _moving(
     context: Context, held: Held, verb: str, extra: list[WriteOp] | None = None, before: TaskState | None = None
 ) -> Moving:
     """What settling changes. Each way to settle a claim has one nonce, however often it is asked for."""
-    nonce = held.nonces.setdefault(verb, context.nonce())
+    nonce = held.nonces.setdefault(verb, context.marks.nonce())
     return Moving(held.task_id, held.version, before or held.state, extra or [], nonce=nonce)
 
 
@@ -276,22 +241,23 @@ def _until_settled(context: Context, held: Held, verb: str, attempt: Try) -> Pro
                 raise
             held.unsure = sent
             if state is None:
-                state = yield from still_ours(context, held, tried, verb)
+                state = yield from _ended_by(context, held, still_ours(context, held, tried, verb))
         else:  # its session has ended, say; an earlier call may have been carried out before
-            state = yield from _settled_before(context, held, verb)
+            state = yield from _ended_by(context, held, _settled_before(context, held, verb))
             if state is None:
-                raise _lost(held.task_id, held.token)
+                raise claim_lost(held.task_id, held.token)
         if state is not None:
             held.unsure = False
-            let_go(context, held)
+            context.claims.let_go(held)
             return state
 
 
-def let_go(context: Context, held: Held) -> None:
-    """The claim is over, settled or lost."""
-    held.lost = True
-    if context.held.get(held.task_id) is held:
-        del context.held[held.task_id]
+def _ended_by(context: Context, held: Held, look: Procedure[TaskState | None]) -> Procedure[TaskState | None]:
+    """What an earlier call left that settled the claim; it was cut off, perhaps before it ended the batch."""
+    state = yield from look
+    if state is not None:
+        yield from close_after(context, held.state.batch)
+    return state
 
 
 def still_ours(context: Context, held: Held, tried: int, verb: str = "") -> Procedure[TaskState | None]:
@@ -304,13 +270,13 @@ def still_ours(context: Context, held: Held, tried: int, verb: str = "") -> Proc
         now = yield from current_claim(context, held.task_id, held.token)
     except (ClaimLost, TaskNotFound) as error:
         happened = yield from _settled_before(context, held, verb)
-        let_go(context, held)
+        context.claims.let_go(held)
         if happened is not None:
             return happened
-        raise _lost(held.task_id, held.token) from error
+        raise claim_lost(held.task_id, held.token) from error
     if now.version == tried:
-        let_go(context, held)
-        raise _lost(held.task_id, held.token)  # noted nowhere any more: a rescue is under way
+        context.claims.let_go(held)
+        raise claim_lost(held.task_id, held.token)  # noted nowhere any more: a rescue is under way
     held.version, held.state = now.version, now.state
     return None
 
@@ -327,15 +293,10 @@ def _settled_before(context: Context, held: Held, verb: str) -> Procedure[TaskSt
     state = None if node is None else TaskState.decode(path, node.data)
     mine = set(held.nonces.values())
     if state is None or (len(state.settled) >= KEPT_NONCES and not mine & set(state.settled)):
-        let_go(context, held)  # asked once more it is lost: no later look would tell more
+        context.claims.let_go(held)  # asked once more it is lost: no later look would tell more
         held.unsure = False
         msg = (
             f"claim {held.token} of task {held.task_id!r} is over; whether it was settled by us cannot be told any more"
         )
         raise OutcomeUnknown(msg)
     return state if held.nonces.get(verb) in state.settled else None
-
-
-def _lost(task_id: str, token: int, state: TaskState | None = None) -> ClaimLost:
-    now = "" if state is None else f"; the task is {state.state}, attempt {state.attempt}"
-    return ClaimLost(f"claim {token} of task {task_id!r} is not the current one{now}; this call changed nothing")

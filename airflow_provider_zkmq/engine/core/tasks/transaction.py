@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.claiming.take import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.records import Message, TaskState, encode_data
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, OpenSegment
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     MAX_REQUEST,
     Create,
@@ -22,13 +23,14 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     WriteOp,
     request_size,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Races
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.tasks.batches import membership
 from airflow_provider_zkmq.engine.core.tasks.giveback import owe, roll_back
-from airflow_provider_zkmq.engine.core.tasks.settle import finished, let_go, result_op, still_ours
-from airflow_provider_zkmq.engine.core.writing.closing import close_after
+from airflow_provider_zkmq.engine.core.tasks.settle import finished, result_op, still_ours
+from airflow_provider_zkmq.engine.core.writing.closing import close_after, leaving
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
 from airflow_provider_zkmq.engine.core.writing.moves import departure, notes_of
 from airflow_provider_zkmq.engine.core.writing.place import (
@@ -119,8 +121,11 @@ def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]
 def _send(unit: Unit, built: _Built, multi: Multi, *, asked_again: bool) -> Procedure[Outcome]:
     """Carry the transaction out; one that was sent before may have been carried out then."""
     unit.sent = built  # before it is sent: whoever is interrupted here does not know what became of it
+    sending = transact(multi, partial(_ours, built.marks))
+    for context, held in unit.taken:
+        sending = leaving(context, held.state.batch, sending)
     try:
-        outcome: Outcome = yield from transact(multi, partial(_ours, built.marks))
+        outcome: Outcome = yield from sending
     except OutcomeUnknown:
         raise
     except ZkmqError as error:  # not sent, or refused before it was sent
@@ -157,7 +162,7 @@ def _end(unit: Unit) -> None:
     """Everything has been committed: no claim is left."""
     unit.ended = True
     for context, held in unit.taken:
-        let_go(context, held)
+        context.claims.let_go(held)
 
 
 def _close_batches(unit: Unit) -> Procedure[None]:
@@ -238,7 +243,7 @@ def _may_retry(unit: Unit, built: _Built, multi: Multi, outcome: Outcome) -> Pro
             return True
     if path in built.indexes and outcome.failure is Failure.NO_NODE:
         for context, _ in unit.taken:
-            context.buckets.clear()
+            context.slots.buckets.clear()
         return True
     return False
 

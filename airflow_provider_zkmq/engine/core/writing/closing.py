@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
 from airflow_provider_zkmq.engine.core.model.records import dump, load
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, OpenSegment
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
     Create,
@@ -29,12 +30,15 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Stat,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, server_time, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Races
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.writing.draft import due_of, scheduled_index, unpack
 from airflow_provider_zkmq.engine.core.writing.place import known_bucket, may_reopen, open_segment, remember_opened
 from airflow_provider_zkmq.engine.errors import CorruptRecord, TransportError, ZkmqError
+
+T = TypeVar("T")
 
 
 def load_batch(path: str, data: bytes) -> dict[str, Any]:
@@ -57,20 +61,37 @@ def close_after(context: Context, name: str | None) -> Procedure[None]:
     try:
         yield from close_batch(context, name)
     except TransportError:
-        context.unclosed.add(name)
-        context.run.pay()
+        _remember(context, name)
     except ZkmqError as error:
         context.report(context.paths.batch(name), str(error))
     except BaseException:
-        context.unclosed.add(name)
-        context.run.pay()
+        _remember(context, name)
         raise
+
+
+def leaving(context: Context, name: str | None, procedure: Procedure[T]) -> Procedure[T]:
+    """Carry out a write that may take the last member off a batch.
+
+    Where it is cut off, or its outcome stays unknown, the batch is remembered for `close_pending`: the write may have
+    happened, and its caller may never ask again.
+    """
+    try:
+        return (yield from procedure)
+    except BaseException:
+        _remember(context, name)
+        raise
+
+
+def _remember(context: Context, name: str | None) -> None:
+    if name is not None:
+        context.debts.batches.add(name)
+        context.run.pay()
 
 
 def close_pending(context: Context) -> Procedure[None]:
     """End the batches that this client could not end when it took their last member off."""
-    for name in list(context.unclosed):
-        context.unclosed.discard(name)
+    for name in list(context.debts.batches):
+        context.debts.batches.discard(name)
         yield from close_after(context, name)
 
 
@@ -145,7 +166,7 @@ def _following(context: Context, end: _End, node: Node | None) -> Procedure[_End
         tree = unpack(context, path, node.data)
     except CorruptRecord as error:
         return replace(end, ops=(drop,), lost=f"{error}; nothing follows the batch")
-    tree.stamp = context.stamp()
+    tree.stamp = context.marks.stamp()
     if tree.delay:
         due = yield from due_of(context, tree.delay)
         index = yield from scheduled_index(context, tree.task_id, due)
@@ -167,7 +188,7 @@ def _again(context: Context, end: _End, outcome: Outcome) -> Procedure[bool]:
     if path == end.base:
         return outcome.failure is Failure.BAD_VERSION
     if path in {context.paths.at(index) for index in end.indexes} and outcome.failure is Failure.NO_NODE:
-        context.buckets.discard(path.rpartition("/")[0])
+        context.slots.buckets.discard(path.rpartition("/")[0])
         return True
     return may_reopen(context, end.slots, end.multi, outcome) or (yield from _then_is_in_use(context, end, outcome))
 

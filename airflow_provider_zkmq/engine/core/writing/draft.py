@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
+from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.filters import parse_filters
 from airflow_provider_zkmq.engine.core.model.lanes import Lane, check_priority
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message, TaskState, dump, encode_data, encode_metadata, load
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.memory import Conf, Context
 from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Create, Procedure, WriteOp, request_size
-from airflow_provider_zkmq.engine.core.protocol.transact import server_time
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import lock_seconds, optional_seconds
 from airflow_provider_zkmq.engine.core.writing.place import known_bucket
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskTooLarge
@@ -91,7 +92,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
     filters = parse_filters(conf.types, message.filters)
     generated = message.task_id is None
     tree = Tree(
-        task_id=context.new_task_id() if generated else check_name("task id", message.task_id),
+        task_id=context.marks.task_id() if generated else check_name("task id", message.task_id),
         generated=generated,
         data=encode_data("data", message.data),
         metadata=encode_metadata(message.metadata),
@@ -102,8 +103,8 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         lock=lock_seconds(message.lock),
         update=bool(message.update),
         requeue=bool(message.requeue),
-        nonce=context.nonce(),
-        stamp=context.stamp(),
+        nonce=context.marks.nonce(),
+        stamp=context.marks.stamp(),
         batch=batch,
     )
     _check_size(context, tree)
@@ -167,7 +168,7 @@ def unpack(context: Context, path: str, raw: bytes) -> Tree:
             lock=lock_seconds(record["lock"]),
             update=False,
             requeue=False,
-            nonce=context.nonce(),
+            nonce=context.marks.nonce(),
             stamp=check_name("stamp", record["stamp"]),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     MAX_REQUEST,
     Create,
@@ -26,8 +26,9 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     SetData,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import damaged
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, pack, unpack
 from airflow_provider_zkmq.engine.core.writing.moves import (
     KEPT_NONCES,

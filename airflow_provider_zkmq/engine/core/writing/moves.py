@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Create,
     Delete,
@@ -30,7 +30,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import WriteOp as Write
 from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, ensure_node, failed_at, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Races
 from airflow_provider_zkmq.engine.core.tasks.batches import leaves_batch, membership
-from airflow_provider_zkmq.engine.core.writing.closing import close_after
+from airflow_provider_zkmq.engine.core.writing.closing import close_after, leaving
 from airflow_provider_zkmq.engine.core.writing.place import may_reopen, open_segment, remember_opened
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown
 
@@ -49,7 +49,7 @@ def moved(
 ) -> TaskState:
     """The record after `event`: state, index and nonce (a new one unless given); `due` (server's milliseconds) schedules it."""
     after = step(task_id, before.state, event)
-    nonce = nonce or context.nonce()
+    nonce = nonce or context.marks.nonce()
     settled = (*before.settled, nonce)[-KEPT_NONCES:]
     index = _index_of(after, task_id, now, due)
     state = replace(before, state=after, nonce=nonce, settled=settled, due=due, index=index)
@@ -153,7 +153,7 @@ def move(context: Context, it: Moving, after: TaskState) -> Procedure[tuple[Outc
     while True:
         place = arrival(context, after)
         multi = move_ops(context, it, after, [])
-        outcome = yield from transact(multi, partial(written, context, it.task_id, after.nonce))
+        outcome = yield from _send(context, it, after, multi)
         if outcome.committed or races.lost(outcome, multi):
             break
         if (other := _past_batch(context, it, outcome, multi)) is not None:
@@ -164,6 +164,11 @@ def move(context: Context, it: Moving, after: TaskState) -> Procedure[tuple[Outc
             break
     yield from _learn(context, it, after, outcome, batch)
     return outcome, multi
+
+
+def _send(context: Context, it: Moving, after: TaskState, multi: Multi) -> Procedure[Outcome]:
+    name = it.before.batch if leaves_batch(it.before, after) else None
+    return leaving(context, name, transact(multi, partial(written, context, it.task_id, after.nonce)))
 
 
 def _past_batch(context: Context, it: Moving, outcome: Outcome, multi: Multi) -> Moving | None:
@@ -181,7 +186,7 @@ def _past_batch(context: Context, it: Moving, outcome: Outcome, multi: Multi) ->
 
 
 def _learn(context: Context, it: Moving, after: TaskState, outcome: Outcome, batch: str | None) -> Procedure[None]:
-    context.learn(outcome)
+    context.clock.learn(outcome)
     if outcome.committed and (it.before.batch != batch or leaves_batch(it.before, after)):
         yield from close_after(context, batch)
 
@@ -195,7 +200,7 @@ def move_to_lane(
         slot = yield from open_segment(context, lane)
         after = after_at(f"{slot.lane.name}/{slot.segment}/{entry}")
         multi = move_ops(context, it, after, slot.ops)
-        outcome = yield from transact(multi, partial(written, context, it.task_id, after.nonce))
+        outcome = yield from _send(context, it, after, multi)
         remember_opened(context, multi, outcome)
         if outcome.committed or races.lost(outcome, multi):
             break
