@@ -181,3 +181,14 @@ def test_what_an_archive_needs(zk: Zkmq, q: Queue, reads: Any) -> None:
 def test_a_queue_says_where_it_is(zk: Zkmq, root: str, q: Queue) -> None:
     """Its name and its root."""
     assert (q.name, q.root) == ("census", root)
+
+
+def test_reads_cost_few_requests(zk: Zkmq, root: str, q: Queue) -> None:
+    """Chunks of many tasks; two listings and two small reads for a consumer."""
+    ids = [q.enqueue(b"x") for _ in range(40)]
+    assert q.claim() is not None
+    q.conf()
+    assert spent(zk, lambda: q.read_many(ids)) == {"GetMany": 2}
+    assert spent(zk, lambda: q.read_many(ids, parts=["metadata"])) == {"GetMany": 1, "Exists": len(ids)}
+    assert spent(zk, q.consumers) == {"Children": 2 + 1, "GetMany": 1}
+    assert spent(zk, lambda: q.ids("dead")) == {"Children": 1}

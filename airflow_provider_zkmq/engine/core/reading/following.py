@@ -24,7 +24,7 @@ def follow(context: Context, task_id: str, on_change: OnChange, timeout: object 
     Ended: finished, dead or cancelled; the last call has the task as it is returned. What changes is its record and
     what its handler reports (``progress``, ``note``). Changes that follow each other quickly are told as one, none is
     told twice, and between two calls nothing is asked of the server. `timeout`: seconds or a duration, None without
-    bound. An exception of `on_change` ends the call.
+    bound. `on_change` is called by the waiting thread, or on the event loop, and what it raises ends the call.
     Raises `WaitTimeout`; `TaskNotFound` for a task that does not exist or is collected meanwhile; `ConfigError` for a
     bad id; `CorruptRecord`.
     """
