@@ -54,10 +54,12 @@ def message(given: Mapping[str, Any], origin: Mapping[str, object] | None) -> Me
     )
 
 
-def _policy(given: Any) -> RetryPolicy | None:
+def _policy(given: object) -> RetryPolicy | None:
     """Return a policy that may be spelled as a mapping. Raises `ConfigError`."""
+    if given is None or isinstance(given, RetryPolicy):
+        return given
     if not isinstance(given, Mapping):
-        return given  # type: ignore[no-any-return]
+        raise ConfigError(f"policy {given!r} is not understood: give a mapping or a RetryPolicy")
     try:
         return RetryPolicy(**given)
     except TypeError as error:

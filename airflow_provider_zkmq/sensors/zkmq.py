@@ -63,7 +63,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        task_ids: Any = None,
+        task_ids: object = None,
         selector: str | None = None,
         min_tasks: int = 1,
         batch: str | None = None,

@@ -150,15 +150,18 @@ def _write(
     run = replace(run, path=f"{RUNS}/{run.first}-{run.last}")
     staging = home / f"{run.path}{STAGING}"
     frame.write.partitionBy("day").option("compression", "zstd").parquet(str(staging))
-    written = spark.read.schema(SCHEMA).parquet(str(staging)).count()
-    if written != run.rows:
-        raise ArchiveIncomplete(f"of {run.rows} tasks of queue {home.name!r} {written} were read; run it again")
+    _check_complete(home, run, spark.read.schema(SCHEMA).parquet(str(staging)).count())
     sync_tree(staging)
     after("staged")
     staging.rename(home / run.path)
     sync(home / RUNS)
     after("renamed")
     return run
+
+
+def _check_complete(home: Path, run: Run, written: int) -> None:
+    if written != run.rows:
+        raise ArchiveIncomplete(f"of {run.rows} tasks of queue {home.name!r} {written} were read; run it again")
 
 
 def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Ended]) -> DataFrame:

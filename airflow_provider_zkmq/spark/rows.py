@@ -56,9 +56,9 @@ def open_client(connect: Connect) -> Zkmq:
 
 
 def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function for ``mapInArrow``: ids and versions in, whole rows out. It runs in Spark's Python workers.
+    """Make the function for ``mapInArrow``, for Spark's Python workers: ids and versions in, whole rows out.
 
-    A task that is no longer there, or no longer in the version asked for, gives no row: the caller counts.
+    A task that is not there, or not in the version asked for, gives no row: the caller counts.
     """
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
