@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_zkmq.engine.core.model.filters import Integer, String
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, GetMany, Op, Sync, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Op, Sync, Wait
 from airflow_provider_zkmq.engine.core.reading import archiving, following, ids, many, register, settings
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_task
@@ -321,6 +321,26 @@ def test_following_ends_when_it_must() -> None:
         following_by(client, iter([lambda: client.do(operate.drop(client.context, "t"))]))
     assert told == ["ended", "open"]
     assert not any(entry.subscribers for entry in client.context.listings.readings.values())
+
+
+def test_a_task_that_is_enqueued_anew_under_the_follower_s_eyes_is_followed_on() -> None:
+    """No watch stands on a record that was not there when it was to be watched: it is looked for again."""
+    client = new_queue()
+    other = Client(client.zk, "other")
+    client.put(task_id="t")
+    record = client.context.paths.task("t", "state")
+    steps = iter([lambda: None, lambda: other.do(operate.drop(other.context, "t")), lambda: other.put(task_id="t")])
+    waits = iter([lambda: other.cancel("t")])
+
+    def meddle(op: Op) -> None:
+        if isinstance(op, Wait):
+            next(waits)()
+        elif record in ((op.path,) if isinstance(op, Get) else getattr(op, "paths", ())):
+            next(steps, lambda: None)()
+
+    told: list[str] = []
+    client.do(following.follow(client.context, "t", lambda task: told.append(str(task.status))), meddle)
+    assert told == ["queued", "cancelled"]
 
 
 def test_an_error_of_the_follower_s_function_is_raised() -> None:

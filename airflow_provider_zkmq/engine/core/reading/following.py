@@ -37,14 +37,15 @@ def follow(context: Context, task_id: str, on_change: OnChange, timeout: object 
     try:
         while True:
             seen = mine.count
-            yield from shared_nodes(context, paths, mine)
+            record, _ = yield from shared_nodes(context, paths, mine)
             task = yield from read_task(context, task_id)
             if task != known:
                 known = task
                 yield Tell(partial(on_change, task))
             if task.state in ENDED:
                 return task
-            yield from _wait(context, task, mine, seen, deadline)
+            if record is not None:  # else it was enqueued anew since, and no watch stands on what was not there
+                yield from _wait(context, task, mine, seen, deadline)
     finally:
         unsubscribe(context, paths, mine)
 
