@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Final, Self
 
 from airflow_provider_zkmq.engine.config import DEFAULT_ROOT, ConnectionConfig
 from airflow_provider_zkmq.engine.errors import ZkmqError
-from airflow_provider_zkmq.engine.zk.session import log
 from airflow_provider_zkmq.filequeue import settling
 from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.queue import FileQueue
 from airflow_provider_zkmq.filequeue.refusals import SERVERS, TRANSACTIONS, refuse, refused
+
+log: Final = logging.getLogger("airflow_provider_zkmq")
 
 
 class FileClient:
@@ -25,7 +27,7 @@ class FileClient:
         self._folder = Folder(url)
 
     @classmethod
-    def connect(cls, url: str, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: Any) -> Self:
+    def connect(cls, url: str, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: object) -> Self:
         """Open a folder, made where it does not exist. `gc` does nothing.
 
         Raises `ConfigError` for a URL that is not understood, and for what is said of servers (a root of its own, TLS,

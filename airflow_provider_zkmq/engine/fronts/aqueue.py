@@ -10,7 +10,17 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.reading import configure, explain, inspect
+from airflow_provider_zkmq.engine.core.reading import (
+    archiving,
+    configure,
+    explain,
+    following,
+    ids,
+    inspect,
+    many,
+    register,
+    settings,
+)
 from airflow_provider_zkmq.engine.core.reading.configure import seconds
 from airflow_provider_zkmq.engine.core.reading.wait import find_matching
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
@@ -69,13 +79,22 @@ class AsyncQueue(Front):
     configure = awaitable(configure.configure)
     task = awaitable(inspect.read_task)
     tasks = awaitable(inspect.list_tasks)
+    ids = awaitable(ids.ids)
+    read_many = awaitable(many.read_many)
     counts = awaitable(inspect.counts)
+    conf = awaitable(settings.conf)
+    consumers = awaitable(register.consumers)
+    follow = awaitable(following.follow)
     tree = awaitable(inspect.read_tree)
     explain = awaitable(explain.explain)
     wait = awaitable(wait_for)
     find = awaitable(find_matching)
     wait_batch = awaitable(batches.wait_batch)
     batch = awaitable(batches.read_batch)
+    zxid = awaitable(archiving.zxid)
+    ended_between = awaitable(archiving.ended_between)
+    archive = awaitable(archiving.archive)
+    publish_archive = awaitable(archiving.publish_archive)
     collect_garbage = awaitable(collect.collect_garbage)
     redrive = awaitable(operate.redrive)
     cancel = awaitable(operate.cancel)

@@ -10,7 +10,7 @@ from typing import Any, Final, Self, cast
 
 from airflow_provider_zkmq.engine.config import DEFAULT_HOSTS, DEFAULT_ROOT, ConnectionConfig
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Children
+from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
@@ -124,16 +124,6 @@ class Zkmq(_Client):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def queue_names(root: str) -> Generator[Any, Any, list[str]]:
-    """The children of the root that are queues."""
-    names = (yield Children(root)) or []
-    found = []
-    for name in sorted(names):
-        if (yield Children(f"{root}/{name}/tasks")) is not None:
-            found.append(name)
-    return found
 
 
 class AsyncZkmq(_Client):

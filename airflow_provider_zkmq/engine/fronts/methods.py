@@ -50,6 +50,11 @@ class Front:
         return self._context.queue
 
     @property
+    def root(self) -> str:
+        """The znode under which the queue lives."""
+        return self._context.root
+
+    @property
     def closed(self) -> bool:
         """Whether its connection has been closed: nothing can be done with it any more."""
         return self._session.closed

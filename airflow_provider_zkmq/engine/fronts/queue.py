@@ -10,7 +10,17 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.reading import configure, explain, inspect
+from airflow_provider_zkmq.engine.core.reading import (
+    archiving,
+    configure,
+    explain,
+    following,
+    ids,
+    inspect,
+    many,
+    register,
+    settings,
+)
 from airflow_provider_zkmq.engine.core.reading.configure import seconds
 from airflow_provider_zkmq.engine.core.reading.wait import find_matching
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
@@ -61,13 +71,22 @@ class Queue(Front):
     configure = blocking(configure.configure)
     task = blocking(inspect.read_task)
     tasks = blocking(inspect.list_tasks)
+    ids = blocking(ids.ids)
+    read_many = blocking(many.read_many)
     counts = blocking(inspect.counts)
+    conf = blocking(settings.conf)
+    consumers = blocking(register.consumers)
+    follow = blocking(following.follow)
     tree = blocking(inspect.read_tree)
     explain = blocking(explain.explain)
     wait = blocking(wait_for)
     find = blocking(find_matching)
     wait_batch = blocking(batches.wait_batch)
     batch = blocking(batches.read_batch)
+    zxid = blocking(archiving.zxid)
+    ended_between = blocking(archiving.ended_between)
+    archive = blocking(archiving.archive)
+    publish_archive = blocking(archiving.publish_archive)
     collect_garbage = blocking(collect.collect_garbage)
     redrive = blocking(operate.redrive)
     cancel = blocking(operate.cancel)
