@@ -31,8 +31,7 @@ import psutil
 
 from airflow_provider_zkmq.embedded import EmbeddedServer, fourletter
 from airflow_provider_zkmq.embedded.ports import free_ports
-from airflow_provider_zkmq.engine import Zkmq
-from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.engine import Queue, Zkmq
 
 DAG: Final = "zkmq_census"
 MAINTENANCE: Final = "zkmq_maintenance"

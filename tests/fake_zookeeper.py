@@ -6,10 +6,11 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
 from airflow_provider_zkmq.engine.core.model.paths import Paths
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, Runtime
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Check,
     Children,
@@ -33,7 +34,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Wait,
 )
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
-from airflow_provider_zkmq.engine.core.writing.moves import notes_of
+from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 
 UNKNOWN = Outcome(committed=False, unknown=True)

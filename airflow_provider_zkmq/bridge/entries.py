@@ -20,9 +20,7 @@ from airflow_provider_zkmq.bridge.payload import (
     understand,
     visible,
 )
-from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine import ConfigError, Task, check_name
 from airflow_provider_zkmq.textqueue import Message, Status, TextQueue
 
 _NAMES: Final = ("id", "attempts", "error", "filters", "encoding", "blank", "version")

@@ -5,25 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from airflow_provider_zkmq.bridge.entries import append_task
-from airflow_provider_zkmq.bridge.header import MARKS, Origin, note_count, write_header
+from airflow_provider_zkmq.bridge.header import MARKS, note_count, origin_of_queue, write_header
 from airflow_provider_zkmq.bridge.reading import LIMITS, MOST_LINES, MOST_MESSAGES, BadFile, survey
-from airflow_provider_zkmq.engine.connect import AnyQueue
-from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, as_selector
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
-from airflow_provider_zkmq.engine.core.reading.inspect import CHUNK, Task, as_state, read_many, task_ids
-from airflow_provider_zkmq.engine.errors import ConfigError
-from airflow_provider_zkmq.engine.fronts.methods import blocking
+from airflow_provider_zkmq.engine import AllOf, AnyQueue, ConfigError, FilterTypes, Selector, State, Task
 from airflow_provider_zkmq.textqueue import TextQueue
 
+#: So many tasks are in memory together.
+AT_ONCE: Final = 32
 #: Half of what an import reads, so that there is room for what people add.
 _MOST_BYTES: Final = LIMITS.file // 2
 _MOST_LINES: Final = MOST_LINES // 2
@@ -53,43 +47,39 @@ def export_queue(
     wanted, target = _wanted(state, limit), Path(path)
     if target.exists() and not force:
         raise FileExistsError(_exists(target))
-    here, types = blocking(origin)(queue)
-    chosen = EVERYTHING if selector is None else as_selector(selector).bind(types)
+    here, types = origin_of_queue(queue), queue.conf().filters
+    chosen = AllOf(*([] if selector is None else [selector])).bind(types)
     with _draft(target, force=force) as draft, TextQueue.open(draft, create=False, limits=LIMITS) as file:
         write_header(file, here, wanted, selector)
-        count = 0
-        for task in _tasks(queue, wanted, chosen, types):
-            if count == limit:
-                break
-            append_task(file, task)
-            count += 1
-            _check_size(file, count)
+        count = _append(file, islice(_tasks(queue, wanted, chosen, types), limit))
         note_count(file, count)
         survey(file, _MOST_LINES)
     return count
 
 
 def _wanted(state: State | str, limit: int | None) -> State:
-    wanted = as_state(state)
-    if wanted not in MARKS:
-        raise ConfigError(f"{wanted} tasks are not exported: dead, cancelled or inserted ones are")
+    if state not in MARKS:
+        raise ConfigError(f"{state} tasks are not exported: dead, cancelled or inserted ones are")
     if limit is not None and limit < 0:
         raise ConfigError(f"limit {limit} is not allowed: 0 or more")
-    return State(wanted)
-
-
-def origin(context: Context) -> Procedure[tuple[Origin, FilterTypes]]:
-    """Where a queue is, and its filters. Raises `ConfigError` where it does not exist."""
-    conf = yield from read_conf(context)
-    return Origin(context.queue, context.root), conf.types
+    return State(state)
 
 
 def _tasks(queue: AnyQueue, state: State, chosen: Selector, types: FilterTypes) -> Iterator[Task]:
-    ids = blocking(task_ids)(queue, state)
-    for start in range(0, len(ids), CHUNK):
-        for task in blocking(read_many)(queue, ids[start : start + CHUNK]):
+    ids = queue.ids(state)
+    for start in range(0, len(ids), AT_ONCE):
+        for task in queue.read_many(ids[start : start + AT_ONCE], parts=["data"]):
             if task.state is state and chosen.matches(task.filters, types):
                 yield task
+
+
+def _append(file: TextQueue, tasks: Iterable[Task]) -> int:
+    """Write the tasks; returns how many. Raises `BadFile` as soon as an import would not read them all."""
+    count = 0
+    for count, task in enumerate(tasks, 1):
+        append_task(file, task)
+        _check_size(file, count)
+    return count
 
 
 def _check_size(file: TextQueue, count: int) -> None:

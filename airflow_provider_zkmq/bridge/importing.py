@@ -5,23 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from airflow_provider_zkmq.bridge.entries import Entry, digest, payload_of, variables_of
-from airflow_provider_zkmq.bridge.exporting import origin
-from airflow_provider_zkmq.bridge.header import Origin
+from airflow_provider_zkmq.bridge.exporting import AT_ONCE
+from airflow_provider_zkmq.bridge.header import Origin, origin_of_queue
 from airflow_provider_zkmq.bridge.judging import Action, Step, judge
 from airflow_provider_zkmq.bridge.payload import Refusal
 from airflow_provider_zkmq.bridge.reading import BadFile, Refused, opened, read
-from airflow_provider_zkmq.engine.connect import AnyQueue
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
-from airflow_provider_zkmq.engine.core.reading.inspect import CHUNK, Task, read_many
-from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, ZkmqError
-from airflow_provider_zkmq.engine.fronts.methods import blocking
+from airflow_provider_zkmq.engine import MAX_PAYLOAD, AnyQueue, ConfigError, Task, TransportError, ZkmqError
 from airflow_provider_zkmq.textqueue import TextQueue, TextQueueError
-
-#: The largest payload: the rest of a request is for the task's record with its history.
-MOST_BYTES = MAX_REQUEST - 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +35,7 @@ class Imported:
     refused: list[Refused] = field(default_factory=list)
     unchanged: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The same for JSON."""
         return {
             "queue": self.queue,
@@ -71,7 +63,7 @@ def import_file(
     """
     with opened(path) as file:
         draft = read(file)
-        _check_origin(file, draft.origin, blocking(origin)(queue)[0], elsewhere=elsewhere)
+        _check_origin(file, draft.origin, origin_of_queue(queue), elsewhere=elsewhere)
         done = Imported(queue.name, dry_run, refused=draft.refused)
         try:
             for entry, task in _paired(queue, draft.entries):
@@ -92,9 +84,9 @@ def _check_origin(file: TextQueue, found: Origin | None, here: Origin, *, elsewh
 
 def _paired(queue: AnyQueue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | None]]:
     """Each message with its task as it is now, read a few at a time."""
-    for start in range(0, len(entries), CHUNK):
-        chunk = entries[start : start + CHUNK]
-        tasks = {task.id: task for task in blocking(read_many)(queue, [entry.id for entry in chunk])}
+    for start in range(0, len(entries), AT_ONCE):
+        chunk = entries[start : start + AT_ONCE]
+        tasks = {task.id: task for task in queue.read_many([entry.id for entry in chunk], parts=["data"])}
         for entry in chunk:
             yield entry, tasks.get(entry.id)
 
@@ -122,8 +114,8 @@ def _payload(file: TextQueue, entry: Entry) -> bytes:
     data = b"" if message is None else payload_of(message, variables_of(message))
     if digest(data) != entry.digest:
         raise Refusal("the file was changed while it was read; import it again")
-    if len(data) > MOST_BYTES:
-        raise Refusal(f"its payload has {len(data):,} bytes; ZooKeeper takes {MOST_BYTES:,}")
+    if len(data) > MAX_PAYLOAD:
+        raise Refusal(f"its payload has {len(data):,} bytes; ZooKeeper takes {MAX_PAYLOAD:,}")
     return data
 
 

@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from airflow_provider_zkmq.bridge.entries import Entry, digest, spell_filters
 from airflow_provider_zkmq.bridge.payload import BASE64, Refusal, clipped, spell
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine import State, Task
 from airflow_provider_zkmq.textqueue import Status
 
 

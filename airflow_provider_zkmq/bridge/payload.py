@@ -56,13 +56,10 @@ def blank_lines(payload: bytes) -> int:
 def understand(data: bytes, encoding: str) -> bytes:
     """The payload that stands in a file. Raises `Refusal`."""
     if encoding == BASE64:
-        return _decode(data)
+        return _from_base64(data)
     if encoding != TEXT:
         raise Refusal(f"encoding={clipped(encoding)} is not known: {TEXT} (or no such line) or {BASE64}")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise Refusal(f"the text is no UTF-8: {error.reason} at its byte {error.start}; save it as UTF-8") from None
+    text = _decoded(data)
     if found := _CONTROL.search(text):
         raise Refusal(
             f"the text holds {found.group()!r} at its character {found.start()}, which editors damage: "
@@ -71,7 +68,14 @@ def understand(data: bytes, encoding: str) -> bytes:
     return data
 
 
-def _decode(data: bytes) -> bytes:
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise Refusal(f"the text is no UTF-8: {error.reason} at its byte {error.start}; save it as UTF-8") from None
+
+
+def _from_base64(data: bytes) -> bytes:
     try:
         return base64.b64decode(b"".join(data.split()), validate=True)
     except binascii.Error as error:

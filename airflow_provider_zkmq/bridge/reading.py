@@ -11,7 +11,7 @@ from typing import Final
 from airflow_provider_zkmq.bridge.entries import Entry, entry_of
 from airflow_provider_zkmq.bridge.header import Origin, origin_of
 from airflow_provider_zkmq.bridge.payload import Refusal, clipped
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.textqueue import Limits, Message, Status, TextQueue, TextQueueError
 
 #: A payload has a megabyte at the most, which base64, or a newline at each character, makes twice as long at the worst.

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.cli.options import Common, pairs, read_file
 from airflow_provider_zkmq.cli.output import facts, payload, say, spread
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.connect import AnyClaim, AnyQueue
+    from airflow_provider_zkmq.engine import AnyClaim, AnyQueue
 
 NOTHING = 3
 
@@ -61,21 +61,10 @@ def claim(args: argparse.Namespace, given: Common) -> int:
 def _say_claim(found: AnyClaim, args: argparse.Namespace, given: Common) -> None:
     task = found.task
     data = payload("data", task.data)
-    value = {
-        "queue": args.queue,
-        "id": task.id,
-        "token": found.token,
-        "lease": args.lease,
-        "attempt": task.attempt,
-        "priority": task.priority,
-        "filters": task.filters,
-        "metadata": task.metadata,
-        **data,
-    }
-    text = facts(
-        {"id": task.id, "token": found.token, "attempt": task.attempt, "filters": spread(task.filters), **data}
-    )
-    say(value, text, as_json=given.as_json)
+    head = {"id": task.id, "token": found.token, "attempt": task.attempt}
+    more = {"lease": args.lease, "priority": task.priority, "filters": task.filters, "metadata": task.metadata}
+    text = facts({**head, "filters": spread(task.filters), **data})
+    say({"queue": args.queue, **head, **more, **data}, text, as_json=given.as_json)
 
 
 def add_settle(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +93,7 @@ def complete(args: argparse.Namespace, given: Common) -> int:
 
 def _complete(queue: AnyQueue, args: argparse.Namespace, result: bytes | None) -> str:
     """Finish the task; its state then, which is not finished where another run of it was held in escrow."""
-    from airflow_provider_zkmq.engine.errors import ZkmqError
+    from airflow_provider_zkmq.engine import ZkmqError
 
     queue.complete(args.task, args.token, result, dedupe=args.dedupe)
     try:

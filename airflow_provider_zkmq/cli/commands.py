@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.working.handling import Running
+    from airflow_provider_zkmq.engine import Running
 
 TERMINATE_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
@@ -40,12 +40,7 @@ class Commands:
         Where the task is cancelled meanwhile the command is ended, and `CommandFailed` says so.
         """
         child = self._start(task)
-        try:
-            with _ended_when_cancelled(child, task):
-                output, errors = child.communicate(task.data)
-        finally:
-            with self._lock:
-                self._running.discard(child)
+        output, errors = self._communicate(child, task)
         if task.cancelled:
             raise CommandFailed("ended, as the task was cancelled")
         if child.returncode == 0:
@@ -53,6 +48,14 @@ class Commands:
         if self._ended.is_set():
             _leave_it_to_the_worker()
         raise CommandFailed(_failure(child.returncode, errors))
+
+    def _communicate(self, child: subprocess.Popen[bytes], task: Running) -> tuple[bytes, bytes]:
+        try:
+            with _ended_when_cancelled(child, task):
+                return child.communicate(task.data)
+        finally:
+            with self._lock:
+                self._running.discard(child)
 
     def _start(self, task: Running) -> subprocess.Popen[bytes]:
         with self._lock:

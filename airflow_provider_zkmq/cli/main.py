@@ -12,7 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Final, TypedDict
 
 from airflow_provider_zkmq import __version__
 from airflow_provider_zkmq.cli.options import Parser, UsageError, add_common, common
@@ -35,6 +36,21 @@ a task id that is in use adds its "status", the "duplicates" refused and those "
 """
 
 
+class _Format(TypedDict):
+    """What every parser is made with."""
+
+    epilog: str
+    formatter_class: type[argparse.HelpFormatter]
+    allow_abbrev: bool
+
+
+_FORMAT: Final[_Format] = {
+    "epilog": EPILOG,
+    "formatter_class": argparse.RawDescriptionHelpFormatter,
+    "allow_abbrev": False,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """A verb: what it is for, where it is, and the names of its functions there."""
@@ -48,7 +64,7 @@ class Verb:
 VERBS = {
     "server": Verb("run a ZooKeeper for development", "server", "run", "add_arguments"),
     "queues": Verb("name the queues", "queues", "queues"),
-    "configure": Verb("create a queue or change its configuration", "queues", "configure", "add_configure"),
+    "configure": Verb("create a queue or change its configuration", "configuration", "configure", "add_configure"),
     "enqueue": Verb("write tasks", "tasks", "enqueue", "add_enqueue"),
     "claim": Verb("take a task under a lease; 3 if there is none", "claims", "claim", "add_claim"),
     "complete": Verb("finish a claimed task", "claims", "complete", "add_complete"),
@@ -63,11 +79,11 @@ VERBS = {
     "wait": Verb("wait until tasks have ended or were claimed", "tasks", "wait", "add_wait"),
     "batch": Verb("say how a batch stands, or wait for its end", "tasks", "batch", "add_batch"),
     "gc": Verb("delete what ended long ago", "queues", "collect", "add_gc"),
-    "redrive": Verb("put dead or cancelled tasks back", "queues", "redrive", "add_redrive"),
+    "redrive": Verb("put dead or cancelled tasks back", "operate", "redrive", "add_redrive"),
     "export": Verb("write dead letters to a file that people can read and edit", "bridge", "export", "add_export"),
     "import": Verb("do what an edited export asks for: redrive, drop, new text", "bridge", "import_", "add_import"),
-    "cancel": Verb("withdraw tasks that have not ended", "queues", "cancel", "add_cancel"),
-    "clear": Verb("delete every task of a queue, or every one in a state", "queues", "clear", "add_clear"),
+    "cancel": Verb("withdraw tasks that have not ended", "operate", "cancel", "add_cancel"),
+    "clear": Verb("delete every task of a queue, or every one in a state", "operate", "clear", "add_clear"),
     "pause": Verb("hand out nothing", "queues", "pause", "add_queue"),
     "resume": Verb("hand out tasks again", "queues", "resume", "add_queue"),
     "worker": Verb("handle tasks until told to stop", "worker", "run", "add_arguments"),
@@ -133,23 +149,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def build_parser(argv: Sequence[str]) -> Parser:
     """The parser; only the verbs that `argv` may mean get their options, which saves imports."""
-    parser = Parser(
-        prog="zkmq",
-        description="A durable task queue on Apache ZooKeeper.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="zkmq", description="A durable task queue on Apache ZooKeeper.", **_FORMAT)
     parser.add_argument("--version", action="version", version=f"zkmq {__version__}")
     add_common(parser, before=True)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
     for name, verb in VERBS.items():
-        sub = verbs.add_parser(
-            name,
-            help=verb.help,
-            description=verb.help[0].upper() + verb.help[1:] + ".",
-            epilog=EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        described = verb.help[0].upper() + verb.help[1:] + "."
+        sub = verbs.add_parser(name, help=verb.help, description=described, **_FORMAT)
         if name in argv:
             _add_options(sub, name, verb)
     return parser
@@ -162,7 +168,7 @@ def _add_options(parser: argparse.ArgumentParser, name: str, verb: Verb) -> None
         add_common(parser)
 
 
-def _module(verb: Verb) -> Any:
+def _module(verb: Verb) -> ModuleType:
     return importlib.import_module(f"airflow_provider_zkmq.cli.{verb.module}")
 
 
@@ -189,7 +195,7 @@ def _exit_code(error: Exception) -> int | None:
     """The exit code of an expected error; None for a mistake of ours, which keeps its traceback, and a closed pipe."""
     if isinstance(error, UsageError):
         return USAGE
-    from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, WaitTimeout, ZkmqError
+    from airflow_provider_zkmq.engine import ConfigError, TransportError, WaitTimeout, ZkmqError
 
     if isinstance(error, BrokenPipeError):
         return None
@@ -210,7 +216,7 @@ def _say_error(error: Exception, *, as_json: bool) -> None:
         print(json.dumps({"error": type(error).__name__, "message": message} | _details(error)), flush=True)
 
 
-def _details(error: Exception) -> dict[str, Any]:
+def _details(error: Exception) -> dict[str, object]:
     """What an error tells besides its message."""
     names = {"DuplicateTask": ("status", "duplicates", "enqueued"), "WaitTimeout": ("left",)}
     return {name: getattr(error, name) for name in names.get(type(error).__name__, ())}

@@ -7,13 +7,15 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.connect import AnyClient
+    from airflow_provider_zkmq.engine import AnyClient
 
+T = TypeVar("T")
 DEFAULT_HOSTS = "127.0.0.1:2181"
 DEFAULT_ROOT = "/zkmq"
+STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
 _BEFORE = "before_"
 
 
@@ -23,9 +25,6 @@ class UsageError(Exception):
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises `UsageError` where argparse would print its usage and exit."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         """Report what is wrong as an exception."""
@@ -45,7 +44,7 @@ class Common:
 
     def connect(self, *, gc: bool = False) -> AnyClient:
         """Open a connection; by default one that takes no part in clean-up."""
-        from airflow_provider_zkmq.engine.connect import Zkmq
+        from airflow_provider_zkmq.engine import Zkmq
 
         return Zkmq.connect(
             self.hosts,
@@ -95,11 +94,9 @@ def common(args: argparse.Namespace) -> Common:
     )
 
 
-def _pick(args: argparse.Namespace, name: str, default: Any) -> Any:
-    for value in (getattr(args, name, None), getattr(args, _BEFORE + name)):
-        if value is not None:
-            return value
-    return default
+def _pick(args: argparse.Namespace, name: str, default: T) -> T:
+    given: tuple[T | None, ...] = (getattr(args, name, None), getattr(args, _BEFORE + name))
+    return next((value for value in given if value is not None), default)
 
 
 def pairs(option: str, given: Iterable[str] | None) -> dict[str, str]:

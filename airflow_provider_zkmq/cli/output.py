@@ -7,15 +7,22 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.reading.inspect import Task
+    from airflow_provider_zkmq.engine import Task
 
 _CELL = 60
+_MOMENTS = {
+    "enqueued": "enqueued_ms",
+    "due": "due_ms",
+    "claimed": "claimed_ms",
+    "ended": "ended_ms",
+    "dedupe until": "dedupe_ms",
+}
 
 
-def say(value: Any, text: str, *, as_json: bool) -> None:
+def say(value: object, text: str, *, as_json: bool) -> None:
     """Print `value` as JSON, or `text` for people, and see it out of this process."""
     answer = json.dumps(value, allow_nan=False) if as_json else text
     if answer:
@@ -80,7 +87,7 @@ def brief(data: bytes | None) -> str | None:
     return None if text is None else clipped(f"base64:{text}" if name else text)
 
 
-def task_record(task: Task) -> dict[str, Any]:
+def task_record(task: Task) -> dict[str, object]:
     """Everything known of a task, for JSON."""
     record = {
         name: getattr(task, name)
@@ -96,23 +103,15 @@ def task_record(task: Task) -> dict[str, Any]:
 
 def task_facts(task: Task) -> dict[str, object]:
     """Everything known of a task, for people."""
-    plain: dict[str, object] = {
-        "id": task.id,
-        "state": task.state,
-        "status": task.status,
-        "attempt": task.attempt,
-        "priority": task.priority,
+    plain = {name: getattr(task, name) for name in ("id", "state", "status", "attempt", "priority")}
+    more = {
         "filters": spread(task.filters),
         "metadata": json.dumps(task.metadata) if task.metadata else None,
-        "enqueued": moment(task.enqueued_ms),
-        "due": moment(task.due_ms),
-        "claimed": moment(task.claimed_ms),
-        "ended": moment(task.ended_ms),
-        "dedupe until": moment(task.dedupe_ms),
+        **{name: moment(getattr(task, field)) for name, field in _MOMENTS.items()},
         "consumer": task.consumer,
         "progress": percent(task.progress),
         "note": task.note or None,
         "batch": task.batch,
         "error": task.error,
     }
-    return plain | payload("data", task.data) | payload("result", task.result)
+    return plain | more | payload("data", task.data) | payload("result", task.result)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_zkmq.cli.options import Common
 from airflow_provider_zkmq.cli.output import facts, percent, printable, say, table, task_facts, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.connect import AnyQueue
-    from airflow_provider_zkmq.engine.core.protocol.memory import Context
-    from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-    from airflow_provider_zkmq.engine.core.reading.explain import Explanation
-    from airflow_provider_zkmq.engine.core.reading.inspect import Task, Znode
+    from airflow_provider_zkmq.engine import AnyQueue, Explanation, Task, Znode
 
 FAILED = 5
 _LATER = ("claim", "result", "requeue")  # the znodes of a task that its enqueue does not write
@@ -48,15 +43,18 @@ def show(args: argparse.Namespace, given: Common) -> int:
             say(None, "\n".join(map(printable, why.lines())), as_json=False)
             return 0
         task, tree = queue.task(args.task), queue.tree(args.task)
-    value = {"queue": args.queue, **task_record(task), "znodes": [asdict(node) for node in tree]}
-    value["enqueue_transactions"] = enqueue_transactions(tree)
-    if why is not None:
-        value["why"] = _why_record(why)
-    say(value, _page(task, tree), as_json=given.as_json)
+    told = {} if why is None else {"why": _why_record(why)}
+    say({"queue": args.queue, **_record(task, tree), **told}, _page(task, tree), as_json=given.as_json)
     return 0
 
 
-def _why_record(why: Explanation) -> dict[str, Any]:
+def _record(task: Task, tree: list[Znode]) -> dict[str, object]:
+    """Everything for JSON."""
+    znodes = [asdict(node) for node in tree]
+    return {**task_record(task), "znodes": znodes, "enqueue_transactions": enqueue_transactions(tree)}
+
+
+def _why_record(why: Explanation) -> dict[str, object]:
     consumers = [asdict(verdict) for verdict in why.consumers]
     return {"status": why.status, "reasons": why.reasons, "consumers": consumers}
 
@@ -86,8 +84,6 @@ def enqueue_transactions(tree: list[Znode]) -> int:
 
 def _watch(queue: AnyQueue, task_id: str, given: Common) -> int:
     """Print a line for each change until the task ends; 5 if it ends dead or cancelled."""
-    from airflow_provider_zkmq.engine.fronts.methods import blocking
-
     told: list[tuple[object, ...]] = []
 
     def tell(task: Task) -> None:
@@ -96,11 +92,11 @@ def _watch(queue: AnyQueue, task_id: str, given: Common) -> int:
             told.append(seen)
             say(_line_record(queue.name, task), _line(task), as_json=given.as_json)
 
-    task = blocking(_follow)(queue, task_id, tell)
+    task = queue.follow(task_id, tell)
     return FAILED if task.state in {"dead", "cancelled"} else 0
 
 
-def _line_record(queue: str, task: Task) -> dict[str, Any]:
+def _line_record(queue: str, task: Task) -> dict[str, object]:
     plain = {name: getattr(task, name) for name in ("id", "attempt", "progress", "note", "error", "version")}
     return {"queue": queue, "state": str(task.state), "status": str(task.status), **plain}
 
@@ -108,26 +104,3 @@ def _line_record(queue: str, task: Task) -> dict[str, Any]:
 def _line(task: Task) -> str:
     ends = (percent(task.progress), task.note, task.error)
     return "  ".join([f"{task.status}  attempt {task.attempt}", *(printable(text) for text in ends if text)])
-
-
-def _follow(context: Context, task_id: str, tell: Callable[[Task], None]) -> Procedure[Task]:
-    """Call `tell` with a task now and whenever its record or its claim changes, until it has ended; watches only."""
-    from airflow_provider_zkmq.engine.core.model.states import ENDED
-    from airflow_provider_zkmq.engine.core.protocol.memory import shared_nodes, unsubscribe
-    from airflow_provider_zkmq.engine.core.protocol.ops import Wait
-    from airflow_provider_zkmq.engine.core.reading.inspect import read_task
-
-    yield from read_task(context, task_id)  # refuses a bad id, and one that is not there
-    mine = context.run.new_signal()
-    paths = [context.paths.task(task_id, part) for part in ("state", "claim")]
-    try:
-        while True:
-            seen = mine.count
-            yield from shared_nodes(context, paths, mine)
-            task = yield from read_task(context, task_id)
-            tell(task)
-            if task.state in ENDED:
-                return task
-            yield Wait(mine, seen, None)
-    finally:
-        unsubscribe(context, paths, mine)

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,7 @@ from airflow_provider_zkmq.cli.options import Common, UsageError, attempts, pair
 from airflow_provider_zkmq.cli.output import brief, facts, say, table, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-    from airflow_provider_zkmq.engine.core.model.records import Message
+    from airflow_provider_zkmq.engine import Message, RetryPolicy
 
 FAILED = 5
 
@@ -40,6 +40,10 @@ def add_enqueue(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lock", type=float, metavar="S", help="a claim of it without a lease ends after S seconds if not extended"
     )
+    _add_reuse(parser)
+
+
+def _add_reuse(parser: argparse.ArgumentParser) -> None:
     known = parser.add_argument_group("a --task-id that is in use (refused otherwise)")
     known.add_argument("--update", action="store_true", help="replace the task while it is queued")
     known.add_argument("--requeue", action="store_true", help="while it is claimed: run this one when that has ended")
@@ -68,30 +72,31 @@ def _check_enqueue(args: argparse.Namespace) -> None:
 
 
 def _follow_up(args: argparse.Namespace) -> Message | None:
-    from airflow_provider_zkmq.engine.core.model.records import Message
+    from airflow_provider_zkmq.engine import Message
 
     return None if args.then is None else Message(os.fsencode(args.then))
 
 
 def _messages(args: argparse.Namespace) -> list[Message]:
-    from airflow_provider_zkmq.engine.core.model.records import Message
+    from airflow_provider_zkmq.engine import Message
 
-    options: dict[str, Any] = {
-        "filters": pairs("--filter", args.filter),
-        "priority": args.priority,
-        "delay": args.delay,
-        "task_id": args.task_id,
-        "metadata": _metadata(args.metadata),
-        "policy": _policy(args.attempts),
-        "lock": args.lock,
-        "update": args.update,
-        "requeue": args.requeue,
-    }
-    return [Message(data, **options) for data in _payloads(args)]
+    message = partial(
+        Message,
+        filters=pairs("--filter", args.filter),
+        priority=args.priority,
+        delay=args.delay,
+        task_id=args.task_id,
+        metadata=_metadata(args.metadata),
+        policy=_policy(args.attempts),
+        lock=args.lock,
+        update=args.update,
+        requeue=args.requeue,
+    )
+    return [message(data) for data in _payloads(args)]
 
 
 def _policy(most: int | str | None) -> RetryPolicy | None:
-    from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+    from airflow_provider_zkmq.engine import RetryPolicy
 
     if most is None:
         return None

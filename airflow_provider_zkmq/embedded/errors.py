@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine import ZkmqError
 
 
 class ServerError(ZkmqError):

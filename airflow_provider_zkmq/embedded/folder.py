@@ -30,8 +30,7 @@ class Folder:
     def __init__(self, path: Path, nodes: int) -> None:
         """Make and lock ``path`` for an ensemble of ``nodes``.
 
-        Raises:
-            ServerError: it cannot be written, is in use, or holds an ensemble of another size.
+        Raises ServerError where it cannot be written, is in use, or holds an ensemble of another size.
         """
         self.path = path
         with self.usable():

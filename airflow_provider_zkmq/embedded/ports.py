@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import socket
+from itertools import islice
 
 from airflow_provider_zkmq.embedded.errors import ServerError
 
@@ -43,16 +44,11 @@ def free_ports(host: str, count: int) -> list[int]:
     Raises:
         ServerError: ``host`` is not an address of this machine, or too few ports are free.
     """
-    found: list[int] = []
-    for port in random.sample(_FREE_PORTS, _TRIES):
-        if len(found) == count:
-            break
-        if _is_free(host, port):
-            found.append(port)
-    if len(found) < count:
-        message = f"found no {count} free ports on {host}: name one with --port"
-        raise ServerError(message)
-    return found
+    tried = random.sample(_FREE_PORTS, _TRIES)
+    free = list(islice((port for port in tried if _is_free(host, port)), count))
+    if len(free) < count:
+        raise ServerError(f"found no {count} free ports on {host}: name one with --port")
+    return free
 
 
 def _is_free(host: str, port: int) -> bool:

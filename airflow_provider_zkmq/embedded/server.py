@@ -11,7 +11,7 @@ from airflow_provider_zkmq.embedded import configuration, jars, java, ports
 from airflow_provider_zkmq.embedded.errors import ServerError
 from airflow_provider_zkmq.embedded.folder import Folder
 from airflow_provider_zkmq.embedded.node import Node
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine import ConfigError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -67,9 +67,7 @@ class EmbeddedServer:
         _check_at_least("ensemble", ensemble, 1)
         _check_at_least("tick_time", tick_time, 1)
         _check_at_least("heap_mb", heap_mb, 16)
-        if not 0 <= port <= _HIGHEST_PORT + 1 - ensemble:
-            message = f"port must be between 0 and {_HIGHEST_PORT + 1 - ensemble}, not {port}"
-            raise ConfigError(message)
+        _check_port(port, ensemble)
         self.data_dir = Path(data_dir).absolute()
         self.ports = [port + number for number in range(ensemble)] if port else []
         self._fixed_ports = bool(port)
@@ -112,8 +110,7 @@ class EmbeddedServer:
                 cannot be written or is in use; a node died or was too slow, then with its last log lines.
         """
         if self._folder is not None:
-            message = f"the ZooKeeper server in {self.data_dir} is started already: stop it first"
-            raise ServerError(message)
+            raise ServerError(f"the ZooKeeper server in {self.data_dir} is started already: stop it first")
         command = [str(java.find_java().executable), *self._settings.java_arguments(jars.class_path())]
         self._folder = Folder(self.data_dir, self._size)
         try:
@@ -155,8 +152,7 @@ class EmbeddedServer:
             ServerError: the server is not started; the node died or was too slow.
         """
         if self._folder is None:
-            message = f"the ZooKeeper server in {self.data_dir} is not started: start it first"
-            raise ServerError(message)
+            raise ServerError(f"the ZooKeeper server in {self.data_dir} is not started: start it first")
         self._nodes[node].kill()
         self._nodes[node].start(self._folder.lock)
         if wait:
@@ -228,8 +224,13 @@ class EmbeddedServer:
 
 def _check_at_least(name: str, value: int, least: int) -> None:
     if value < least:
-        message = f"{name} must be at least {least}, not {value}"
-        raise ConfigError(message)
+        raise ConfigError(f"{name} must be at least {least}, not {value}")
+
+
+def _check_port(first: int, ensemble: int) -> None:
+    highest = _HIGHEST_PORT + 1 - ensemble
+    if not 0 <= first <= highest:
+        raise ConfigError(f"port must be between 0 and {highest}, not {first}")
 
 
 def _check_alive(nodes: list[Node]) -> None:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
-    from airflow_provider_zkmq.engine.connect import Zkmq
-    from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String
+    from airflow_provider_zkmq.engine.connect import AnyClaim, AnyClient, AnyQueue, Zkmq
+    from airflow_provider_zkmq.engine.core.model.filters import (
+        FilterType,
+        FilterTypes,
+        Integer,
+        OrderedEnum,
+        String,
+        parse_type,
+    )
+    from airflow_provider_zkmq.engine.core.model.paths import check_name
     from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy
     from airflow_provider_zkmq.engine.core.model.records import Attempt, Message
-    from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, Condition, parse_selector
+    from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, Condition, Selector, parse_selector
     from airflow_provider_zkmq.engine.core.model.states import State, Status
-    from airflow_provider_zkmq.engine.core.reading.explain import Explanation
-    from airflow_provider_zkmq.engine.core.reading.inspect import Task
+    from airflow_provider_zkmq.engine.core.reading.archiving import Archive, Ended
+    from airflow_provider_zkmq.engine.core.reading.explain import ConsumerVerdict, Explanation
+    from airflow_provider_zkmq.engine.core.reading.inspect import Task, Znode
+    from airflow_provider_zkmq.engine.core.reading.register import Consumer
+    from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
+    from airflow_provider_zkmq.engine.core.reading.trees import Part
+    from airflow_provider_zkmq.engine.core.reading.wait import WaitFor, wait_event
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
     from airflow_provider_zkmq.engine.errors import (
         AccessDenied,
@@ -38,43 +51,140 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
     from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
     from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
+    from airflow_provider_zkmq.engine.model import MAX_PAYLOAD
     from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
     from airflow_provider_zkmq.engine.working.aworker import AsyncWorker
     from airflow_provider_zkmq.engine.working.handling import Running, RunningAsync
-    from airflow_provider_zkmq.engine.working.monitoring import Poll, monitor
+    from airflow_provider_zkmq.engine.working.monitoring import Monitor, Poll, monitor
     from airflow_provider_zkmq.engine.working.worker import Worker
 
+#: The public names by the modules that hold them.
 _HOME = {
-    "fronts.aqueue": ("AsyncClaim", "AsyncQueue"),
-    "working.aworker": ("AsyncWorker",),
-    "connect": ("Zkmq",),
-    "fronts.client": ("AsyncZkmq",),
+    "connect": ("AnyClaim", "AnyClient", "AnyQueue", "Zkmq"),
     "config": ("ConnectionConfig", "Tls"),
-    "core.tasks.batches": ("Batch",),
-    "core.reading.explain": ("Explanation",),
-    "core.model.filters": ("Integer", "OrderedEnum", "String"),
-    "core.reading.inspect": ("Task",),
+    "core.model.filters": ("FilterType", "FilterTypes", "Integer", "OrderedEnum", "String", "parse_type"),
+    "core.model.paths": ("check_name",),
     "core.model.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
     "core.model.records": ("Attempt", "Message"),
-    "core.model.selectors": ("AllOf", "AnyOf", "Condition", "parse_selector"),
+    "core.model.selectors": ("AllOf", "AnyOf", "Condition", "Selector", "parse_selector"),
     "core.model.states": ("State", "Status"),
+    "core.reading.archiving": ("Archive", "Ended"),
+    "core.reading.explain": ("ConsumerVerdict", "Explanation"),
+    "core.reading.inspect": ("Task", "Znode"),
+    "core.reading.register": ("Consumer",),
+    "core.reading.settings": ("QueueConf",),
+    "core.reading.trees": ("Part",),
+    "core.reading.wait": ("WaitFor", "wait_event"),
+    "core.tasks.batches": ("Batch",),
     "errors": (
-        "AccessDenied", "ClaimLost", "ConfigError", "CorruptRecord", "DuplicateTask", "IllegalTransition",
-        "OutcomeUnknown", "QueueError", "QueueFull", "QueuePaused", "SessionLost", "TaskNotFound", "TaskTooLarge",
-        "TransportError", "Unavailable", "WaitTimeout", "ZkmqError",
+        "AccessDenied",
+        "ClaimLost",
+        "ConfigError",
+        "CorruptRecord",
+        "DuplicateTask",
+        "IllegalTransition",
+        "OutcomeUnknown",
+        "QueueError",
+        "QueueFull",
+        "QueuePaused",
+        "SessionLost",
+        "TaskNotFound",
+        "TaskTooLarge",
+        "TransportError",
+        "Unavailable",
+        "WaitTimeout",
+        "ZkmqError",
     ),
-    "working.handling": ("Running", "RunningAsync"),
-    "working.monitoring": ("Poll", "monitor"),
-    "outcomes": ("Error", "Retry", "Snooze", "Success"),
+    "fronts.aqueue": ("AsyncClaim", "AsyncQueue"),
+    "fronts.client": ("AsyncZkmq",),
     "fronts.queue": ("Claim", "Queue"),
     "fronts.transaction": ("AsyncUnitOfWork", "UnitOfWork"),
+    "model": ("MAX_PAYLOAD",),
+    "outcomes": ("Error", "Retry", "Snooze", "Success"),
+    "working.aworker": ("AsyncWorker",),
+    "working.handling": ("Running", "RunningAsync"),
+    "working.monitoring": ("Monitor", "Poll", "monitor"),
     "working.worker": ("Worker",),
-}  # fmt: skip
+}
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
-__all__ = sorted(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [
+    "MAX_PAYLOAD",
+    "AccessDenied",
+    "AllOf",
+    "AnyClaim",
+    "AnyClient",
+    "AnyOf",
+    "AnyQueue",
+    "Archive",
+    "AsyncClaim",
+    "AsyncQueue",
+    "AsyncUnitOfWork",
+    "AsyncWorker",
+    "AsyncZkmq",
+    "Attempt",
+    "Batch",
+    "Claim",
+    "ClaimLost",
+    "Condition",
+    "ConfigError",
+    "ConnectionConfig",
+    "ConsumeOnce",
+    "ConsumeTimes",
+    "Consumer",
+    "ConsumerVerdict",
+    "CorruptRecord",
+    "DuplicateTask",
+    "Ended",
+    "Error",
+    "Explanation",
+    "FilterType",
+    "FilterTypes",
+    "IllegalTransition",
+    "Integer",
+    "Message",
+    "Monitor",
+    "OrderedEnum",
+    "OutcomeUnknown",
+    "Part",
+    "Poll",
+    "Queue",
+    "QueueConf",
+    "QueueError",
+    "QueueFull",
+    "QueuePaused",
+    "Retry",
+    "RetryPolicy",
+    "Running",
+    "RunningAsync",
+    "Selector",
+    "SessionLost",
+    "Snooze",
+    "State",
+    "Status",
+    "String",
+    "Success",
+    "Task",
+    "TaskNotFound",
+    "TaskTooLarge",
+    "Tls",
+    "TransportError",
+    "Unavailable",
+    "UnitOfWork",
+    "WaitFor",
+    "WaitTimeout",
+    "Worker",
+    "Zkmq",
+    "ZkmqError",
+    "Znode",
+    "check_name",
+    "monitor",
+    "parse_selector",
+    "parse_type",
+    "wait_event",
+]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import on first use: neither `zkmq --help` nor Airflow's provider scan pays for kazoo."""
     if name not in _WHERE:
         msg = f"module {__name__!r} has no attribute {name!r}"

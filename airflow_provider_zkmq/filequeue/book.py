@@ -6,9 +6,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.errors import TaskNotFound
+from airflow_provider_zkmq.engine.model import State, Task
 from airflow_provider_zkmq.filequeue.conf import Conf, replace_file
 from airflow_provider_zkmq.filequeue.items import Item
 from airflow_provider_zkmq.filequeue.variables import ELSEWHERE, KEPT, MOVED, ROOMS, pad, quoted_result, spell, unquote

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from airflow_provider_zkmq.engine.config import DEFAULT_ROOT, ConnectionConfig
 from airflow_provider_zkmq.engine.errors import ZkmqError
@@ -25,7 +25,7 @@ class FileClient:
         self._folder = Folder(url)
 
     @classmethod
-    def connect(cls, url: str, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: Any) -> Self:
+    def connect(cls, url: str, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: object) -> Self:
         """Open a folder, made where it does not exist. `gc` does nothing.
 
         Raises `ConfigError` for a URL that is not understood, and for what is said of servers (a root of its own, TLS,

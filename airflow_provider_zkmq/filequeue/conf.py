@@ -7,14 +7,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from airflow_provider_zkmq.engine.core.model.durations import seconds
-from airflow_provider_zkmq.engine.core.model.filters import FilterType, check_types, decode_types, encode_types
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import dump, load
-from airflow_provider_zkmq.engine.core.reading.configure import ORDERS
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from airflow_provider_zkmq.engine.model import (
+    ORDERS,
+    FilterType,
+    RetryPolicy,
+    check_types,
+    decode_types,
+    dump,
+    encode_types,
+    load,
+    seconds,
+)
 from airflow_provider_zkmq.filequeue.refusals import ENDLESS, refusal
 
 #: How long a claim holds without being extended, where neither it, nor its task, nor the queue says so.
@@ -70,7 +76,7 @@ def read_conf(path: Path) -> Conf:
     )
 
 
-def _lock(path: Path, value: Any) -> float:
+def _lock(path: Path, value: object) -> float:
     try:
         return lock_span("lock", value)
     except ConfigError as error:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, SessionLost, Unavailable, ZkmqError
+from airflow_provider_zkmq.engine.model import check_name
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.conf import Conf, read_conf, write_conf
-from airflow_provider_zkmq.filequeue.follow import Alarms
+from airflow_provider_zkmq.filequeue.looking import Alarms
 from airflow_provider_zkmq.textqueue import HostileFile, StaleMessage, TextQueue
 from airflow_provider_zkmq.textqueue.mutex import new_owner
 

@@ -6,11 +6,8 @@ import json
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.states import State, derive_status
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from airflow_provider_zkmq.engine.model import RetryPolicy, State, Task, check_name, derive_status
 from airflow_provider_zkmq.filequeue.conf import Conf, lock_span
 from airflow_provider_zkmq.filequeue.variables import KEPT, MOVED, ROOMS, data_of, time_of, unquote, width
 from airflow_provider_zkmq.textqueue import Message, Status, mutex

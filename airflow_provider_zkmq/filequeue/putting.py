@@ -8,20 +8,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from airflow_provider_zkmq.engine.core.model.durations import lock_seconds, optional_seconds
-from airflow_provider_zkmq.engine.core.model.filters import parse_filters
-from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import Message, dump, encode_data, encode_metadata
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
 from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, TaskTooLarge
+from airflow_provider_zkmq.engine.model import (
+    MAX_PAYLOAD,
+    Message,
+    State,
+    check_name,
+    dump,
+    encode_data,
+    encode_metadata,
+    lock_seconds,
+    optional_seconds,
+    parse_filters,
+)
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.conf import Conf, lock_span
 from airflow_provider_zkmq.filequeue.refusals import check_message
 from airflow_provider_zkmq.filequeue.variables import body_of, spell_time
-
-#: So much of a request ZooKeeper needs for itself, and for the task's record; the same limit holds here.
-OVERHEAD = 20_000
 
 
 @dataclass(slots=True)
@@ -76,8 +79,8 @@ def new_id() -> str:
 def spell_message(conf: Conf, message: Message, task_id: str) -> tuple[str, dict[str, str]]:
     """A message's text and variables. Raises `ConfigError`, `TaskTooLarge`."""
     data, metadata = encode_data("data", message.data), encode_metadata(message.metadata)
-    if (size := len(data) + len(metadata)) > MAX_REQUEST - OVERHEAD:
-        msg = f"task {task_id!r} has {size:,} bytes; as in ZooKeeper, {MAX_REQUEST - OVERHEAD:,} are taken"
+    if (size := len(data) + len(metadata)) > MAX_PAYLOAD:
+        msg = f"task {task_id!r} has {size:,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
         raise TaskTooLarge(msg)
     filters = parse_filters(conf.types, message.filters)
     now, delay, lock = time.time(), optional_seconds("delay", message.delay), lock_seconds(message.lock)

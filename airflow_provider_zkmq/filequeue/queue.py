@@ -5,61 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
-from airflow_provider_zkmq.engine.core.model.filters import FilterType
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message, encode_data
-from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, as_selector, choose
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
-from airflow_provider_zkmq.engine.core.reading.inspect import Task, as_state
-from airflow_provider_zkmq.engine.core.reading.wait import OnProgress, WaitFor
 from airflow_provider_zkmq.engine.errors import ClaimLost, TaskNotFound, TaskTooLarge
-from airflow_provider_zkmq.engine.working.worker import Worker
+from airflow_provider_zkmq.engine.model import (
+    MAX_PAYLOAD,
+    FilterMethod,
+    FilterType,
+    Message,
+    RetryPolicy,
+    Selector,
+    State,
+    choose,
+    encode_data,
+    optional_seconds,
+    seconds,
+)
 from airflow_provider_zkmq.filequeue import refusals, settling
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.claims import FileClaim
 from airflow_provider_zkmq.filequeue.conf import lock_span
 from airflow_provider_zkmq.filequeue.folder import Folder
-from airflow_provider_zkmq.filequeue.follow import follow
-from airflow_provider_zkmq.filequeue.putting import OVERHEAD, Putting
+from airflow_provider_zkmq.filequeue.looking import look_until
+from airflow_provider_zkmq.filequeue.putting import Putting
 from airflow_provider_zkmq.filequeue.refusals import refuse, refused
-from airflow_provider_zkmq.filequeue.waiting import wait
+from airflow_provider_zkmq.filequeue.view import FileView
+from airflow_provider_zkmq.filequeue.worker import Handler, Worker, worker
 
 T = TypeVar("T")
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 
 
-class FileQueue:
+class FileQueue(FileView):
     """A queue in a file, each call blocking until the file is changed. Usable from several threads and processes.
 
     The methods are those of `Queue` and raise what those raise; what a file cannot promise raises `ConfigError`.
     """
 
     pause = resume = refused(refusals.PAUSES)
-    tree = refused(refusals.TREES)
-    explain = refused(refusals.EXPLAINING)
-    find = refused(refusals.FINDING)
-    batch = wait_batch = refused(refusals.BATCHES)
-    collect_garbage = clear = refused(refusals.COLLECTION)
+    collect_garbage = clear = drop = refused(refusals.COLLECTION)
     redrive = refused(refusals.REDRIVING)
+    replace = refused(refusals.UPDATES)
     cancel = refused(refusals.CANCELLING)
-    replace = drop = refused(refusals.EDITING)
     progress = refused(refusals.PROGRESS)
+    publish_archive = refused(refusals.ARCHIVES)
 
     def __init__(self, folder: Folder, name: str) -> None:
-        self.folder = folder
-        self.name = name
-        self.path = folder.file(name)
+        super().__init__(folder, name)
         self._wakes = 0
-
-    @property
-    def closed(self) -> bool:
-        """Whether its connection has been closed."""
-        return self.folder.closed
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.path}>"
 
     def configure(
         self,
@@ -77,48 +68,6 @@ class FileQueue:
         """
         refuse({refusals.COLLECTION: task_gc_lifetime is not None or task_gc_interval is not None})
         self.folder.configure(self.name, lambda conf: conf.changed(filters, policy, lock, order))
-
-    # --- looking
-
-    def task(self, task_id: str) -> Task:
-        """One task. Raises `TaskNotFound`."""
-        return self._do(lambda book: book.task(book.find(task_id)), missing=TaskNotFound)
-
-    def tasks(
-        self, *, state: State | str | None = None, selector: Selector | str | None = None, limit: int | None = None
-    ) -> list[Task]:
-        """Tasks in `state` (default: any) that `selector` accepts, at most `limit`, in the order of the lines."""
-        wanted = as_state(state)
-
-        def look(book: Book) -> list[Task]:
-            types = book.conf.types
-            chosen = None if selector is None else as_selector(selector).bind(types)
-            items = (item for item in book.tasks.values() if wanted is None or book.state(item) is wanted)
-            fitting = [item for item in items if chosen is None or chosen.matches(item.filters, types)]
-            return [book.task(item) for item in fitting[:limit]]
-
-        return self._do(look)
-
-    def counts(self) -> dict[str, int]:
-        """How many tasks are in each state, ``scheduled`` being the part of ``inserted`` that waits for its time."""
-
-        def look(book: Book) -> dict[str, int]:
-            states = [(book.state(item), item.due > book.now) for item in book.tasks.values()]
-            counted = {str(state): sum(found is state for found, _ in states) for state in State}
-            return counted | {"scheduled": states.count((State.INSERTED, True))}
-
-        return self._do(look)
-
-    def wait(
-        self,
-        task_ids: Sequence[str],
-        event: WaitFor | str = WaitFor.COMPLETION,
-        timeout: object = None,
-        on_progress: OnProgress | None = None,
-    ) -> list[Task]:
-        """Wait until every task was claimed, or has ended; returns the tasks in order. See `waiting.wait`."""
-        refuse({refusals.PROGRESS: on_progress})
-        return wait(self.folder, self.name, task_ids, event, timeout)
 
     # --- enqueue
 
@@ -170,7 +119,7 @@ class FileQueue:
             chosen = choose(book.conf.types, node=node, filter_method=filter_method, selector=selector)
             return settling.take(book, folder.owner, chosen, span)
 
-        taken = follow(
+        taken = look_until(
             self.path, lambda: self._do(work, create=True), seconds("timeout", timeout), folder.alarms, stopping
         )
         if taken is None:
@@ -195,8 +144,8 @@ class FileQueue:
         """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskNotFound`, `TaskTooLarge`."""
         refuse({refusals.DEDUPE: dedupe})
         data = b"" if result is None else encode_data("result", result)
-        if len(data) > MAX_REQUEST - OVERHEAD:
-            msg = f"the result of task {task_id!r} has {len(data):,} bytes; as in ZooKeeper, {MAX_REQUEST - OVERHEAD:,} are taken"
+        if len(data) > MAX_PAYLOAD:
+            msg = f"the result of task {task_id!r} has {len(data):,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
             raise TaskTooLarge(msg)
         self._settle(task_id, token, lambda book: settling.complete(book, task_id, token, data))
 
@@ -235,9 +184,6 @@ class FileQueue:
         self.folder.hold(self.name, task_id, token, held=False)
         return done
 
-    def _do(self, work: Callable[[Book], T], **options: Any) -> T:
-        return self.folder.carry_out(self.name, work, **options)
-
     # --- what workers need
 
     @property
@@ -258,11 +204,6 @@ class FileQueue:
     def look_after(self) -> None:
         """Nothing is promoted or rescued in a file: whoever claims finds what is due."""
 
-    def worker(self, handler: Callable[..., Any], *, transactional: bool = False, **options: Any) -> Worker:
-        """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``.
-
-        Every claim has an end here: while its handler runs, it is extended each time a third of its span has passed,
-        unless ``heartbeat`` is False.
-        """
-        refuse({refusals.TRANSACTIONS: transactional})
-        return Worker(self, handler, **options)
+    def worker(self, handler: Handler, **options: Any) -> Worker:
+        """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``."""
+        return worker(self, handler, **options)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine.model import Message
 
 TRANSACTIONS: Final = "transactions over several queues"
 BATCHES: Final = "batches (batch=, then=, wait_batch)"
 PRIORITIES: Final = "priorities: the order is that of the lines"
-UPDATES: Final = "updates of a queued task (update=): edit its line"
+UPDATES: Final = "updates of a queued task (update=, replace): edit its line"
 ESCROW: Final = "a run in escrow (requeue=)"
 DEDUPE: Final = "dedupe windows (dedupe=)"
 PROGRESS: Final = "progress reports (progress, on_progress=)"
-COLLECTION: Final = "clean-up of finished tasks (task_gc_…=, collect_garbage, clear): delete their lines"
+COLLECTION: Final = "clean-up of finished tasks (task_gc_…=, collect_garbage, clear, drop): delete their lines"
 PAUSES: Final = "pauses (pause, resume)"
 CANCELLING: Final = "cancellation: make its line a comment, with # for its first character"
 REDRIVING: Final = "redrives: give the line a - for its ! again"
@@ -23,7 +23,8 @@ ENDLESS: Final = "claims that end with a session (lock=0): a lock needs an end"
 SERVERS: Final = "servers to speak to"
 EXPLAINING: Final = "explanations (explain): the file shows the task's variables"
 TREES: Final = "znodes (tree)"
-EDITING: Final = "changes of what is queued (replace, drop): edit its line, or delete it"
+CONSUMERS: Final = "register of consumers (consumers): the mutex of a task names who has it"
+ARCHIVES: Final = "archive (zxid, ended_between, archive, publish_archive)"
 FINDING: Final = "waiting for tasks that match (find)"
 
 
@@ -35,7 +36,7 @@ def refusal(what: str) -> ConfigError:
 def refused(what: str) -> Callable[..., NoReturn]:
     """A method of the interface that raises `ConfigError`, whatever it is given."""
 
-    def method(*_given: Any, **_named: Any) -> NoReturn:
+    def method(*_given: object, **_named: object) -> NoReturn:
         raise refusal(what)
 
     return method

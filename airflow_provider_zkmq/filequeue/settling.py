@@ -9,10 +9,8 @@ from __future__ import annotations
 import random
 from typing import Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError
+from airflow_provider_zkmq.engine.model import Selector, State, Task
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.items import Item
 from airflow_provider_zkmq.filequeue.variables import ROOMS, clipped, spell_time

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
-from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.core.reading.wait import WaitFor, wait_event
-from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
+from airflow_provider_zkmq.engine.errors import TaskNotFound, WaitTimeout
+from airflow_provider_zkmq.engine.model import (
+    ENDED,
+    OnChange,
+    State,
+    Task,
+    WaitFor,
+    check_name,
+    checked_ids,
+    optional_seconds,
+    wait_event,
+)
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.folder import Folder
-from airflow_provider_zkmq.filequeue.follow import follow
 from airflow_provider_zkmq.filequeue.items import Item
+from airflow_provider_zkmq.filequeue.looking import look_until
+
+#: The tasks, or None while something is to be waited for; and when a claim of one of them ends without any change.
+_Seen: TypeAlias = tuple[list[Task] | None, float | None]
 
 
 def wait(folder: Folder, queue: str, task_ids: Sequence[str], event: WaitFor | str, timeout: object) -> list[Task]:
@@ -22,32 +33,75 @@ def wait(folder: Folder, queue: str, task_ids: Sequence[str], event: WaitFor | s
     Raises `WaitTimeout`, and `TaskNotFound` for a task that does not exist, or whose line was deleted meanwhile.
     """
     wanted, span = wait_event(event), optional_seconds("timeout", timeout)
-    if isinstance(task_ids, str):
-        msg = f"wait takes a list of task ids, not the text {task_ids!r}"
-        raise ConfigError(msg)
-    ids = [check_name("task id", task_id) for task_id in dict.fromkeys(task_ids)]
-    left = ids
-
-    def work(book: Book) -> tuple[list[Task] | None, float | None]:
-        nonlocal left
-        items = [book.find(task_id) for task_id in ids]
-        left = [item.id for item in items if not _reached(book, item, wanted)]
-        if not left:
-            return [book.task(item) for item in items], None
-        ends = (item.holder[1] for item in items if item.holder is not None and item.holder[1] > book.now)
-        return None, min(ends, default=None)
-
-    def look() -> tuple[list[Task] | None, float | None]:
-        return folder.carry_out(queue, work, missing=TaskNotFound)
-
-    found = follow(folder.file(queue), look, span, folder.alarms, lambda: False) if ids else []
-    if found is None:
+    waiting = _Waiting(checked_ids(task_ids), wanted)
+    if not waiting.ids:
+        return []
+    tasks = look_until(
+        folder.file(queue),
+        lambda: folder.carry_out(queue, waiting.look, missing=TaskNotFound),
+        span,
+        folder.alarms,
+        lambda: False,
+    )
+    if tasks is None:
+        left = waiting.left
         names = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
         msg = f"{len(left)} task(s) of queue {queue!r} did not reach {wanted} in time: {names}"
         raise WaitTimeout(msg, left=left)
-    return found
+    return tasks
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What is waited for, and which of it had not got there at the last look."""
+
+    ids: list[str]
+    wanted: WaitFor
+    left: list[str] = field(default_factory=list)
+
+    def look(self, book: Book) -> _Seen:
+        items = [book.find(task_id) for task_id in self.ids]
+        self.left = [item.id for item in items if not _reached(book, item, self.wanted)]
+        if not self.left:
+            return [book.task(item) for item in items], None
+        return None, _next_end(book, items)
 
 
 def _reached(book: Book, item: Item, wanted: WaitFor) -> bool:
     state = book.state(item)
     return state in ENDED or (wanted is WaitFor.CLAIM and (state is State.CLAIMED or item.number("attempts") > 0))
+
+
+def _next_end(book: Book, items: Sequence[Item]) -> float | None:
+    ends = (item.holder[1] for item in items if item.holder is not None and item.holder[1] > book.now)
+    return min(ends, default=None)
+
+
+def follow(folder: Folder, queue: str, task_id: str, on_change: OnChange, timeout: object) -> Task:
+    """Call `on_change` with the task now and whenever it has changed; returns it once it has ended.
+
+    The file is not locked meanwhile. Raises `WaitTimeout`, and `TaskNotFound` for a task that does not exist, or whose
+    line was deleted meanwhile.
+    """
+    name, span = check_name("task id", task_id), optional_seconds("timeout", timeout)
+    known: Task | None = None
+
+    def look() -> tuple[Task | None, float | None]:
+        nonlocal known
+        task, again = folder.carry_out(queue, lambda book: _look_at(book, book.find(name)), missing=TaskNotFound)
+        if task != known:
+            known = task
+            on_change(task)
+        return (task if task.state in ENDED else None), again
+
+    ended = look_until(folder.file(queue), look, span, folder.alarms, lambda: False)
+    if ended is None:
+        raise WaitTimeout(f"task {name!r} of queue {queue!r} has not ended in time", left=[name])
+    return ended
+
+
+def _look_at(book: Book, item: Item) -> tuple[Task, float | None]:
+    """A task, and when it changes without any change of the file: its claim ends, or it comes due."""
+    due = item.due if item.due > book.now else None
+    ends = [end for end in (_next_end(book, [item]), due) if end is not None]
+    return book.task(item), min(ends, default=None)

@@ -9,7 +9,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_zkmq.bridge import export_queue, exported_from, import_file
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.templating import flag
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
@@ -62,7 +62,7 @@ class ZkmqExportOperator(BaseOperator):
         self.zkmq_queue = zkmq_queue
         self.zkmq_conn_id = zkmq_conn_id
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+    def execute(self, context: Context) -> dict[str, object]:  # noqa: ARG002
         """Write the file. Raises what `bridge.export_queue` does."""
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
@@ -109,13 +109,10 @@ class ZkmqImportOperator(BaseOperator):
         self.zkmq_queue = zkmq_queue
         self.zkmq_conn_id = zkmq_conn_id
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        """Import the file.
+    def execute(self, context: Context) -> dict[str, object]:  # noqa: ARG002
+        """Import the file. Raises what `bridge.import_file` does.
 
-        Raises:
-            AirflowFailException: messages were refused; it names the first few.
-            ZkmqError, OSError: what `bridge.import_file` raises.
-
+        `AirflowFailException` names the first few messages that were refused.
         """
         dry_run = flag("dry_run", self.dry_run)
         name = self.zkmq_queue or self._named()

@@ -10,24 +10,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, WaitTimeout
+from airflow_provider_zkmq.engine import DuplicateTask, Message, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes
-from airflow_provider_zkmq.hooks.templating import flag, items_of
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
+from airflow_provider_zkmq.operators.messages import all_spelled, message, origin_of, spelled
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine.connect import AnyQueue
+    from airflow_provider_zkmq.engine import AnyQueue
 
 __all__ = ["ZkmqEnqueueOperator", "ZkmqExportOperator", "ZkmqImportOperator"]
-
-_KEYS = ("data", "filters", "priority", "delay", "task_id", "metadata", "policy", "lock", "update", "requeue")
 
 
 class ZkmqEnqueueOperator(BaseOperator):
@@ -86,17 +82,17 @@ class ZkmqEnqueueOperator(BaseOperator):
     def __init__(
         self,
         *,
-        data: Any = None,
-        messages: Any = None,
+        data: object = None,
+        messages: object = None,
         batch: str | None = None,
-        then: Any = None,
+        then: object = None,
         zkmq_queue: str | None = None,
         filters: Mapping[str, object] | None = None,
         priority: int | str = 0,
-        delay: Any = None,
+        delay: object = None,
         zkmq_task_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        policy: Any = None,
+        policy: object = None,
         add_origin: bool = True,
         wait_for_completion: bool = False,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
@@ -136,21 +132,14 @@ class ZkmqEnqueueOperator(BaseOperator):
             ZkmqError: nothing could be enqueued; the message says why.
 
         """
-        origin = _origin(context) if self.add_origin else None
-        messages = self._messages(origin)
-        then = None if self.then is None else self._message(_spelled("then", self.then), origin)
+        origin = origin_of(context) if self.add_origin else None
+        messages, then = self._messages(origin), self._follow_up(origin)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
             ids = self._enqueue(queue, messages, then)
             self.log.info("Enqueued %d task(s) into queue %r", len(ids), queue.name)
             if self.wait_for_completion and ids:
-                left = self._span()
-                if self.deferrable:
-                    self._defer(ids, left)
-                try:
-                    _await_end(queue, self.batch, ids, left)
-                except WaitTimeout as error:
-                    raise AirflowException(str(error)) from error
+                self._await(queue, ids)
         return self._told(ids)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> str | list[str]:  # noqa: ARG002
@@ -171,6 +160,16 @@ class ZkmqEnqueueOperator(BaseOperator):
             if self.batch is None or error.duplicates:
                 raise
             raise DuplicateTask(_written_before(queue, self.batch)) from error
+
+    def _await(self, queue: AnyQueue, ids: list[str]) -> None:
+        """Wait here or deferred. Raises `AirflowException` where it was not in time or tasks failed."""
+        left = self._span()
+        if self.deferrable:
+            self._defer(ids, left)
+        try:
+            _await_end(queue, self.batch, ids, left)
+        except WaitTimeout as error:
+            raise AirflowException(str(error)) from error
 
     def _defer(self, ids: list[str], left: float | None) -> None:
         self.defer(
@@ -195,29 +194,17 @@ class ZkmqEnqueueOperator(BaseOperator):
         span = self.timeout if self.timeout is not None else self.execution_timeout
         return span.total_seconds() if isinstance(span, timedelta) else span
 
-    def _messages(self, origin: dict[str, Any] | None) -> list[Message]:
+    def _messages(self, origin: Mapping[str, object] | None) -> list[Message]:
+        """Return what is to be enqueued; what a message leaves out is taken from the operator's arguments."""
         if self.messages is None:
-            return [self._message({"data": self.data, "task_id": self.zkmq_task_id or None}, origin)]
-        items = items_of("messages", self.messages)
-        return [self._message(_spelled(f"messages[{at}]", item), origin) for at, item in enumerate(items)]
+            return [message({**self._common(), "data": self.data, "task_id": self.zkmq_task_id or None}, origin)]
+        return [message({**self._common(), **given}, origin) for given in all_spelled("messages", self.messages)]
 
-    def _message(self, given: Mapping[str, Any], origin: dict[str, Any] | None) -> Message:
-        """Make a message of what is given for it and, for the rest, of the operator's arguments."""
-        metadata = dict(given.get("metadata", self.metadata) or {})
-        if origin is not None:
-            metadata.setdefault("airflow", origin)
-        return Message(
-            data=given["data"],
-            filters=given.get("filters", self.filters),
-            priority=_number("priority", given.get("priority", self.priority), int),
-            delay=_number("delay", given.get("delay", self.delay), float),
-            task_id=given.get("task_id"),
-            metadata=metadata or None,
-            policy=_policy(given.get("policy", self.policy)),
-            lock=_number("lock", given.get("lock"), float),
-            update=flag("update", given.get("update", False)),
-            requeue=flag("requeue", given.get("requeue", False)),
-        )
+    def _follow_up(self, origin: Mapping[str, object] | None) -> Message | None:
+        return None if self.then is None else message({**self._common(), **spelled("then", self.then)}, origin)
+
+    def _common(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("filters", "priority", "delay", "metadata", "policy")}
 
 
 def _await_end(queue: AnyQueue, batch: str | None, ids: list[str], left: float | None) -> None:
@@ -236,42 +223,3 @@ def _written_before(queue: AnyQueue, name: str) -> str:
         f"open{failed}); nothing was enqueued. ZkmqTaskSensor(batch=…) waits for it; for another, put what tells them "
         "apart into the name, such as {{ ti.try_number }}"
     )
-
-
-def _spelled(where: str, item: object) -> Mapping[str, Any]:
-    """Return a message as a mapping. Raises `ConfigError` naming where it stands."""
-    if isinstance(item, Message):
-        return {name: value for name in _KEYS if (value := getattr(item, name)) is not None}
-    if isinstance(item, Mapping):
-        if unknown := sorted(set(map(str, item)) - set(_KEYS)):
-            raise ConfigError(f"{where}: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
-        if "data" not in item:
-            raise ConfigError(f"{where} has no 'data'")
-        return item
-    return {"data": item}
-
-
-def _policy(given: Any) -> RetryPolicy | None:
-    """Return a policy that may be spelled as a mapping. Raises `ConfigError`."""
-    if not isinstance(given, Mapping):
-        return given  # type: ignore[no-any-return]
-    try:
-        return RetryPolicy(**given)
-    except TypeError as error:
-        raise ConfigError(f"policy {given!r} is not understood: {error}") from None
-
-
-def _number(name: str, value: Any, kind: type[int | float]) -> Any:
-    """Return the number a template rendered to text; anything but text as it is. Raises `ConfigError`."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigError(f"{name} {value!r} is no number") from None
-
-
-def _origin(context: Context) -> dict[str, Any]:
-    """Return which task instance enqueues."""
-    instance: Any = context["ti"]
-    return {name: getattr(instance, name, None) for name in ("dag_id", "run_id", "task_id", "map_index", "try_number")}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import (
@@ -17,25 +17,20 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_provider_zkmq.engine.core.reading.wait import wait_event
-from airflow_provider_zkmq.engine.errors import WaitTimeout, ZkmqError
+from airflow_provider_zkmq.engine import WaitTimeout, ZkmqError, wait_event
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes, outcome, progress_log
+from airflow_provider_zkmq.hooks.outcomes import progress_log
 from airflow_provider_zkmq.hooks.templating import flat_ids
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.sensors.outcomes import batch_outcome, in_one_line, outcomes
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine.connect import AnyQueue
-    from airflow_provider_zkmq.engine.core.reading.explain import Explanation
-    from airflow_provider_zkmq.engine.core.reading.inspect import Task
-    from airflow_provider_zkmq.engine.core.tasks.batches import Batch
+    from airflow_provider_zkmq.engine import AnyQueue, Task
 
-_Told: TypeAlias = list[dict[str, Any]] | dict[str, Any]
-#: So many refusing consumers are told of.
-_SHOWN: Final = 3
+_Told: TypeAlias = list[dict[str, object]] | dict[str, object]
 
 
 class ZkmqTaskSensor(BaseSensorOperator):
@@ -66,7 +61,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        task_ids: Any = None,
+        task_ids: object = None,
         selector: str | None = None,
         min_tasks: int = 1,
         batch: str | None = None,
@@ -105,13 +100,16 @@ class ZkmqTaskSensor(BaseSensorOperator):
                 told: _Told = super().execute(context)
                 return told
         with self._failing_softly(), self._telling_why():
-            deadline = time.time() + self._span()
-            try:
-                return self._waited(0 if self.deferrable else self._span())
-            except WaitTimeout as error:
-                if not self.deferrable:
-                    raise AirflowSensorTimeout(str(error)) from error
-                raise self._deferral(deadline) from None
+            return self._waited_or_deferred()
+
+    def _waited_or_deferred(self) -> _Told:
+        deadline = time.time() + self._span()
+        try:
+            return self._waited(0 if self.deferrable else self._span())
+        except WaitTimeout as error:
+            if not self.deferrable:
+                raise AirflowSensorTimeout(str(error)) from error
+            raise self._deferral(deadline) from None
 
     def poke(self, context: Context) -> PokeReturnValue:  # noqa: ARG002
         """Look once (``mode="reschedule"``). Raises `AirflowException` for tasks that are dead or cancelled."""
@@ -136,8 +134,8 @@ class ZkmqTaskSensor(BaseSensorOperator):
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
                 if "batch" in event:
-                    return _batch_outcome(queue, queue.wait_batch(event["batch"], 0))
-                return _outcomes(queue, self._read(queue, event["ids"]))
+                    return batch_outcome(queue, queue.wait_batch(event["batch"], 0))
+                return outcomes(queue, self._read(queue, event["ids"]))
 
     def _waited(self, span: float) -> _Told:
         """Wait at most `span` seconds on this worker. Raises `WaitTimeout`."""
@@ -145,13 +143,13 @@ class ZkmqTaskSensor(BaseSensorOperator):
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
             if self.batch is not None:
-                return _batch_outcome(queue, queue.wait_batch(self.batch, span))
+                return batch_outcome(queue, queue.wait_batch(self.batch, span))
             if self.selector is None:
                 ids = flat_ids(self.task_ids)
             else:
                 ids = queue.find(self.selector, self.min_tasks, max(0.0, end - time.monotonic()))
             tell = progress_log(self.log) if self.log_progress else None
-            return _outcomes(queue, queue.wait(ids, self.event, max(0.0, end - time.monotonic()), tell))
+            return outcomes(queue, queue.wait(ids, self.event, max(0.0, end - time.monotonic()), tell))
 
     def _read(self, queue: AnyQueue, ids: list[str]) -> list[Task]:
         """Read tasks that got there; one by one where something was claimed and has been given back since."""
@@ -161,20 +159,20 @@ class ZkmqTaskSensor(BaseSensorOperator):
             return [queue.task(task_id) for task_id in ids]
 
     def _deferral(self, deadline: float) -> TaskDeferred:
-        return TaskDeferred(
-            trigger=ZkmqTaskTrigger(
-                task_ids=None if self.task_ids is None else flat_ids(self.task_ids),
-                selector=self.selector,
-                min_tasks=self.min_tasks,
-                batch=self.batch,
-                event=self.event,
-                log_progress=self.log_progress,
-                queue=self.zkmq_queue or None,
-                zkmq_conn_id=self.zkmq_conn_id,
-                deadline=deadline,
-            ),
-            method_name="execute_complete",
-            timeout=timedelta(seconds=max(0.0, deadline - time.time())),
+        span = timedelta(seconds=max(0.0, deadline - time.time()))
+        return TaskDeferred(trigger=self._trigger(deadline), method_name="execute_complete", timeout=span)
+
+    def _trigger(self, deadline: float) -> ZkmqTaskTrigger:
+        return ZkmqTaskTrigger(
+            task_ids=None if self.task_ids is None else flat_ids(self.task_ids),
+            selector=self.selector,
+            min_tasks=self.min_tasks,
+            batch=self.batch,
+            event=self.event,
+            log_progress=self.log_progress,
+            queue=self.zkmq_queue or None,
+            zkmq_conn_id=self.zkmq_conn_id,
+            deadline=deadline,
         )
 
     def _span(self) -> float:
@@ -195,7 +193,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
                 waiting = self._left(queue)
-                return "" if waiting is None else f"; {_short(queue.explain(waiting))}"
+                return "" if waiting is None else f"; {in_one_line(queue.explain(waiting))}"
         except Exception as error:  # noqa: BLE001
             self.log.warning("Why it was not in time is unknown: %s", error)
             return ""
@@ -228,20 +226,3 @@ class ZkmqTaskSensor(BaseSensorOperator):
             if self.soft_fail or self.never_fail:
                 raise AirflowSkipException(f"Skipping instead of failing: {error}") from error
             raise
-
-
-def _outcomes(queue: AnyQueue, tasks: list[Task]) -> list[dict[str, Any]]:
-    check_outcomes(queue.name, tasks)
-    return [outcome(task) for task in tasks]
-
-
-def _batch_outcome(queue: AnyQueue, batch: Batch) -> dict[str, Any]:
-    check_batch(queue.name, batch)
-    return {"batch": batch.name, "total": batch.total, "failed": list(batch.failed)}
-
-
-def _short(explanation: Explanation) -> str:
-    """Return why a task is where it is, in one line: the reasons, and the first few consumers that refuse it."""
-    refusing = [f"{it.consumer} refuses it: {it.refuses}" for it in explanation.consumers if it.refuses]
-    told = "; ".join([*explanation.reasons, *refusing[:_SHOWN]])
-    return f"task {explanation.task_id} is {explanation.status}: {told}"

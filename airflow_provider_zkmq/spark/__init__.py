@@ -5,7 +5,7 @@ Importing this package loads neither PySpark nor a ZooKeeper client.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.archive import ArchiveReport, archive_queue
@@ -22,7 +22,7 @@ _HOME = {
 __all__ = ["ArchiveReport", "archive_queue", "percentiles", "read_history", "spark_session"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import on first use: PySpark is optional and slow to load."""
     if name not in _HOME:
         msg = f"module {__name__!r} has no attribute {name!r}"

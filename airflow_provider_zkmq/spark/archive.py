@@ -8,19 +8,15 @@ left is not in the manifest, so nobody reads it and the next run deletes it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.reading.configure import read_archive, set_archive
-from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
-from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, Ended, ZkmqError, check_name
 from airflow_provider_zkmq.spark.manifest import (
     RUNS,
     STAGING,
@@ -33,7 +29,7 @@ from airflow_provider_zkmq.spark.manifest import (
     sync,
     sync_tree,
 )
-from airflow_provider_zkmq.spark.rows import SCHEMA, Connect, Ended, drive, ended_between, mark, open_client, reader
+from airflow_provider_zkmq.spark.rows import SCHEMA, Connect, open_client, reader
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.
@@ -61,43 +57,38 @@ class ArchiveReport:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """This run's hold on the archive's znode: nobody else has written it since, or publishing fails."""
+    """This run's hold on the archive's pointer: nobody else has written it since, or publishing fails."""
 
-    queue: Queue
-    version: int
-    record: dict[str, Any]
+    queue: AnyQueue
+    pointer: Archive
 
     @classmethod
-    def take(cls, queue: Queue, home: Path, manifest: Manifest) -> _Claim:
-        """Bring the znode up to the manifest, which also stops clean-up from deleting what is newer."""
-        record, version = drive(queue, read_archive)
-        if record.get("watermark", 0) > manifest.watermark:
+    def take(cls, queue: AnyQueue, home: Path, manifest: Manifest) -> _Claim:
+        """Bring the pointer up to the manifest, which also stops clean-up from deleting what is newer."""
+        before = queue.archive()
+        if before.watermark > manifest.watermark:
             raise ConfigError(
-                f"queue {queue.name!r} is archived up to {record['watermark']} in {record.get('directory')!r}, "
+                f"queue {queue.name!r} is archived up to {before.watermark} in {before.directory!r}, "
                 f"but {home} only up to {manifest.watermark}: give that directory, or bring its manifest back"
             )
-        ours = {"watermark": manifest.watermark, "directory": str(home.parent), "run": os.urandom(8).hex()}
-        drive(queue, set_archive, _dump(ours), version)
-        found, version = drive(queue, read_archive)
-        if found != ours or version is None:
+        ours = replace(before, watermark=manifest.watermark, directory=str(home.parent), run=os.urandom(8).hex())
+        queue.publish_archive(ours)
+        pointer = queue.archive()
+        if replace(pointer, version=before.version) != ours:
             raise _overtaken(queue)
-        return cls(queue, version, ours)
+        return cls(queue, pointer)
 
     def check(self) -> None:
         """Raise `ConfigError` if another run began meanwhile."""
-        if drive(self.queue, read_archive) != (self.record, self.version):
+        if self.queue.archive() != self.pointer:
             raise _overtaken(self.queue)
 
     def advance(self, watermark: int) -> None:
         """Publish the watermark of a manifest that is published. Raises `ConfigError` if overtaken."""
-        drive(self.queue, set_archive, _dump(self.record | {"watermark": watermark}), self.version)
+        self.queue.publish_archive(replace(self.pointer, watermark=watermark))
 
 
-def _dump(record: dict[str, Any]) -> bytes:
-    return json.dumps(record).encode()
-
-
-def _overtaken(queue: Queue) -> ConfigError:
+def _overtaken(queue: AnyQueue) -> ConfigError:
     return ConfigError(f"another archive run of queue {queue.name!r} began meanwhile; this one published nothing")
 
 
@@ -120,14 +111,14 @@ def archive_queue(
     home = Path(directory).absolute() / check_name("queue", queue)
     with open_client(connect) as client, exclusive(home):
         source = client.queue(queue)
-        source.counts()  # refuses a queue that does not exist
+        source.conf()  # refuses a queue that does not exist
         manifest = read_manifest(home)
         orphans = tuple(remove_orphans(home, manifest))
         claim = _Claim.take(source, home, manifest)
         after("begun")
         watermark = _mark(source, manifest)
         after("marked")
-        ended = ended_between(source, manifest.watermark, watermark)
+        ended = source.ended_between(manifest.watermark, watermark)
         after("listed")
         planned = Run("", len(ended), manifest.watermark, watermark)
         run = _write(home, planned, _rows(spark, connect, queue, ended) if ended else None, spark, after)
@@ -140,8 +131,8 @@ def archive_queue(
     return ArchiveReport(queue, len(ended), grown.rows, watermark, run.path if run else None, orphans)
 
 
-def _mark(queue: Queue, manifest: Manifest) -> int:
-    watermark = mark(queue)
+def _mark(queue: AnyQueue, manifest: Manifest) -> int:
+    watermark = queue.zxid()
     if watermark <= manifest.watermark:
         raise ConfigError(
             f"the archive of queue {queue.name!r} is at zxid {manifest.watermark} and ZooKeeper only at {watermark}: "
@@ -159,9 +150,7 @@ def _write(
     run = replace(run, path=f"{RUNS}/{run.first}-{run.last}")
     staging = home / f"{run.path}{STAGING}"
     frame.write.partitionBy("day").option("compression", "zstd").parquet(str(staging))
-    written = spark.read.schema(SCHEMA).parquet(str(staging)).count()
-    if written != run.rows:
-        raise ArchiveIncomplete(f"of {run.rows} tasks of queue {home.name!r} {written} were read; run it again")
+    _check_complete(home, run, spark.read.schema(SCHEMA).parquet(str(staging)).count())
     sync_tree(staging)
     after("staged")
     staging.rename(home / run.path)
@@ -170,8 +159,13 @@ def _write(
     return run
 
 
+def _check_complete(home: Path, run: Run, written: int) -> None:
+    if written != run.rows:
+        raise ArchiveIncomplete(f"of {run.rows} tasks of queue {home.name!r} {written} were read; run it again")
+
+
 def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Ended]) -> DataFrame:
     """Return the whole rows of these tasks, read by Spark's Python workers, several at a time."""
     partitions = max(1, min(spark.sparkContext.defaultParallelism, -(-len(ended) // ROWS_PER_PARTITION)))
-    pairs = spark.sparkContext.parallelize(ended, partitions)
+    pairs = spark.sparkContext.parallelize([tuple(each) for each in ended], partitions)
     return spark.createDataFrame(pairs, "id string, version bigint").mapInArrow(reader(connect, queue), SCHEMA)

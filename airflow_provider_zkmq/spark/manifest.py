@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 
 NAME: Final = "MANIFEST.json"
 RUNS: Final = "runs"

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import stat
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
-from airflow_provider_zkmq.textqueue import mutex
-from airflow_provider_zkmq.textqueue.errors import HostileFile, StaleMessage, TextQueueError
-from airflow_provider_zkmq.textqueue.lines import BOM, Limits, scan, uses_crlf
+from airflow_provider_zkmq.textqueue.errors import TextQueueError
+from airflow_provider_zkmq.textqueue.lines import BOM, Limits, scan
 from airflow_provider_zkmq.textqueue.message import Message
-from airflow_provider_zkmq.textqueue.parse import BYTE, Record, Status, records
+from airflow_provider_zkmq.textqueue.mutex import RESERVED, is_mutex
+from airflow_provider_zkmq.textqueue.parse import Record, Status, records
+from airflow_provider_zkmq.textqueue.shared import SharedFile
 from airflow_provider_zkmq.textqueue.watch import changes
-from airflow_provider_zkmq.textqueue.write import CRLF, NEWLINE, spell
+from airflow_provider_zkmq.textqueue.write import NEWLINE, spell
 
 QUEUED: Final = "queued"
 ALL: Final = "all"
 
 
-class TextQueue:
+class TextQueue(SharedFile):
     """A queue in a file: read, appended to, and edited in place, at exact offsets; a context manager.
 
     A byte that this library did not have to change is never written. Appends and edits hold a lock on the file
@@ -34,13 +32,9 @@ class TextQueue:
     """
 
     def __init__(self, path: Path, descriptor: int, limits: Limits) -> None:
-        self.path = path
-        self.limits = limits
+        super().__init__(path, descriptor, limits)
         #: What was not understood, as (offset, why), found by reading.
         self.reports: dict[int, str] = {}
-        self._descriptor = descriptor
-        self._depth = 0
-        self._threads = threading.RLock()
 
     @classmethod
     def open(
@@ -65,24 +59,6 @@ class TextQueue:
             raise
         return queue
 
-    def _check(self) -> None:
-        found = os.fstat(self._descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            msg = f"{self.path} is no plain file"
-            raise HostileFile(msg)
-        if found.st_size > self.limits.file:
-            msg = f"{self.path} has {found.st_size:,} bytes, more than {self.limits.file:,}"
-            raise HostileFile(msg)
-
-    def read(self, size: int, offset: int) -> bytes:
-        """At most `size` bytes from `offset`."""
-        return os.pread(self._descriptor, size, offset)
-
-    @property
-    def newline(self) -> bytes:
-        """How the file ends its lines."""
-        return CRLF if uses_crlf(self) else NEWLINE
-
     def messages(
         self, include: str | Collection[str] = QUEUED, *, start: int = 0, final: bool = True
     ) -> Iterator[Message]:
@@ -91,10 +67,7 @@ class TextQueue:
         `start`: the offset of a line to begin at. `final=False` leaves out the last one, which somebody may still be
         writing. What is not understood is stepped over, and noted in `reports`. Raises `HostileFile`.
         """
-        wanted = set(Status) if include == ALL else {include} if isinstance(include, str) else set(include)
-        if unknown := wanted - set(Status):
-            msg = f"include {sorted(unknown)} is not known: use {', '.join(Status)}, or all"
-            raise ValueError(msg)
+        wanted = _statuses(include)
         self._check()
         lines = scan(str(self.path), self, self.limits, start)
         last: Record | None = None
@@ -118,9 +91,9 @@ class TextQueue:
         return where the file's lines end with one.
         """
         with self.locked():
-            size = os.fstat(self._descriptor).st_size
+            size = self.size()
             newline = self.newline
-            reserved = [_mutex_variable()] if mutex else []
+            reserved = [RESERVED] if mutex else []
             data = spell(text, [*variables, *reserved], newline, status)
             if size <= len(BOM) and data.partition(NEWLINE)[0].endswith(b"\r"):
                 msg = "the first line of a file cannot end with a carriage return: it would tell how all its lines end"
@@ -151,7 +124,7 @@ class TextQueue:
         spares reading what has ended.
         """
         for message in self.messages(start=start):
-            if any(map(mutex.is_mutex, message.variables)):
+            if any(map(is_mutex, message.variables)):
                 with self.locked():
                     if not message.holds(owner) and message.try_lock(owner, seconds):
                         return message
@@ -163,85 +136,23 @@ class TextQueue:
         Changes are told by the system where the package ``watchfiles`` is there, else looked for regularly. What was
         given is not given again, also when it is edited. Raises `HostileFile`.
         """
-        start = 0
+        start, wanted = 0, _statuses(include)
         for _ in changes(self.path, stop):
             with self.locked():  # no append is under way: the final message is whole
                 found = list(self.messages(ALL, start=start))
-            wanted = set(Status) if include == ALL else {include} if isinstance(include, str) else set(include)
             for message in found:
                 start = message.end
                 if message.status in wanted:
                     yield message
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the file's mutex: no other process of this library writes meanwhile. May be nested.
 
-        Raises `StaleMessage` if the file was replaced, as some editors do on saving: open it again.
-        """
-        with self._threads:
-            if self._depth == 0:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            self._depth += 1
-            try:
-                self._same_file()
-                yield
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-    def _same_file(self) -> None:
-        mine = os.fstat(self._descriptor)
-        try:
-            there = self.path.stat()
-        except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
-            msg = f"{self.path} was replaced since it was opened; nothing was written: open it again"
-            raise StaleMessage(msg)
-
-    def overwrite(self, offset: int, expected: bytes, data: bytes, record: Record, status: Status) -> None:
-        """Replace bytes in place, within `locked`, if they and the message they belong to are still what they were."""
-        if status is not Status.QUEUED and offset == record.offset:
-            msg = f"{self.path}: the message at byte {record.offset} is {status}; only a queued one can be marked"
-            raise StaleMessage(msg)
-        head, there = self.read(len(record.head), record.offset), self.read(len(expected), offset)
-        if head != record.head or there != expected:
-            msg = f"{self.path} holds something else at byte {offset} by now; nothing was written: read it again"
-            raise StaleMessage(msg)
-        self._write(data, offset)
-
-    def _write(self, data: bytes, offset: int) -> None:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._descriptor, data[done:], offset + done)
-
-    def refresh(self, record: Record) -> bool:
-        """Read a message's status and variables again; False if another message, or none, stands there now."""
-        head = self.read(len(record.head), record.offset)
-        if head[1:] != record.head[1:]:
-            return False
-        found = {byte: status for status, byte in BYTE.items()}.get(head[:1])
-        if found is None:
-            return False
-        record.status, record.head = found, head
-        record.variables = [(offset, self.read(len(value), offset)) for offset, value in record.variables]
-        return True
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def _statuses(include: str | Collection[str]) -> Collection[str]:
+    """The statuses that are meant. Raises `ValueError` for one that is not known."""
+    wanted = set(Status) if include == ALL else {include} if isinstance(include, str) else set(include)
+    if unknown := wanted - set(Status):
+        msg = f"include {sorted(unknown)} is not known: use {', '.join(Status)}, or all"
+        raise ValueError(msg)
+    return wanted
 
 
 @contextlib.contextmanager
@@ -255,7 +166,3 @@ def read_all(
     with contextlib.ExitStack() as stack:
         queues = [stack.enter_context(TextQueue.open(path, create=False)) for path in paths]
         yield (message for queue in queues for message in queue.messages(include))
-
-
-def _mutex_variable() -> str:
-    return mutex.RESERVED

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from airflow_provider_zkmq.textqueue import mutex
 from airflow_provider_zkmq.textqueue.errors import StaleMessage, TextQueueError
 from airflow_provider_zkmq.textqueue.parse import BYTE, Record, Status
+from airflow_provider_zkmq.textqueue.shared import SharedFile
 from airflow_provider_zkmq.textqueue.write import check_variable, decode
-
-if TYPE_CHECKING:
-    from airflow_provider_zkmq.textqueue.file import TextQueue
 
 
 class Message:
     """A message or comment of a file, as it stood when it was read; its marks are written in place."""
 
-    def __init__(self, queue: TextQueue, record: Record) -> None:
-        self._queue = queue
+    def __init__(self, file: SharedFile, record: Record) -> None:
+        self._file = file
         self._record = record
 
     @property
@@ -55,7 +52,7 @@ class Message:
     @property
     def path(self) -> Path:
         """The file it stands in."""
-        return self._queue.path
+        return self._file.path
 
     def mark_processed(self) -> None:
         """It is done. Raises `StaleMessage` unless it still stands there as queued; then nothing is written."""
@@ -66,11 +63,11 @@ class Message:
         self._mark(Status.ERROR)
 
     def _mark(self, status: Status) -> None:
-        with self._queue.locked():
+        with self._file.locked():
             self._mark_now(status)
 
     def _mark_now(self, status: Status) -> None:
-        self._queue.overwrite(self.offset, self._record.head[:1], BYTE[status], self._record, self.status)
+        self._file.overwrite(self.offset, self._record.head[:1], BYTE[status], self._record, self.status)
         self._record.status = status
         self._record.head = BYTE[status] + self._record.head[1:]
 
@@ -80,17 +77,17 @@ class Message:
         Raises `ValueError` where it does not fit (in bytes) or holds a newline, `IndexError` for a variable that is
         not there, `StaleMessage` where the file holds something else by now; then nothing is written.
         """
-        with self._queue.locked():
+        with self._file.locked():
             self._set(index, value)
 
     def _set(self, index: int, value: str) -> None:
         offset, now = self._record.variables[index]
-        data = check_variable(value, self._queue.newline)
+        data = check_variable(value, self._file.newline)
         if len(data) > len(now):
             msg = f"variable {value!r} takes {len(data)} bytes; there is room for {len(now)} at byte {offset}"
             raise ValueError(msg)
         data = data.ljust(len(now), b" ")
-        self._queue.overwrite(offset, now, data, self._record, self.status)
+        self._file.overwrite(offset, now, data, self._record, self.status)
         self._record.variables[index] = (offset, data)
 
     def try_lock(self, owner: str, seconds: float) -> bool:
@@ -98,8 +95,8 @@ class Message:
 
         Raises `TextQueueError` for a message without a mutex variable, `ValueError` where the owner does not fit.
         """
-        with self._queue.locked():
-            if not self._queue.refresh(self._record) or self.status is not Status.QUEUED:
+        with self._file.locked():
+            if not self._file.refresh(self._record) or self.status is not Status.QUEUED:
                 return False
             index = self._mutex()
             held = mutex.holder(self.variables[index])
@@ -110,7 +107,7 @@ class Message:
 
     def holds(self, owner: str) -> bool:
         """Whether `owner` has the message, which is still queued, and its time is not over."""
-        if not self._queue.refresh(self._record) or self.status is not Status.QUEUED:
+        if not self._file.refresh(self._record) or self.status is not Status.QUEUED:
             return False
         held = mutex.holder(self.variables[self._mutex()])
         return held is not None and held[0] == owner and held[1] > time.time()
@@ -120,7 +117,7 @@ class Message:
 
         Raises `StaleMessage` unless `owner` still has it; then nothing is written.
         """
-        with self._queue.locked():
+        with self._file.locked():
             if not self.holds(owner):
                 msg = f"{self.path}: {owner} does not have the message at byte {self.offset} any more"
                 raise StaleMessage(msg)
@@ -141,8 +138,8 @@ class Message:
 
         Raises `TextQueueError` for a message without that variable.
         """
-        with self._queue.locked():
-            self._queue.refresh(self._record)
+        with self._file.locked():
+            self._file.refresh(self._record)
             for index, variable in enumerate(self.variables):
                 key, found, number = variable.partition("=")
                 if found and key == name:

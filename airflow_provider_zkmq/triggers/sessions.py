@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
+from airflow_provider_zkmq.engine import AsyncZkmq
 from airflow_provider_zkmq.hooks.connections import async_connection_options
 
 _Key: TypeAlias = tuple[str, str]
@@ -57,10 +57,8 @@ class SharedSessions:
     async def lease(self, conn_id: str) -> AsyncIterator[Lease]:
         """Use the session of an Airflow connection.
 
-        Raises:
-            AirflowNotFoundException: there is no such connection.
-            ZkmqError: it is not understood (`ConfigError`), or no server answered (`Unavailable`).
-
+        Raises `AirflowNotFoundException` where there is none of this id, `ConfigError` for one that is not understood,
+        and `Unavailable` where no server answered.
         """
         options = await async_connection_options(conn_id)
         queue = options.pop("queue")

@@ -11,14 +11,25 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_zkmq.engine.errors import TransportError, Unavailable, WaitTimeout, ZkmqError
+from airflow_provider_zkmq.engine import TransportError, Unavailable, WaitTimeout, ZkmqError
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.outcomes import progress_log
 from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
+    from airflow_provider_zkmq.engine import AsyncQueue
 
+_ARGUMENTS: Final = (
+    "task_ids",
+    "selector",
+    "min_tasks",
+    "batch",
+    "event",
+    "log_progress",
+    "queue",
+    "zkmq_conn_id",
+    "deadline",
+)
 _FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 15.0
 #: The engine's own time-out names the tasks it waited for; this much later the wait ends whatever it does.
@@ -72,26 +83,14 @@ class ZkmqTaskTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments, plain JSON."""
-        return (
-            "airflow_provider_zkmq.triggers.zkmq.ZkmqTaskTrigger",
-            {
-                "task_ids": self.task_ids,
-                "selector": self.selector,
-                "min_tasks": self.min_tasks,
-                "batch": self.batch,
-                "event": self.event,
-                "log_progress": self.log_progress,
-                "queue": self.queue,
-                "zkmq_conn_id": self.zkmq_conn_id,
-                "deadline": self.deadline,
-            },
-        )
+        kwargs = {name: getattr(self, name) for name in _ARGUMENTS}
+        return ("airflow_provider_zkmq.triggers.zkmq.ZkmqTaskTrigger", kwargs)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield exactly one event; by then the shared session is given back."""
         yield TriggerEvent(await self._outcome())
 
-    async def _outcome(self) -> dict[str, Any]:
+    async def _outcome(self) -> dict[str, object]:
         left = self._left()
         try:
             async with asyncio.timeout(None if left is None else left + _GRACE):
@@ -105,38 +104,32 @@ class ZkmqTaskTrigger(BaseTrigger):
         """Return the seconds to the deadline, not below 0; None without one."""
         return None if self.deadline is None else max(0.0, self.deadline - time.time())
 
-    async def _wait(self) -> dict[str, Any]:
+    async def _wait(self) -> dict[str, object]:
         """Wait, and again after each failure of the transport; return what the event names."""
-        failures = 0
+        patience = _Patience(self)
         while True:
             try:
                 async with SESSIONS.lease(self.zkmq_conn_id) as lease:
                     return await self._wait_in(lease)
             except TransportError as error:
-                failures += 1
-                if failures == 1:
-                    self.log.warning("waiting goes on when ZooKeeper is back: %s", error)
-                await _pause(failures)
+                await patience.after(error)
 
-    async def _wait_in(self, lease: Lease) -> dict[str, Any]:
+    async def _wait_in(self, lease: Lease) -> dict[str, object]:
         """Wait within one session, for as long as it lives. Raises `TransportError` when it has ended."""
         queue = lease.client.queue(self.queue or lease.default_queue)
-        failures = 0
+        patience = _Patience(self)
         while True:
             try:
                 return await self._wait_for(queue)
             except Unavailable as error:
-                failures += 1
-                if failures == 1:
-                    self.log.warning("waiting goes on when ZooKeeper is back: %s", error)
-                await _pause(failures)
+                await patience.after(error)
             except WaitTimeout:
                 raise
             except TransportError:
                 lease.forget()
                 raise
 
-    async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
+    async def _wait_for(self, queue: AsyncQueue) -> dict[str, object]:
         if self.batch is not None:
             await queue.wait_batch(self.batch, self._left())
             return {"batch": self.batch}
@@ -147,7 +140,17 @@ class ZkmqTaskTrigger(BaseTrigger):
         return {"ids": ids}
 
 
-async def _pause(failures: int) -> None:
-    """Sleep longer after each failure, each trigger another time: thousands must not come back at once."""
-    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
-    await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  no secret
+class _Patience:
+    """The pauses after failures: longer after each, and each trigger another time, so that thousands do not come at once."""
+
+    def __init__(self, trigger: ZkmqTaskTrigger) -> None:
+        self._trigger = trigger
+        self._failures = 0
+
+    async def after(self, error: TransportError) -> None:
+        """Log the first failure, and sleep."""
+        self._failures += 1
+        if self._failures == 1:
+            self._trigger.log.warning("waiting goes on when ZooKeeper is back: %s", error)
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  no secret

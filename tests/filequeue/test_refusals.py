@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_zkmq.bridge import export_queue, import_file
 from airflow_provider_zkmq.engine import AsyncZkmq, ConfigError, Message, SessionLost, Zkmq
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 
@@ -32,6 +33,13 @@ REFUSED: dict[str, Callable[[FileQueue], object]] = {
     "claims that end with a session": lambda q: q.configure(lock=0),
     "explanations": lambda q: q.explain("a"),
     "znodes": lambda q: q.tree("a"),
+    "updates.*replace": lambda q: q.replace("a", b"y"),
+    "clean-up.*drop": lambda q: q.drop("a"),
+    "register of consumers": lambda q: q.consumers(),
+    "archive.*zxid": lambda q: q.zxid(),
+    "archive.*ended_between": lambda q: q.ended_between(0, 1),
+    "archive .*archive": lambda q: q.archive(),
+    "archive.*publish_archive": lambda q: q.publish_archive(None),
     "tasks that match": lambda q: q.find("performance_class==low"),
 }
 
@@ -78,3 +86,18 @@ def test_a_closed_connection_does_nothing(folder: Path) -> None:
     with pytest.raises(SessionLost):
         queue.enqueue("x")
     assert list(folder.iterdir()) == []
+
+
+def test_an_edited_export_of_a_file_is_refused(q: FileQueue, tmp_path: Path) -> None:
+    """Whoever wants to redrive edits the queue's file itself; an import changes nothing."""
+    q.enqueue("x", task_id="a")
+    claim = q.claim()
+    assert claim is not None
+    claim.fail("no", retry=False)
+    edited = tmp_path / "dead.txt"
+    assert export_queue(q, edited) == 1
+    edited.write_text(edited.read_text().replace("\n!x", "\n-x"))
+    before = q.path.read_bytes()
+    with pytest.raises(ConfigError, match="refused.*redrives"):
+        import_file(q, edited)
+    assert q.path.read_bytes() == before

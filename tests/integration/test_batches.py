@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.engine.core.tasks import bulk, enqueue
 from airflow_provider_zkmq.engine.core.tasks.batches import Batch
-from airflow_provider_zkmq.engine.core.writing import moves
+from airflow_provider_zkmq.engine.core.writing import transitions
 from tests.integration.clients import clients, end_session, spent, together
 from tests.support import eventually
 
@@ -154,7 +154,9 @@ def test_waiters_of_one_process_share_the_watch(q: Queue, waiter: Zkmq) -> None:
     jobs = [partial(queue.wait_batch, "shared", timeout=60) for _ in range(10)]
 
     def finish() -> None:
-        eventually(lambda: len(queue._context.cached(queue._context.paths.batch("shared", "open")).subscribers) == 10)
+        eventually(
+            lambda: len(queue._context.listings.at(queue._context.paths.batch("shared", "open")).subscribers) == 10
+        )
         _work(q)
 
     assert {batch.done for batch in together(*jobs, finish)[:10]} == {True}
@@ -255,7 +257,7 @@ def test_a_completer_that_dies_leaves_the_end_to_others(
         claim = dying.queue("census").claim()
         assert claim is not None
         with monkeypatch.context() as patch:
-            patch.setattr(moves, "close_after", killed)
+            patch.setattr(transitions, "close_after", killed)
             with pytest.raises(KeyboardInterrupt):
                 claim.complete()
         assert (q.task(task_id).state, q.batch("b").done) == ("finished", False)

@@ -175,8 +175,8 @@ def test_waiting_is_one_watched_read_for_each_task(zk: Zkmq, q: Queue, other: Zk
     before = other.requests
 
     def finish() -> None:
-        eventually(lambda: all(len(there._context.cached(path).subscribers) == 8 for path in paths))
-        eventually(lambda: all(there._context.cached(path).fresh for path in paths))
+        eventually(lambda: all(len(there._context.listings.at(path).subscribers) == 8 for path in paths))
+        eventually(lambda: all(there._context.listings.at(path).fresh for path in paths))
         for claim in claims:
             claim.complete()
 

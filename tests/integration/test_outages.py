@@ -69,7 +69,7 @@ def handled_once(zk: Zkmq) -> None:
     """The task came to its end, what its transaction put is there once, and everybody can go on."""
     assert [(task.id, str(task.state), task.attempt) for task in zk.queue("in").tasks()] == [("a", "finished", 1)]
     assert [task.data for task in zk.queue("out").tasks()] == [b"y"]
-    assert zk.queue("in")._context.held == {}
+    assert zk.queue("in")._context.claims.in_hand == {}
     for name in ("in", "out"):
         zk.queue(name).enqueue(b"next", priority=9)
         claim = zk.queue(name).claim(timeout=5)

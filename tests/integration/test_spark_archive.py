@@ -15,12 +15,10 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord, Message, OrderedEnum, Zkmq
-from airflow_provider_zkmq.engine.core.reading.configure import read_archive
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.spark.archive import STEPS, ArchiveIncomplete, archive_queue
 from airflow_provider_zkmq.spark.history import percentiles, read_history
 from airflow_provider_zkmq.spark.manifest import exclusive, read_manifest
-from airflow_provider_zkmq.spark.rows import drive
 from airflow_provider_zkmq.spark.session import spark_session
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
@@ -80,8 +78,8 @@ def crash_after(wanted: str) -> object:
 
 
 def watermark(queue: Queue) -> int:
-    record, _ = drive(queue, read_archive)
-    return int(record.get("watermark", -1))
+    archive = queue.archive()
+    return -1 if archive.version is None else archive.watermark
 
 
 def test_rows_hold_the_whole_task(spark, connect, queue, tmp_path) -> None:
@@ -184,7 +182,7 @@ def test_a_task_that_vanishes_stops_the_run(spark, connect, queue, tmp_path) -> 
 def collect_behind_its_back(queue: Queue) -> int:
     """Delete the watermark behind the archive's back and collect; returns how many went."""
     queue._session.client.delete(queue._context.paths.at("archive"))
-    queue._context.conf_watch = None
+    queue._context.configuration.watch = None
     return queue.collect_garbage(lifetime=0).collected
 
 

@@ -16,7 +16,7 @@ def test_configuration_takes_effect_at_once_in_every_client(zk: Zkmq, zookeeper:
         assert there.claim() is None
 
         def told() -> bool:
-            watch = there._context.conf_watch
+            watch = there._context.configuration.watch
             return watch is not None and watch.fired
 
         q.configure(filters={"size": Integer()}, policy=RetryPolicy(attempts=1), lock=1)

@@ -116,7 +116,7 @@ def test_a_wait_that_ends_leaves_nothing(zookeeper: str, q: Queue, there: Zkmq) 
         path = queue._context.paths.task("a", "state")
 
         def finish() -> None:
-            eventually(lambda: queue._context.cached(path).fresh)
+            eventually(lambda: queue._context.listings.at(path).fresh)
             claim.complete()
 
         together(partial(queue.wait, ["a"], timeout=20), finish)
@@ -170,7 +170,9 @@ async def test_cancelled_waits_leave_nothing(zookeeper: str, root: str, q: Queue
             with pytest.raises(asyncio.CancelledError):
                 await waiter
             del waiter
-        assert queue._context.cache == {} or not any("tasks" in path for path in queue._context.cache)
+        assert queue._context.listings.readings == {} or not any(
+            "tasks" in path for path in queue._context.listings.readings
+        )
         for _ in range(500):
             if callbacks(there._session) == kept and on_server(zookeeper) == server:
                 break
@@ -186,11 +188,11 @@ def test_pauses_and_resumes_leave_nothing(zookeeper: str, zk: Zkmq, q: Queue, th
 
     def pause_and_resume() -> None:
         for change in (q.pause, q.resume):
-            watch = queue._context.conf_watch
+            watch = queue._context.configuration.watch
             assert change()
             eventually(lambda watch=watch: watch.fired)
             assert spent(there, queue.claim) == {"Exists": 1}
-            assert queue._context.conf.paused == (change == q.pause)
+            assert queue._context.configuration.conf.paused == (change == q.pause)
 
     queue.claim()
     constant(zookeeper, there._session, pause_and_resume, 300)
@@ -353,14 +355,14 @@ def test_a_refused_configuration_is_refused_again(zk: Zkmq, root: str, q: Queue,
     assert queue.claim(selector="performance_class==low") is None
     layout = f"{root}/census/conf/layout"
     data, _ = zk._session.client.get(layout)
-    watch = queue._context.conf_watch
+    watch = queue._context.configuration.watch
     zk._session.client.set(layout, b"99")
     eventually(lambda: watch.fired)
     for call in (queue.claim, lambda: queue.enqueue(b"y"), queue.claim, queue.pause):
         with pytest.raises(ConfigError, match="upgrade airflow-provider-zkmq"):
             call()
     zk._session.client.set(layout, data)
-    eventually(lambda: queue._context.cached(layout).watch.fired)
+    eventually(lambda: queue._context.listings.at(layout).watch.fired)
     claim = queue.claim()
     assert claim is not None
     assert claim.task.data == b"x"
@@ -375,16 +377,16 @@ def test_a_value_that_somebody_deleted_is_seen_when_it_comes_back(
     queue.claim()
     path = f"{root}/census/conf/{name}"
     data, _ = zk._session.client.get(path)
-    watch = queue._context.conf_watch
+    watch = queue._context.configuration.watch
     zk._session.client.delete(path)
     eventually(lambda: watch.fired)
     queue.claim()
     assert spent(there, queue.claim) == {}
-    watch = queue._context.conf_watch
+    watch = queue._context.configuration.watch
     q.configure(lock=7, order="default", task_gc_interval=11)
     zk._session.client.ensure_path(path)
     zk._session.client.set(path, {"lock": b"7", "task_gc_interval": b"11"}.get(name, data))
     eventually(lambda: watch.fired)
-    eventually(lambda: queue.claim() is None and queue._context.conf.lock == 7)
-    assert (queue._context.conf.gc_interval, queue._context.conf.order) == (11, "default")
-    assert list(queue._context.conf.types) == ["performance_class"]
+    eventually(lambda: queue.claim() is None and queue._context.configuration.conf.lock == 7)
+    assert (queue._context.configuration.conf.gc_interval, queue._context.configuration.conf.order) == (11, "default")
+    assert list(queue._context.configuration.conf.types) == ["performance_class"]

@@ -227,7 +227,7 @@ def test_a_selector_that_is_refused_later_ends_the_worker(zk: Zkmq, q: Queue) ->
     q.configure(filters={"size": Integer()})
     it = q.worker(lambda _task: None, threads=3, selector="size>=1")
     it.start()
-    eventually(lambda: q.counts() is not None and zk.queue("census")._context.consumer is not None)
+    eventually(lambda: q.counts() is not None and zk.queue("census")._context.registration.consumer is not None)
     q.configure(filters={"other": Integer()})
     q.enqueue(b"x")
     with pytest.raises(ConfigError, match="size"):

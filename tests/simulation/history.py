@@ -9,7 +9,7 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, SetData
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
-from airflow_provider_zkmq.engine.core.writing.moves import notes_of
+from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from tests.simulation.parts import Call, Client, Violation
 from tests.simulation.world import World
 

@@ -9,8 +9,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
 from airflow_provider_zkmq.engine.core.model.paths import Paths
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, Runtime
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Multi, Node, Outcome, Watch
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     CreateContainer,
     EnsureRoot,
@@ -82,8 +82,8 @@ class World:
 
     def pay(self, client: Client, context: Context) -> None:
         """What calls have left is put right in the background, as the fronts do it."""
-        if client.alive and not context.paying:
-            context.paying = True
+        if client.alive and not context.debts.paying:
+            context.debts.paying = True
             self.spawn(client, "debts", _payer(context), background=True)
 
     def _deliver(self, session: int, watch: Watch) -> None:
@@ -336,4 +336,4 @@ def _payer(context: Context) -> Any:
         yield Call("pay", pay_debts(context))
         if in_debt(context):
             yield Pause(0.2)
-    context.paying = False
+    context.debts.paying = False

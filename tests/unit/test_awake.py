@@ -12,9 +12,9 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.memory import listing
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Create, GetMany, Multi, Pipeline, Wait
 from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost
@@ -125,7 +125,7 @@ def test_the_next_time_to_look_is_each_look_s_own():
     """Another thread's look does not take a due time off the agenda of a thread that is about to wait."""
     world = World()
     world.put("a", delay=3)
-    world.context.cache.clear()
+    world.context.listings.readings.clear()
     one = world.stepper(claim.claim(world.context, ANY, 30))
     one.until(Children, "'/zkmq/q/queue'")  # it has looked at what is scheduled, and goes on to what is pending
     two = world.stepper(rescue.rescue_dead(world.context))
@@ -242,7 +242,7 @@ def test_a_foreign_znode_at_a_dead_consumer_is_no_loop_and_no_end():
     world = World()
     world.put("a")
     world.claim()
-    consumer = world.context.consumer.id
+    consumer = world.context.registration.consumer.id
     other_session, other = world.client("two")
     world.zk.multi(other_session, (Create(f"{world.context.paths.consumer(consumer)}/foreign"),))
     world.zk.expire(world.session)
@@ -256,7 +256,7 @@ def test_a_foreign_znode_at_a_dead_consumer_is_no_loop_and_no_end():
 def test_the_server_s_clock_is_paired_with_when_it_was_asked():
     """A reply that was 20 s on its way does not make a delay of 30 s come due after 10."""
     world = World()
-    world.context.clock = None
+    world.context.clock.last = None
     stepper = world.stepper(enqueue.enqueue(world.context, Message(b"x", task_id="a", delay=30)))
     stepper.until(Multi, "clock")
     asked = world.zk.ms

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming.take import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Exists, Get, GetMany, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Exists, Get, GetMany, Multi, Sync
 from airflow_provider_zkmq.engine.core.reading import inspect
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle, transaction
-from airflow_provider_zkmq.engine.core.upkeep import collect
+from airflow_provider_zkmq.engine.core.upkeep import collect, debts
 from airflow_provider_zkmq.engine.core.writing import closing
-from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
+from airflow_provider_zkmq.engine.errors import IllegalTransition, SessionLost, Unavailable
 from tests.fake_zookeeper import Crash
 from tests.unit.world import BROKEN_OFF, Client, new_queue
 
@@ -53,11 +53,11 @@ def test_a_settlement_is_told_as_it_happened_though_its_batch_cannot_be_ended(na
     held = client.held()
     client.do(END[name](client, held), cut(client, error))
     assert (client.state("a").state in {State.FINISHED, State.DEAD, State.CANCELLED}, done(client)) == (True, False)
-    assert client.context.unclosed == {"b"}
+    assert client.context.debts.batches == {"b"}
     client.do(closing.close_pending(client.context), cut(client, Unavailable("still none")))
-    assert client.context.unclosed == {"b"}
+    assert client.context.debts.batches == {"b"}
     client.do(closing.close_pending(client.context))
-    assert (done(client), client.context.unclosed, client.work()) == (True, set(), ["then"])
+    assert (done(client), client.context.debts.batches, client.work()) == (True, set(), ["then"])
     client.check()
 
 
@@ -80,9 +80,40 @@ def test_a_settlement_that_is_broken_off_leaves_its_batch_to_the_client_s_next_l
     held = client.held()
     with pytest.raises(Crash):
         client.do(END["complete"](client, held), cut(client, BROKEN_OFF))
-    assert client.context.unclosed == {"b"}
+    assert client.context.debts.batches == {"b"}
     client.do(closing.close_pending(client.context))
     assert done(client)
+
+
+def cut_at_the_write(op: Any) -> str | None:
+    """Broken off as the transaction that ends the member is carried out: its reply reaches nobody."""
+    ends = isinstance(op, Multi) and any(isinstance(part, Delete) and "/open/" in part.path for part in op.ops)
+    return BROKEN_OFF if ends else None
+
+
+@pytest.mark.parametrize("goes_on", ["asks again", "never asks again"])
+@pytest.mark.parametrize("name", END)
+def test_a_member_s_end_that_nobody_heard_of_ends_its_batch(name: str, goes_on: str) -> None:
+    """The caller is cut off with the write under way; the batch ends with its second call, or without one."""
+    client = new_queue()
+    client.put(task_id="x")
+    client.do(settle.complete(client.context, client.held()))  # the indexes have buckets: the first try is carried out
+    client.put(task_id="y")
+    client.do(operate.cancel(client.context, "y"))
+    write(client, "a", then=Message(b"then", task_id="then"))
+    held = client.held()
+    unit = transaction.Unit([(client.context, held)])
+    end = (lambda: transaction.commit(unit)) if name == "commit" else (lambda: END[name](client, held))
+    with pytest.raises(Crash):
+        client.do(end(), cut_at_the_write)
+    if goes_on == "asks again":
+        client.context.debts.batches.clear()  # another process would not have it
+        with suppress(IllegalTransition):  # so does the second cancel tell of the first
+            client.do(end())
+    client.do(debts.pay_debts(client.context))
+    if not (name == "cancel" and goes_on == "asks again"):
+        assert (done(client), client.work()) == (True, ["then"])
+    client.check()
 
 
 def test_a_sealed_batch_is_told_as_written_though_it_cannot_be_ended() -> None:
@@ -103,7 +134,7 @@ def test_a_delayed_follower_is_enqueued_though_its_bucket_was_reaped(closer: str
     held = client.held()
     bucket = f"{(client.zk.ms + 30_000) // 60_000:010d}"
     path = client.context.paths.at("scheduled", bucket)
-    client.context.buckets.add(path)  # as an earlier delayed task left it
+    client.context.slots.buckets.add(path)  # as an earlier delayed task left it
     fault = cut(client, Unavailable("no server")) if closer != "completion" else lambda _op: None
     client.do(END["complete"](client, held), fault)
     if closer == "waiter":

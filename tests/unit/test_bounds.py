@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_provider_zkmq.engine.core.memory import slots
 from airflow_provider_zkmq.engine.core.model.filters import String
 from airflow_provider_zkmq.engine.core.model.lanes import MAX_LANES, Lane, is_lane, is_shortened
 from airflow_provider_zkmq.engine.core.upkeep import collect
@@ -23,9 +24,9 @@ def test_a_producer_of_ever_new_filters_does_not_grow() -> None:
     client = new_queue(filters=KIND)
     for number in range(400):
         client.put(filters={"kind": str(number)})
-    assert len(client.context.open_segments) == place.MAX_OPEN_SEGMENTS
+    assert len(client.context.slots.open) == slots.MAX_OPEN
     client.put(filters={"kind": "10"})
-    assert Lane(0, {"kind": "10"}).name in client.context.open_segments
+    assert Lane(0, {"kind": "10"}).name in client.context.slots.open
     assert len(client.check()) == 401
 
 
@@ -56,8 +57,8 @@ def test_vanished_lanes_are_forgotten() -> None:
     other.do(collect.collect_garbage(other.context))
     client.do(collect.collect_garbage(client.context))
     known = client.context.paths.at("queue") + "/"
-    left = [path for path in (*client.context.cache, *client.context.verdicts) if path.startswith(known)]
-    assert (client.context.open_segments, left) == ({}, [])
+    left = [path for path in client.context.listings.readings if path.startswith(known)]
+    assert (client.context.slots.open, left) == ({}, [])
 
 
 def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
@@ -65,10 +66,10 @@ def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
     client = new_queue()
     slot = client.do(place.open_segment(client.context, Lane(0, {})))
     place.forget_lanes(client.context, [])
-    assert list(client.context.open_segments.values()) == [slot]
+    assert list(client.context.slots.open.values()) == [slot]
     client.put()
     place.forget_lanes(client.context, [])
-    assert client.context.open_segments == {}
+    assert client.context.slots.open == {}
     client.put()
     assert len(client.work()) == 2
 
@@ -76,16 +77,16 @@ def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
 def test_buckets_are_bounded() -> None:
     """A producer of delayed tasks remembers some buckets only; one that was reaped meanwhile is made anew."""
     client = new_queue()
-    for number in range(1, place.MAX_BUCKETS + 50):
+    for number in range(1, slots.MAX_BUCKETS + 50):
         client.put(delay=number * 60)
-    assert len(client.context.buckets) <= place.MAX_BUCKETS
-    assert len(client.check()) == place.MAX_BUCKETS + 49
+    assert len(client.context.slots.buckets) <= slots.MAX_BUCKETS
+    assert len(client.check()) == slots.MAX_BUCKETS + 49
 
 
 def test_reports_come_once_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_zkmq.engine.core.protocol.memory.MAX_QUARANTINE", 10)
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.memory.quarantine.MAX_QUARANTINE", 10)
     client = new_queue()
     for number in range(25):
         for _ in range(2):
             client.context.report(f"/path{number}", "strange")
-    assert (len(client.reports), len(client.context.quarantine) <= 10) == (25, True)
+    assert (len(client.reports), len(client.context.quarantine.paths) <= 10) == (25, True)

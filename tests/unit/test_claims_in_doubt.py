@@ -59,7 +59,7 @@ def test_a_claim_whose_reply_is_lost_is_handed_out(order, kind, wanted):
         held = world.do(claim.claim(world.context, wanted), Faults(at, kind))
         assert held is not None, f"the caller got nothing when write {at} lost its reply"
         assert (held.task_id, held.state.attempt) == ("a", 1)
-        assert not world.context.handovers
+        assert not world.context.claims.handovers
         world.do(settle.complete(world.context, held))
         assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
 
@@ -86,7 +86,7 @@ def test_a_claim_cut_off_at_any_operation_is_given_back(order, wanted, carried_o
         held = world.do(claim.claim(world.context, wanted))
         assert held is not None, f"cut off at operation {at}, the task is in nobody's hand"
         assert held.state.attempt == 1
-        assert not world.context.handovers
+        assert not world.context.claims.handovers
         world.do(settle.complete(world.context, held))
         assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
     else:
@@ -105,7 +105,7 @@ def test_a_claim_of_unknown_outcome_is_resolved_before_the_next(arrived):
     assert isinstance(stepper.op, Reconnect)
     with pytest.raises(OutcomeUnknown):
         stepper.fail(Unavailable("no server answered"))
-    assert len(world.context.handovers) == 1
+    assert len(world.context.claims.handovers) == 1
     held = world.do(claim.claim(world.context, KINDS[0]))
     assert (held.task_id, held.state.attempt) == ("a", 1)
     check_tree(world.zk, world.context)
@@ -116,7 +116,7 @@ def test_a_caller_that_is_interrupted_while_it_gets_its_claim_leaves_it_to_its_c
     world = fresh()
     caller = take.Caller()
     held = world.do(claim.claim(world.context, KINDS[0], caller=caller))
-    assert list(world.context.handovers) == [held.state.nonce]
+    assert list(world.context.claims.handovers) == [held.state.nonce]
     assert world.do(claim.claim(world.context, KINDS[0])) is None, "it is on its way: not to be taken away"
     caller.left = True
     assert world.do(claim.claim(world.context, KINDS[0])).task_id == "a"
@@ -136,7 +136,7 @@ def test_nothing_is_claimed_for_a_caller_that_has_left(order, timeout):
         if isinstance(stepper.op, Multi) and "tasks/a/claim" in repr(stepper.op):
             break  # sent by now: that is given back
         assert stepper.finish() is None
-        assert not world.context.handovers
+        assert not world.context.claims.handovers
         assert check_tree(world.zk, world.context)["a"].state is State.INSERTED
     else:
         pytest.fail("the claim is not sent by then")
@@ -147,7 +147,7 @@ def test_a_delivered_claim_stays_with_its_caller():
     world = fresh()
     caller = take.Caller()
     held = world.do(claim.claim(world.context, KINDS[0], caller=caller))
-    take.deliver(world.context, held)
+    world.context.claims.deliver(held)
     caller.left = True
     assert world.do(claim.claim(world.context, KINDS[0])) is None
     world.do(settle.complete(world.context, held))
@@ -176,7 +176,7 @@ def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim(carried_o
         held = world.do(claim.claim(world.context, KINDS[0]))
         assert held is not None, f"cut off at operation {at}, the task is in nobody's hand"
         assert held.state.attempt == 2
-        assert not world.context.owed
+        assert not world.context.claims.owed
         check_tree(world.zk, world.context)
     else:
         pytest.fail("the rollback has more operations than this test cuts")
@@ -283,7 +283,7 @@ def test_a_registration_that_is_cut_off_keeps_nobody_waiting():
         if stepper.over:
             return
         stepper.cut()
-        assert not world.context.joining
+        assert not world.context.registration.joining
         assert world.do(claim.claim(world.context, KINDS[0])) is not None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_zkmq.cli import commands, options, output, queues, show, worker
+from airflow_provider_zkmq.cli import commands, configuration, options, output, show, worker
 from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.cli.commands import CommandFailed, Commands
 from airflow_provider_zkmq.cli.options import UsageError
@@ -216,7 +216,7 @@ def test_names_and_the_defaults_are_the_engines() -> None:
     from airflow_provider_zkmq.engine.core.reading.configure import ORDERS
 
     assert (options.DEFAULT_HOSTS, options.DEFAULT_ROOT) == (config.DEFAULT_HOSTS, config.DEFAULT_ROOT)
-    assert (tuple(State), ORDERS) == (queues.STATES, queues.ORDERS)
+    assert (tuple(State), ORDERS) == (options.STATES, configuration.ORDERS)
 
 
 @pytest.mark.parametrize(

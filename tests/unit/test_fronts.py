@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Tell
 from airflow_provider_zkmq.engine.core.reading import configure
 from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking

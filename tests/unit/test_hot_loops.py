@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.states import Event, State
+from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Create,
     Delete,
@@ -24,7 +24,9 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 from airflow_provider_zkmq.engine.core.reading import configure
 from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, transaction
 from airflow_provider_zkmq.engine.core.upkeep import rescue
-from airflow_provider_zkmq.engine.core.writing import moves
+from airflow_provider_zkmq.engine.core.writing import commit, pieces, transitions
+from airflow_provider_zkmq.engine.core.writing.plan import Why
+from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown
 from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
@@ -76,7 +78,7 @@ def claimed(client: Client) -> None:
 
 
 def entry(client: Client) -> str:
-    return moves.place_of(client.context, client.state("a"))
+    return pieces.place_of(client.context, client.state("a"))
 
 
 def note(client: Client) -> str:
@@ -193,11 +195,12 @@ def test_a_move_s_caller_can_tell_a_race_from_damage(change: Any, raced: bool) -
     claimed(client)
     node = client.zk.node(client.context.paths.task("a", "state"))
     assert node is not None
-    it = moves.Moving("a", node.stat.version, client.state("a"))
+    current = Current("a", node.stat.version, client.state("a"))
     client.zk.multi(0, (change(client),))
-    after = moves.moved(client.context, "a", it.before, Event.RESCUE)
-    outcome, multi = client.do(moves.move(client.context, it, after))
-    assert (outcome.committed, moves.raced(client.context, it, outcome, multi)) == (False, raced)
+    plan = client.do(transitions.rescue(client.context, current, "nonce", "why", []))
+    refusal = client.do(commit.commit(plan)).refusal
+    assert refusal is not None
+    assert (refusal.why is Why.CHANGED) == raced
 
 
 def delete_queue(client: Client) -> None:
@@ -217,7 +220,7 @@ def test_an_enqueue_into_a_queue_that_was_just_deleted_is_refused(order: str, kn
     conf = client.do(configure.read_conf(client.context))
     client.zk.watches.clear()
     delete_queue(client)
-    assert client.context.conf is conf
+    assert client.context.configuration.conf is conf
     with pytest.raises(ConfigError, match="was deleted"):
         client.put(task_id="b", delay=delay)
     client.put(task_id="c")

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.memory import marks
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import memory
 from airflow_provider_zkmq.engine.core.reading import configure
 from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import collect
@@ -36,7 +36,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.zk = FakeZooKeeper()
         self.loss = RandomLoss(random.Random(7), 0.1)
         # Ids and nonces must be the same in each replay of an example: they decide who claims what.
-        self.entropy = mock.patch.object(memory, "os", SimpleNamespace(urandom=random.Random(11).randbytes))
+        self.entropy = mock.patch.object(marks, "os", SimpleNamespace(urandom=random.Random(11).randbytes))
         self.entropy.start()
         self.sessions = [self.zk.connect() for _ in range(3)]
         self.contexts = [new_context(self.zk, session) for session in self.sessions]

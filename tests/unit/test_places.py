@@ -15,6 +15,7 @@ from airflow_provider_zkmq.engine.core.reading import configure
 from airflow_provider_zkmq.engine.core.tasks import enqueue, exhaust
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.core.writing import place
+from airflow_provider_zkmq.engine.core.writing.record import Current
 from tests.unit.world import Client, new_queue
 
 ORDERS = ("default", "fifo")
@@ -144,11 +145,11 @@ def test_a_new_task_without_a_delay_is_to_be_had_at_once(delay: float | None) ->
     assert client.work() == ["a"]
 
 
-def tightened(client: Client) -> tuple[int, Any, int]:
+def tightened(client: Client) -> tuple[Current, int]:
     client.do(configure.configure(client.context, policy=RetryPolicy(attempts=1, factor=0)))
     node = client.zk.node(client.context.paths.task("a", "state"))
     assert node is not None
-    return node.stat.version, client.state("a"), client.zk.ms
+    return Current("a", node.stat.version, client.state("a")), client.zk.ms
 
 
 def test_a_tightened_policy_buries_what_used_up_its_attempts() -> None:
@@ -156,10 +157,10 @@ def test_a_tightened_policy_buries_what_used_up_its_attempts() -> None:
     client = new_queue()
     client.do(enqueue.enqueue_batch(client.context, [Message(b"x", task_id="a")], "b"))
     client.fail(client.held(), "boom")
-    version, state, now = tightened(client)
+    current, now = tightened(client)
     conf = client.do(configure.read_conf(client.context))
-    assert exhaust.used_up(conf, state)
-    assert client.do(exhaust.bury_exhausted(client.context, "a", version, state, now))
+    assert exhaust.used_up(conf, current.state)
+    assert client.do(exhaust.bury_exhausted(client.context, current, now))
     dead = client.check()["a"]
     assert (dead.state, dead.attempt, dead.ended) == (State.DEAD, 1, now)
     assert "delivered 1 times" in str(dead.error)
@@ -176,7 +177,7 @@ def test_burying_what_changed_meanwhile_changes_nothing() -> None:
     client.fail(client.held())
     seen = tightened(client)
     client.cancel("a")
-    assert not client.do(exhaust.bury_exhausted(client.context, "a", *seen))
+    assert not client.do(exhaust.bury_exhausted(client.context, *seen))
     assert client.check()["a"].state is State.CANCELLED
 
 
@@ -187,7 +188,7 @@ def test_burying_a_task_inserts_its_run_in_escrow() -> None:
     held = client.held()
     client.put(b"again", task_id="a", requeue=True)
     client.fail(held)
-    assert client.do(exhaust.bury_exhausted(client.context, "a", *tightened(client)))
+    assert client.do(exhaust.bury_exhausted(client.context, *tightened(client)))
     assert (client.check()["a"].state, client.state("a").attempt) == (State.INSERTED, 0)
     assert client.held().data == b"again"
 

@@ -104,8 +104,8 @@ def survive(client: Client, damage: Any) -> None:
     ):
         client.do(procedure)
     client.do(operate.clear(context))
-    context.conf_watch = context.live_watch = None
-    context.cache.clear()
+    context.configuration.watch = context.census.watch = None
+    context.listings.readings.clear()
     assert client.do(collect.collect_garbage(context, 0)).ran or "/lock" in damage.path
     client.put(task_id="later")
     assert "later" in client.work(), damage
@@ -119,7 +119,7 @@ def _complete(client: Client, held: Any, damage: Any) -> None:
         client.complete(held)
     except (ClaimLost, CorruptRecord):
         assert f"/tasks/{held.task_id}/" in damage.path
-        client.context.held.clear()
+        client.context.claims.in_hand.clear()
 
 
 @pytest.mark.parametrize("top", TOPS)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine.core.memory import unresolved
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Multi, Reconnect
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, repeat
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue
 from airflow_provider_zkmq.engine.errors import DuplicateTask, OutcomeUnknown, SessionLost, Unavailable
 from tests.fake_zookeeper import Crash
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Fault, new_queue
@@ -68,7 +69,7 @@ def test_an_unknown_enqueue_made_again_is_one_task(effect: str, fails: Callable[
         client.do(put(client, Message(b"x")), fails(client, effect))
     ids = client.do(put(client, Message(b"x")))
     assert tuple(ids) == unknown.value.task_ids
-    assert (list(client.check()), client.context.unresolved) == (ids, client.context.unresolved)
+    assert (list(client.check()), client.context.unresolved.calls) == (ids, client.context.unresolved.calls)
     third = client.do(put(client, Message(b"x")))
     assert (len(client.check()), client.work()) == (2, [*ids, *third])
 
@@ -153,7 +154,7 @@ def test_what_was_not_sent_is_told_as_not_written() -> None:
     client = new_queue()
     with pytest.raises(Unavailable):
         client.do(put(client, Message(b"x")), lambda op: GONE if writes(client, op) else None)
-    assert (client.context.unresolved, client.check()) == ([], {})
+    assert (client.context.unresolved.calls, client.check()) == ([], {})
 
 
 def test_a_batch_that_was_not_begun_is_told_as_not_written() -> None:
@@ -162,7 +163,7 @@ def test_a_batch_that_was_not_begun_is_told_as_not_written() -> None:
     call = lambda: enqueue.enqueue_batch(client.context, [Message(b"x")], "b")
     with pytest.raises(Unavailable):
         client.do(call(), lambda op: GONE if isinstance(op, Multi) else None)
-    assert (client.context.unresolved, client.check()) == ([], {})
+    assert (client.context.unresolved.calls, client.check()) == ([], {})
     assert client.do(call()) == ["b.000000"]
 
 
@@ -199,13 +200,27 @@ def test_what_is_remembered_ends_with_time_and_number() -> None:
     for number in range(70):
         with pytest.raises(OutcomeUnknown):
             client.do(put(client, Message(str(number))), outage(client, LOST_REPLY))
-    assert len(client.context.unresolved) == repeat.KEPT_CALLS
-    client.zk.advance(repeat.KEPT_SECONDS - 1)
+    assert len(client.context.unresolved.calls) == unresolved.KEPT_CALLS
+    client.zk.advance(unresolved.KEPT_SECONDS - 1)
     client.do(put(client, Message("69")))
     assert len(client.check()) == 70
     client.zk.advance(2)
     client.do(put(client, Message("68")))
-    assert (len(client.check()), client.context.unresolved) == (71, [])
+    assert (len(client.check()), client.context.unresolved.calls) == (71, [])
+
+
+def test_an_outage_does_not_count_towards_the_minute() -> None:
+    """Who goes on asking through an outage of minutes enqueues once: his tries refresh what is remembered."""
+    client = new_queue()
+    with pytest.raises(OutcomeUnknown) as unknown:
+        client.do(put(client, Message(b"x")), outage(client, LOST_REPLY))
+    for _ in range(10):
+        client.zk.advance(20)
+        client.context.configuration.watch = None  # as after each loss of the connection
+        with pytest.raises(Unavailable):
+            client.do(put(client, Message(b"x")), lambda _op: GONE)
+    assert client.do(put(client, Message(b"x"))) == list(unknown.value.task_ids)
+    assert len(client.check()) == 1
 
 
 def test_another_client_s_equal_call_is_its_own() -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.take import Held, Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Op, Pipeline
 from airflow_provider_zkmq.engine.core.reading import configure
 from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from airflow_provider_zkmq.engine.config import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
@@ -23,16 +23,6 @@ from airflow_provider_zkmq.engine.fronts.upkeep import Upkeep
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
-
-
-def queue_names(root: str) -> Procedure[list[str]]:
-    """The names of the queues under the root."""
-    names = (yield Children(root)) or []
-    queues = []
-    for name in sorted(names):
-        if (yield Children(f"{root}/{name}/tasks")) is not None:
-            queues.append(name)
-    return queues
 
 
 class ClientVerbs(Front[str]):

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts
 from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
 from airflow_provider_zkmq.engine.log import log
@@ -21,9 +21,9 @@ LOOK_SECONDS: Final = 5.0
 def pay(session: Session, context: Context) -> None:
     """Have what is owed put right by a thread of its own, as soon as there is a connection; one at a time is enough."""
     with session.memory:
-        if context.paying:
+        if context.debts.paying:
             return
-        context.paying = True
+        context.debts.paying = True
     threading.Thread(target=_pay, args=(session, context), name="zkmq-debts", daemon=True).start()
 
 
@@ -36,12 +36,12 @@ def _pay(session: Session, context: Context) -> None:
             if _goes_on(session, context):
                 wait_for(session.changed, seen, LOOK_SECONDS)
     except ZkmqError as error:
-        context.paying = False
+        context.debts.paying = False
         log.warning("what calls on queue %r left is put right before its next claim: %s", context.queue, error)
 
 
 def _goes_on(session: Session, context: Context) -> bool:
     """Whether anything is owed still; decided with the client's memory to ourselves, so that no debt falls in between."""
     with session.memory:
-        context.paying = in_debt(context) and not session.closed
-        return context.paying
+        context.debts.paying = in_debt(context) and not session.closed
+        return context.debts.paying

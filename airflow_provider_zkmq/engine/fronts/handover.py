@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked
-from airflow_provider_zkmq.engine.core.claiming.take import Caller, Held, deliver
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
@@ -34,11 +34,11 @@ def handed_over(session: Session, asked: Asked, receive: Callable[[Held], T]) ->
         if claimed is None:
             return None
         got = receive(claimed)
-        deliver(context, claimed)
+        context.claims.deliver(claimed)
         return got
     except BaseException:
         caller.left = True
-        if context.handovers:
+        if context.claims.handovers:
             context.run.pay()
         raise
 
@@ -59,13 +59,13 @@ async def handed_over_async(session: Session, asked: Asked, receive: Callable[[H
         raise
     except BaseException:
         caller.left = True
-        if context.handovers:
+        if context.claims.handovers:
             context.run.pay()
         raise
     if claimed is None:
         return None
     got = receive(claimed)
-    deliver(context, claimed)
+    context.claims.deliver(claimed)
     return got
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked
-from airflow_provider_zkmq.engine.core.claiming.take import Held
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.fronts.handover import handed_over, handed_over_async
 from airflow_provider_zkmq.engine.zk.drivers import arun, run

@@ -14,10 +14,10 @@ from types import MethodType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked
-from airflow_provider_zkmq.engine.core.claiming.take import Held
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.tasks.settle import current_claim
+from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.fronts.hand import Hand
 from airflow_provider_zkmq.engine.fronts.kinds import Awaited, AwaitedTaker, Blocking, BlockingTaker
 
@@ -124,13 +124,13 @@ class by_token(Twins, Generic[P, T]):  # noqa: N801  reads like a decorator
         def by_its_token(
             context: Context, /, task_id: str, token: int, *args: P.args, **kwargs: P.kwargs
         ) -> Procedure[T]:
-            unsure = context.unsure.pop((task_id, token), None)
+            unsure = context.claims.unsure.pop((task_id, token), None)
             claimed: Held = unsure if unsure is not None else (yield from current_claim(context, task_id, token))
             try:
                 return (yield from procedure(context, claimed, *args, **kwargs))
             finally:
                 if claimed.unsure:
-                    context.remember_unsure(claimed)
+                    context.claims.remember_unsure(claimed)
 
         of_queue = verb(_shown(by_its_token, procedure, 2, "context", "task_id", "token"))
         super().__init__(by_its_token, *of_queue.functions)
@@ -153,15 +153,6 @@ def settling(procedure: Callable[Concatenate[Context, Held, P], Procedure[T]]) -
         return procedure(hand.context, hand.claimed, *args, **kwargs)
 
     return verb(_shown(of_hand, procedure, 2, "hand"))
-
-
-def blocking(procedure: Callable[Concatenate[Context, P], Procedure[T]]) -> Callable[Concatenate[Any, P], T]:
-    """A procedure that no verb stands for yet, as a function of a blocking queue."""
-
-    def method(queue: Blocking[Context], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return queue.carry_out(lambda context: procedure(context, *args, **kwargs))
-
-    return method
 
 
 def _shown(function: F, procedure: Callable[..., Any], taken: int = 1, *lead: str) -> F:

@@ -7,8 +7,9 @@ import random
 import socket
 import time
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
 from airflow_provider_zkmq.engine.core.model.paths import Paths
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, Runtime
 from airflow_provider_zkmq.engine.fronts.debts import pay
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.session import Session

@@ -7,10 +7,20 @@ from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming.ask import ask, wanted
-from airflow_provider_zkmq.engine.core.claiming.take import Held
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.reading import configure, explain, inspect
+from airflow_provider_zkmq.engine.core.reading import (
+    archiving,
+    configure,
+    explain,
+    following,
+    ids,
+    inspect,
+    many,
+    register,
+    settings,
+)
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.reading.wait import find_matching
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
@@ -114,13 +124,22 @@ class QueueVerbs(Front[Context]):
     configure = verb(configure.configure)
     task = verb(inspect.read_task)
     tasks = verb(inspect.list_tasks)
+    ids = verb(ids.ids)
+    read_many = verb(many.read_many)
     counts = verb(inspect.counts)
+    conf = verb(settings.conf)
+    consumers = verb(register.consumers)
+    follow = verb(following.follow)
     tree = verb(inspect.read_tree)
     explain = verb(explain.explain)
     wait = verb(wait_for)
     find = verb(find_matching)
     wait_batch = verb(batches.wait_batch)
     batch = verb(batches.read_batch)
+    zxid = verb(archiving.zxid)
+    ended_between = verb(archiving.ended_between)
+    archive = verb(archiving.archive)
+    publish_archive = verb(archiving.publish_archive)
     collect_garbage = verb(collect.collect_garbage)
     redrive = verb(operate.redrive)
     cancel = verb(operate.cancel)
@@ -148,6 +167,11 @@ class QueueVerbs(Front[Context]):
     def name(self) -> str:
         """The queue's name."""
         return self._context.queue
+
+    @property
+    def root(self) -> str:
+        """The znode under which the queue lives."""
+        return self._context.root
 
     @property
     def changes(self) -> int:

@@ -7,19 +7,14 @@ from itertools import groupby
 
 from airflow_provider_zkmq.engine.core.claiming import default_order, strict_order
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes
-from airflow_provider_zkmq.engine.core.claiming.take import (
-    Caller,
-    CallerLeft,
-    Held,
-    Taker,
-    Unregistered,
-    Wanted,
-    deliver,
-)
+from airflow_provider_zkmq.engine.core.claiming.take import CallerLeft, Taker, Unregistered, Wanted
+from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
-from airflow_provider_zkmq.engine.core.protocol.memory import Agenda, Context, listing
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import register
 from airflow_provider_zkmq.engine.core.upkeep.crowd import take_turns
 from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
@@ -42,11 +37,11 @@ def claim(
         held = yield from _claim(context, wanted, timeout, stopping, mine)
     except BaseException:  # cancelled, interrupted, unknown: what may have been claimed is nobody's
         mine.left = True
-        if context.handovers:
+        if context.claims.handovers:
             context.run.pay()
         raise
     if held is not None and caller is None:
-        deliver(context, held)
+        context.claims.deliver(held)
     return held
 
 

@@ -15,9 +15,12 @@ from itertools import islice
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.claiming.match import judged
-from airflow_provider_zkmq.engine.core.claiming.take import Held, Taker, take
-from airflow_provider_zkmq.engine.core.protocol.memory import Agenda, Context, listing, still_listed
+from airflow_provider_zkmq.engine.core.claiming.take import Taker, take
+from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Multi, Procedure
+from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.crowd import any_of_the_first, share
 
 #: Names of a listing whose watch has fired are used this long, so that a busy segment is not listed for every claim.
@@ -38,7 +41,7 @@ class _Look:
 
     def open(self, context: Context, entry: str) -> bool:
         """Whether an entry may be tried by this look: nobody of this client is at it, and it was not tried too often."""
-        return entry not in context.trying and self.tried[entry] < TRIES
+        return entry not in context.claims.trying and self.tried[entry] < TRIES
 
 
 def claim_among(
@@ -69,11 +72,11 @@ def claim_among(
 def _try(context: Context, look: _Look, segment: str, entry: str) -> Procedure[Held | None]:
     """Try an entry."""
     look.tried[entry] += 1
-    context.trying.add(entry)
+    context.claims.trying.add(entry)
     try:
         held = yield from take(context, look.taker, segment, entry)
     finally:
-        context.trying.discard(entry)
+        context.claims.trying.discard(entry)
     _take_off(context, segment, entry)
     if held is None and look.tried[entry] >= TRIES:
         look.agenda.within(SOON)
@@ -104,36 +107,37 @@ def _usable(context: Context, look: _Look, segment: str, *, judge: bool) -> Proc
             if not usable and names:
                 look.agenda.within(SOON)  # another thread of this client is at them
             return usable
-        context.stock.pop(segment, None)
+        context.listings.at(segment).stock = None
         yield from listing(context, segment)
 
 
 def _stock(context: Context, segment: str) -> Procedure[tuple[list[str], bool]]:
     """The segment's entries, less what this client took from it; and whether the listing is of this moment."""
-    stock, entry = context.stock.get(segment), context.cached(segment)
+    entry = context.listings.at(segment)
+    stock = entry.stock
     young = context.run.monotonic() - entry.read_at < LISTING_SECONDS
     if stock is not None and (entry.fresh or (stock and young)):
         return stock, entry.fresh
     names = yield from listing(context, segment)
     stock = [name for name in names or () if f"{segment}/{name}" not in context.quarantine]
     if names is not None:
-        context.stock[segment] = stock
-    entry = context.cached(segment)
+        context.listings.at(segment).stock = stock
+    entry = context.listings.at(segment)
     return stock, names is None or entry.fresh
 
 
 def drop_if_empty(context: Context, segment: str) -> Procedure[None]:
     """Delete a drained segment that is not its lane's newest; the server refuses if an entry came meanwhile."""
-    if context.cached(segment).value == []:
+    if context.listings.at(segment).value == []:
         yield Multi((Delete(segment),))
-        context.forget(segment)
+        context.listings.forget(segment)
 
 
 def _take_off(context: Context, segment: str, entry: str) -> None:
     """An entry that was tried to the end is off the stock; if it still stands there, the next listing has it again."""
-    stock = context.stock.get(segment)
+    stock = context.listings.at(segment).stock
     if stock is None or entry not in stock:
         return
-    if still_listed(context, segment, entry) and f"{segment}/{entry}" not in context.quarantine:
+    if context.listings.still_listed(segment, entry) and f"{segment}/{entry}" not in context.quarantine:
         return
     stock.remove(entry)

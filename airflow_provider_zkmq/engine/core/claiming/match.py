@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.claiming.take import Taker
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import Lane, is_shortened, parse_lane
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Node, Procedure
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
@@ -43,18 +43,20 @@ def lane_fits(context: Context, taker: Taker, name: str) -> Procedure[bool | Non
 
 def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
     path = context.paths.at("queue", name)
-    if path not in context.lane_filters:
+    if path in context.quarantine:
+        return None
+    filters = context.listings.at(path).lane
+    if filters is None:
         node: Node | None = yield Get(path)
         if node is None:
             return None
         try:
-            lane: Lane | None = Lane.decode(path, node.data)
+            filters = dict(Lane.decode(path, node.data).filters or {})
         except CorruptRecord as error:
             context.report(path, str(error))
-            lane = None
-        context.lane_filters[path] = None if lane is None else dict(lane.filters or {})
-    filters = context.lane_filters[path]
-    return None if filters is None else Lane(0, filters)
+            return None
+        context.listings.at(path).lane = filters
+    return Lane(0, filters)
 
 
 def judged(context: Context, taker: Taker, segment: str, names: list[str]) -> Procedure[list[str]]:
@@ -62,13 +64,13 @@ def judged(context: Context, taker: Taker, segment: str, names: list[str]) -> Pr
 
     What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.
     """
-    known = context.verdicts.get(segment, {})
+    known = context.listings.at(segment).verdicts
     unknown = [name for name in names if name not in known and entry_task(name)]
     if unknown or len(known) > 2 * len(names) + READ_CHUNK:
         known = {name: known[name] for name in names if name in known}
         for start in range(0, len(unknown), READ_CHUNK):
             known |= yield from _read_filters(context, unknown[start : start + READ_CHUNK])
-        context.verdicts[segment] = known
+        context.listings.at(segment).verdicts = known
     return [name for name in names if (found := known.get(name)) is not None and taker.accepts(found)]
 
 

@@ -15,10 +15,13 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.claiming.default_order import SOON, TRIES, drop_if_empty
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes, judged
-from airflow_provider_zkmq.engine.core.claiming.take import Held, Taker, take
+from airflow_provider_zkmq.engine.core.claiming.take import Taker, take
+from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
-from airflow_provider_zkmq.engine.core.protocol.memory import Agenda, Context, listing
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure, Watch
+from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.crowd import step_back
 
 READ_CHUNK: Final = 128
@@ -88,7 +91,7 @@ def _listed(context: Context, look: _Look, path: str) -> Procedure[list[str]]:
     What is remembered at its path may be another reading by the time the look is judged: its watch says nothing of ours.
     """
     names = yield from listing(context, path)
-    watch = context.cached(path).watch if names is not None else None
+    watch = context.listings.at(path).watch if names is not None else None
     if watch is not None:
         look.read.append(watch)
     return names or []
@@ -125,7 +128,7 @@ def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[d
 
     What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.
     """
-    known = context.ranks.get(segment, {})
+    known = context.listings.at(segment).ranks
     ranks = {name: known[name] for name in names if name in known}
     unknown = [name for name in names if name not in known]
     for start in range(0, len(unknown), READ_CHUNK):
@@ -134,5 +137,5 @@ def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[d
         for name, node in zip(chunk, nodes, strict=True):
             if node is not None:
                 ranks[name] = int(node.data) if node.data.isdigit() else node.stat.czxid
-    context.ranks[segment] = ranks
+    context.listings.at(segment).ranks = ranks
     return ranks

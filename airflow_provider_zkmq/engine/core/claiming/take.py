@@ -8,29 +8,31 @@ got, its client gives back before it claims again (`giveback`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
-from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, entry_task
-from airflow_provider_zkmq.engine.core.model.records import TaskState, dump, load
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Handover, Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.register import Consumer
+from airflow_provider_zkmq.engine.core.model.conf import Conf
+from airflow_provider_zkmq.engine.core.model.paths import entry_task
+from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.model.states import Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.memory import Conf, Consumer, Context, still_listed
+from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Exists,
     Failure,
-    Get,
     GetMany,
-    Multi,
     Node,
-    Ops,
-    Outcome,
     Procedure,
-    Signal,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import refused
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.tasks.exhaust import bury_exhausted, used_up
-from airflow_provider_zkmq.engine.core.writing.moves import lease_path
+from airflow_provider_zkmq.engine.core.writing import transitions
+from airflow_provider_zkmq.engine.core.writing.commit import commit
+from airflow_provider_zkmq.engine.core.writing.plan import Refusal
+from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 #: How often a candidate whose record changes under our eyes is read again.
@@ -43,48 +45,6 @@ class Unregistered(Exception):
 
 class CallerLeft(Exception):
     """Whoever asked for the claim has gone away: nothing more is taken for it."""
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Held:
-    """A task in hand: what settling it needs. ``token`` is the zxid of the claim, unique and rising."""
-
-    task_id: str
-    token: int
-    version: int
-    state: TaskState
-    created: int
-    data: bytes = b""
-    metadata: dict[str, Any] | None = None
-    lost: bool = False
-    cancelled: bool = False
-    session: int = 0
-    claim: dict[str, Any] = field(default_factory=dict)
-    """What the claim's znode holds, less the progress."""
-    nonces: dict[str, str] = field(default_factory=dict)
-    """The nonce with which each way to settle it was first sent: asked again, the same one tells what happened."""
-    settling: Signal | None = None
-    """A call that settles it is under way; fired when that is over: another thread's waits for it."""
-    unsure: bool = False
-    """A try to settle it was sent, and its outcome is not known."""
-
-
-@dataclass(slots=True, eq=False)
-class Caller:
-    """Whoever asked for a claim; ``left``: it went away without it."""
-
-    left: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Handover:
-    """A claim on its way to its caller, from before it is sent until the caller has it."""
-
-    held: Held
-    multi: Multi
-    caller: Caller
-    busy: Signal | None = None
-    """It is being given back; fired when that is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +69,6 @@ class Taker:
         return self.wanted.selector.matches(filters, self.conf.types)
 
 
-def deliver(context: Context, held: Held) -> None:
-    """The caller has its claim: from here on it is the caller's to settle.
-
-    A statement, not a call, takes it off: an interrupt can come after a call that has done its work.
-    """
-    handovers, nonce = context.handovers, held.state.nonce
-    if nonce in handovers:
-        del handovers[nonce]
-
-
 def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | None = None) -> Procedure[Held | None]:
     """Try to claim one entry; None when another was faster or the record is not ours. Raises `Unregistered`, `CallerLeft`.
 
@@ -135,9 +85,9 @@ def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | N
         held = yield from _candidate(context, taker, task_id, path, rank)
         if held is not None and (yield from _commit(context, taker, held)):
             return held
-        if path in context.quarantine or not still_listed(context, segment, entry):
+        if path in context.quarantine or not context.listings.still_listed(segment, entry):
             return None
-    if held is None and (yield Exists(path)) is not None and still_listed(context, segment, entry):
+    if held is None and (yield Exists(path)) is not None and context.listings.still_listed(segment, entry):
         context.report(path, "a pending entry of a task that is not pending; stepped over")
     return None
 
@@ -161,7 +111,9 @@ def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: i
     if state.state is not State.INSERTED or state.index is not None or paths.entry(state.place) != entry:
         return None
     if used_up(taker.conf, state):  # its policy was lowered meanwhile
-        yield from bury_exhausted(context, task_id, node.stat.version, state, (yield from server_time(context)))
+        yield from bury_exhausted(
+            context, Current(task_id, node.stat.version, state), (yield from server_time(context))
+        )
         return None
     if rank is not None:
         state = replace(state, rank=rank)
@@ -175,79 +127,34 @@ def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:
     now = yield from server_time(context)
     if taker.caller.left:  # its client may have given back what was owed already, and claim again
         raise CallerLeft
-    multi, nonce = _claim_ops(context, taker, held, now)
-    context.handovers[nonce] = Handover(held, multi, taker.caller)
-    outcome = yield from transact(multi, lambda: claimed(context, held))
-    if outcome.committed:
-        context.learn(outcome)
-        hold(context, held, outcome)
+    plan = transitions.claim(context, held, taker.consumer.id, _span_of(taker, held), taker.wanted.lease, now)
+    nonce = held.state.nonce
+    context.claims.handovers[nonce] = Handover(held, plan.multi(), taker.caller)
+    verdict = yield from commit(plan)
+    if verdict.committed:
+        context.claims.hold(held, verdict.outcome.zxid or 0)
         return True
-    context.handovers.pop(nonce, None)
-    consumer = taker.consumer
-    if outcome.failure is Failure.NO_NODE and failed_at(outcome, multi) in {
-        context.paths.live(consumer.id),
-        context.paths.current(consumer.id, held.task_id),
-    }:
-        if context.consumer is consumer:
-            context.consumer = None
-        raise Unregistered
-    if outcome.failure is Failure.OTHER:
-        raise refused("claim", outcome, multi)
-    if outcome.failure in {Failure.NODE_EXISTS, Failure.NOT_EMPTY}:  # what stands there already is not of ours
-        entry = context.paths.entry(held.state.place)
-        context.report(entry, f"it cannot be claimed: {failed_at(outcome, multi)} is in the way; stepped over")
+    context.claims.handovers.pop(nonce, None)
+    if verdict.refusal is not None:
+        _refused(context, taker.consumer, held, verdict.refusal)
     return False
 
 
-def claimed(context: Context, held: Held) -> Procedure[Outcome | None]:
-    """Whether a claim stands, as its first try left it."""
-    path = context.paths.task(held.task_id, "claim")
-    node: Node | None = yield Get(path)
-    try:
-        if node is None or load(path, node.data).get("nonce") != held.state.nonce:
-            return None
-    except CorruptRecord:
-        return None
-    return Outcome(committed=True, zxid=node.stat.czxid)
+def _span_of(taker: Taker, held: Held) -> float | None:
+    """For how many seconds the claim holds unless it is extended."""
+    return taker.wanted.lease or held.state.lock or taker.conf.lock
 
 
-def hold(context: Context, held: Held, outcome: Outcome) -> None:
-    """Remember a claim; of two of the same task in this process the older one can only be lost.
-
-    The older one may be the one that is learnt of last: its reply was long on its way.
-    """
-    held.token = outcome.zxid or 0
-    other = context.held.get(held.task_id)
-    if other is not None and other.token > held.token:
-        held.lost = True
-        return
-    if other is not None and other is not held:
-        other.lost = True
-    context.held[held.task_id] = held
-
-
-def _claim_ops(context: Context, taker: Taker, held: Held, now: int) -> tuple[Multi, str]:
-    paths, task_id, nonce, consumer = context.paths, held.task_id, context.nonce(), taker.consumer
-    before, place, asked = held.state, paths.entry(held.state.place), taker.wanted.lease
-    span = asked or before.lock or taker.conf.lock
-    lease = f"{task_id}{SEPARATOR}{nonce}" if span else None
-    held.state = replace(
-        before,
-        state=step(task_id, before.state, Event.CLAIM),
-        attempt=before.attempt + 1,
-        consumer=consumer.id,
-        claimed=now,
-        nonce=nonce,
-        lease=lease,
-        bound=asked is None and lease is not None,
-        error=None,
-    )
-    held.claim = {"consumer": consumer.id, "nonce": nonce, "lease": span}
-    ops = Ops().set(paths.task(task_id, "state"), held.state.encode(), held.version - 1)
-    ops.create(paths.task(task_id, "claim"), dump(held.claim), ephemeral=asked is None)
-    ops.delete(place).check(paths.live(consumer.id))
-    if asked is None:
-        ops.create(paths.current(consumer.id, task_id))
-    if lease is not None:
-        ops.create(lease_path(context, held.state), dump({"seconds": span, "consumer": consumer.id}))
-    return ops.multi(), nonce
+def _refused(context: Context, consumer: Consumer, held: Held, refusal: Refusal) -> None:
+    """Another was faster, or the record changed. Raises `Unregistered`, and `ZkmqError` for what nobody expects."""
+    failure = refusal.outcome.failure
+    own = {context.paths.live(consumer.id), context.paths.current(consumer.id, held.task_id)}
+    if failure is Failure.NO_NODE and refusal.path in own:
+        if context.registration.consumer is consumer:
+            context.registration.consumer = None
+        raise Unregistered
+    if failure is Failure.OTHER:
+        raise refused("claim", refusal.outcome, refusal.multi)
+    if failure in {Failure.NODE_EXISTS, Failure.NOT_EMPTY}:  # what stands there already is not of ours
+        entry = context.paths.entry(held.state.place)
+        context.report(entry, f"it cannot be claimed: {refusal.path} is in the way; stepped over")

@@ -11,23 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.protocol.memory import CLOCK_SPAN_SECONDS, Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Create,
     CreateContainer,
-    EnsureRoot,
     Failure,
     Multi,
-    Ops,
     Outcome,
     Procedure,
     Reconnect,
-    SetData,
 )
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost, Unavailable, ZkmqError
 
-#: How often the server's clock is asked for before a loose answer must do.
-CLOCK_TRIES: Final = 3
 #: How often a write of unknown outcome is issued again before the caller is told that it is not known.
 TRIES: Final = 10
 
@@ -41,6 +35,13 @@ def transact(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcom
     something was sent, nothing else tells that it may have been written.
     """
     outcome: Outcome = yield multi
+    return (yield from resolved(multi, outcome, ours))
+
+
+def resolved(
+    multi: Multi | CreateContainer, outcome: Outcome, ours: Callable[[], Procedure[Outcome | None]]
+) -> Procedure[Outcome]:
+    """What became of a transaction that was sent: its outcome, or, where that is unknown, found out as by `transact`."""
     if not outcome.unknown:
         return outcome
     try:
@@ -56,7 +57,7 @@ def _resolve(
     lost = 0
     while True:
         lost += 1
-        yield from reconnect(lost, sent)
+        yield from _reconnect(lost, sent)
         outcome: Outcome = yield multi
         if outcome.committed:
             return outcome
@@ -69,7 +70,7 @@ def _unknown(why: object) -> OutcomeUnknown:
     return OutcomeUnknown(f"a write was sent and its outcome is not known: {why}")
 
 
-def reconnect(lost: int, sent: float | None) -> Procedure[None]:
+def _reconnect(lost: int, sent: float | None) -> Procedure[None]:
     """Wait for the connection, after it was lost with a write under way for the `lost`-th time.
 
     `sent`: when that write was first sent; its caller waits no longer for it than for any other operation.
@@ -118,40 +119,3 @@ def ensure_node(path: str, data: bytes = b"") -> Procedure[None]:
     outcome = yield from transact(multi, never)
     if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
         raise refused("creating a znode", outcome, multi)
-
-
-def server_time(context: Context) -> Procedure[int]:
-    """The server's clock in milliseconds: remembered from a recent write, else asked by one small write.
-
-    It is rather too late than too early, by as long as that write took; see `Context.certainly_past`.
-    """
-    for _ in range(CLOCK_TRIES):
-        known, clock = context.server_ms(), context.clock
-        if known is not None and clock is not None and clock.received - clock.sent <= CLOCK_SPAN_SECONDS:
-            return known
-        outcome = yield from tick(context)
-    return context.server_ms() or outcome.time or 0
-
-
-def tick(context: Context) -> Procedure[Outcome]:
-    """Write the queue's clock: the outcome tells the server's time and the transaction number (zxid) of now."""
-    multi = Multi((SetData(context.paths.at("clock"), b"", -1),))
-    outcome = yield from transact(multi, never)
-    if not outcome.committed:
-        raise refused("reading the server's clock", outcome, multi)
-    context.learn(outcome)
-    return outcome
-
-
-def create_skeleton(context: Context, conf: dict[str, bytes]) -> Procedure[bool]:
-    """Create the queue's permanent znodes in one transaction; False if the queue was there already."""
-    yield EnsureRoot(context.root)
-    ops = Ops()
-    for path in context.paths.skeleton():
-        ops.create(path)
-    for name, value in conf.items():
-        ops.create(context.paths.conf(name), value)
-    outcome = yield from transact(ops.multi(), never)
-    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
-        raise refused("creating the queue", outcome, ops.multi())
-    return bool(outcome.committed)

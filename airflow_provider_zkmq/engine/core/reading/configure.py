@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import lock_seconds as lock_seconds  # noqa: PLC0414
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds as optional_seconds  # noqa: PLC0414
 from airflow_provider_zkmq.engine.core.model.durations import seconds as seconds  # noqa: PLC0414
@@ -13,10 +15,10 @@ from airflow_provider_zkmq.engine.core.model.filters import FilterType, check_ty
 from airflow_provider_zkmq.engine.core.model.paths import LAYOUT
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import load
-from airflow_provider_zkmq.engine.core.protocol.memory import Conf, Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Failure, Get, Node, Ops, Procedure, Sync
-from airflow_provider_zkmq.engine.core.protocol.transact import create_skeleton, failed_at, never, refused, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
 from airflow_provider_zkmq.engine.core.reading.parts import reread, watched_parts
+from airflow_provider_zkmq.engine.core.reading.skeleton import create_skeleton
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 DEFAULT_GC_LIFETIME: Final = 86_400.0
@@ -124,9 +126,9 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
     exist, or was written by a newer layout, and `CorruptRecord` for filters or a policy that cannot be read.
     """
     parts = watched_parts(context)
-    whole = context.conf_watch
-    if whole is not None and context.conf is not None and all(part.fresh for part in parts.values()):
-        return context.conf
+    whole = context.configuration.watch
+    if whole is not None and context.configuration.conf is not None and all(part.fresh for part in parts.values()):
+        return context.configuration.conf
     if whole is None:
         for part in parts.values():
             part.watch = None
@@ -137,9 +139,9 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
     if parts["layout"].value is None and create:
         yield from create_skeleton(context, _defaults())
         yield from reread(context, parts)
-    context.conf = None  # what is refused below must not be followed by what stood before
-    context.conf = _parse(context, {name: part.value for name, part in parts.items()})
-    return context.conf
+    context.configuration.conf = None  # what is refused below must not be followed by what stood before
+    context.configuration.conf = _parse(context, {name: part.value for name, part in parts.items()})
+    return context.configuration.conf
 
 
 def _parse(context: Context, nodes: dict[str, Any]) -> Conf:

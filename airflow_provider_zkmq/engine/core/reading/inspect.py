@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import bucket_start
 from airflow_provider_zkmq.engine.core.model.lanes import is_lane, segments_of
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, check_name, entry_task
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status, derive_status
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
     Exists,
@@ -24,12 +24,12 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Stat,
     Sync,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import server_time
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.trees import PARTS, WHOLE_AT_ONCE, at_once, read_trees
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound
 
-CHUNK: Final = 32
-PARTS: Final = ("state", "data", "metadata", "result", "claim")
+CHUNK: Final = WHOLE_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _build(context: Context, task_id: str, tree: _Tree, state: TaskState, status
 
 def status_of(context: Context, state: TaskState) -> Procedure[Status]:
     """Carmine's word for a record; a dedupe window is judged by the server's clock."""
-    window = state.dedupe is not None and state.dedupe > context.certainly_past((yield from server_time(context)))
+    window = state.dedupe is not None and state.dedupe > context.clock.certainly_past((yield from server_time(context)))
     return derive_status(state.state, scheduled=state.due is not None, requeue=state.requeue, window=window)
 
 
@@ -127,12 +127,14 @@ def read_task(context: Context, task_id: str) -> Procedure[Task]:
     return found[0]
 
 
-def read_many(context: Context, ids: Sequence[str], *, strict: bool = False) -> Procedure[list[Task]]:
+def read_many(
+    context: Context, ids: Sequence[str], *, strict: bool = False, parts: Collection[str] = PARTS
+) -> Procedure[list[Task]]:
     """The tasks among `ids` that exist, in order; malformed ones are reported and left out (`strict`: raised)."""
     tasks: list[Task] = []
-    for start in range(0, len(ids), CHUNK):
-        chunk = ids[start : start + CHUNK]
-        for task_id, nodes in (yield from _read_trees(context, chunk)):
+    size = at_once(parts)
+    for start in range(0, len(ids), size):
+        for task_id, nodes in (yield from read_trees(context, ids[start : start + size], parts)):
             try:
                 task = yield from _assemble(context, task_id, nodes)
             except CorruptRecord as error:
@@ -143,14 +145,6 @@ def read_many(context: Context, ids: Sequence[str], *, strict: bool = False) -> 
             if task is not None:
                 tasks.append(task)
     return tasks
-
-
-def _read_trees(context: Context, ids: Sequence[str]) -> Procedure[list[tuple[str, list[Node | None]]]]:
-    """Several trees in one request: few enough that a reply stays bearable when each holds a megabyte."""
-    paths = tuple(context.paths.task(task_id, part) for task_id in ids for part in PARTS)
-    nodes: list[Node | None] = yield GetMany(paths)
-    width = len(PARTS)
-    return [(task_id, nodes[at * width : (at + 1) * width]) for at, task_id in enumerate(ids)]
 
 
 def _assemble(context: Context, task_id: str, nodes: list[Node | None]) -> Procedure[Task | None]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.protocol.memory import Cached, Context
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.listings import Reading
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Procedure, Watch
 
 _NAMES: Final = ("layout", "filters", "policy", "task_gc_lifetime", "task_gc_interval", "lock", "order")
@@ -24,23 +25,23 @@ class _Whole:
         return self.context.signal.count
 
     def fire(self) -> None:
-        if self.context.conf_watch is not None:
-            self.context.conf_watch.fired = True
+        if self.context.configuration.watch is not None:
+            self.context.configuration.watch.fired = True
         self.context.signal.fire()
 
 
-def watched_parts(context: Context) -> dict[str, Cached]:
+def watched_parts(context: Context) -> dict[str, Reading]:
     """What was read of each znode, under a watch of its own: one that changes costs no reading of the others."""
-    return {name: context.cached(_part_path(context, name)) for name in (*_NAMES, *_MARKS)}
+    return {name: context.listings.at(_part_path(context, name)) for name in (*_NAMES, *_MARKS)}
 
 
 def _part_path(context: Context, name: str) -> str:
     return context.paths.at(name) if name in _MARKS else context.paths.conf(name)
 
 
-def reread(context: Context, parts: dict[str, Cached]) -> Procedure[None]:
+def reread(context: Context, parts: dict[str, Reading]) -> Procedure[None]:
     """Read what has changed. What is missing from a queue is looked for again under a watch that sees it come."""
-    context.conf_watch = context.new_watch()
+    context.configuration.watch = context.new_watch()
     stale = [name for name, part in parts.items() if not part.fresh]
     yield from _read(context, parts, stale, _MARKS)
     missing = [name for name in stale if parts[name].value is None and name not in _MARKS]
@@ -48,7 +49,9 @@ def reread(context: Context, parts: dict[str, Cached]) -> Procedure[None]:
         yield from _read(context, parts, missing, missing)
 
 
-def _read(context: Context, parts: dict[str, Cached], names: Sequence[str], optional: Sequence[str]) -> Procedure[None]:
+def _read(
+    context: Context, parts: dict[str, Reading], names: Sequence[str], optional: Sequence[str]
+) -> Procedure[None]:
     """Read parts; only the watch of those that are `optional` stands on a missing znode too."""
     ops: list[Get | Exists] = []
     watches = {name: Watch(_Whole(context)) for name in names}

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
-from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, shared_nodes, unsubscribe
+from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
     Create,
@@ -34,6 +33,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 )
 from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
 from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds
+from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack
 from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskNotFound, WaitTimeout
@@ -57,22 +57,6 @@ class Batch:
     done: bool
     written: bool = True
     refused: str | None = None
-
-
-def leaves_batch(before: TaskState, after: TaskState) -> bool:
-    """Whether a change of state ends a task's part in its batch."""
-    pending = before.state in {State.INSERTED, State.CLAIMED}
-    return before.batch is not None and pending and (after.state in ENDED or after.batch is None)
-
-
-def membership(context: Context, task_id: str, state: TaskState, *, failed: bool = False) -> list[WriteOp]:
-    """What takes a task off its batch's open ones; `failed`: it ended dead or cancelled."""
-    if state.batch is None or state.state in ENDED:
-        return []
-    ops: list[WriteOp] = [Delete(context.paths.batch(state.batch, "open", task_id))]
-    if failed:
-        ops.append(Create(context.paths.batch(state.batch, "failed", task_id)))
-    return ops
 
 
 class Opened(Enum):

@@ -4,35 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, OpenSegment
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Failure,
-    Multi,
-    Outcome,
-    Pipeline,
-    Procedure,
-    WriteOp,
-    request_size,
-)
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, reconnect, refused
-from airflow_provider_zkmq.engine.core.protocol.tries import Races, Tries
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Failure, Procedure
+from airflow_provider_zkmq.engine.core.protocol.transact import refused
+from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.tasks import reuse
 from airflow_provider_zkmq.engine.core.tasks.repeat import Call
-from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, scheduled_index
-from airflow_provider_zkmq.engine.core.writing.place import (
-    may_reopen,
-    open_segment,
-    queue_deleted,
-    remember_opened,
-    slot_ops,
-    unless_deleted,
-)
+from airflow_provider_zkmq.engine.core.writing.commit import Sent, commit, send_together
+from airflow_provider_zkmq.engine.core.writing.draft import Tree
+from airflow_provider_zkmq.engine.core.writing.inserting import insert
+from airflow_provider_zkmq.engine.core.writing.place import queue_deleted, unless_deleted
+from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, TransportError, Unavailable, ZkmqError
 
 TREES_PER_MULTI: Final = 20
-BATCH_BYTES: Final = 256_000
+GROUP_BYTES: Final = 256_000
 WINDOW: Final = 8
 
 
@@ -47,152 +36,151 @@ class _Refused:
 def write_trees(context: Context, trees: Sequence[Tree], call: Call) -> Procedure[list[str]]:
     """Write validated trees; see `enqueue_many`. `call` learns what may have been written, at every moment."""
     refusals: list[_Refused] = []
-    batches = _batches(context, [tree for tree in trees if tree.task_id not in call.written])
-    for start in range(0, len(batches), WINDOW):
-        refusals += yield from unless_deleted(context, _write(context, batches[start : start + WINDOW], call))
+    groups = _groups(context, [tree for tree in trees if tree.task_id not in call.written])
+    for start in range(0, len(groups), WINDOW):
+        refusals += yield from unless_deleted(context, _write(context, groups[start : start + WINDOW], call))
     if refusals:
         raise _duplicates(refusals, [tree.task_id for tree in trees if tree.task_id in call.written])
     return [tree.task_id for tree in trees]
 
 
 def _duplicates(refusals: list[_Refused], done: list[str]) -> DuplicateTask:
-    first = refusals[0]
+    first, ids = refusals[0], [refusal.task_id for refusal in refusals]
     more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
-    msg = f"task id {first.task_id!r}{more} is in use (status: {first.status}); choose another or wait until it is collected"
-    return DuplicateTask(msg, status=first.status, duplicates=[it.task_id for it in refusals], enqueued=done)
+    msg = (
+        f"task id {first.task_id!r}{more} is in use (status: {first.status}); "
+        "choose another or wait until it is collected"
+    )
+    return DuplicateTask(msg, status=first.status, duplicates=ids, enqueued=done)
 
 
-def _batches(context: Context, trees: Sequence[Tree]) -> list[list[Tree]]:
+def _groups(context: Context, trees: Sequence[Tree]) -> list[list[Tree]]:
     """Trees grouped into transactions. What may meet its id goes alone: one duplicate refuses its whole group."""
-    batches: list[list[Tree]] = []
+    groups: list[list[Tree]] = []
     room = 0
     for tree in trees:
-        size = request_size(tree.ops(context, "x" * 300, None, None))
+        size = tree.size(context)
         alone = not tree.generated or tree.uncertain
-        if not batches or alone or room < size or len(batches[-1]) >= TREES_PER_MULTI:
-            batches.append([])
-            room = 0 if alone else BATCH_BYTES
-        batches[-1].append(tree)
+        if not groups or alone or room < size or len(groups[-1]) >= TREES_PER_MULTI:
+            groups.append([])
+            room = 0 if alone else GROUP_BYTES
+        groups[-1].append(tree)
         room -= size
-    return batches
+    return groups
 
 
-def _write(context: Context, batches: list[list[Tree]], call: Call) -> Procedure[list[_Refused]]:
+def _write(context: Context, groups: list[list[Tree]], call: Call) -> Procedure[list[_Refused]]:
     """One window of transactions in flight together; each that did not commit at once is carried on singly.
 
     An error of one of them is raised when all have been carried to their end; without a connection none can be.
     """
-    written = []
-    opened: set[str] = set()  # requests of one session are carried out in order: the first one opens for all
-    for batch in batches:
-        written.append((yield from _batch_ops(context, batch, opened)))
-    outcomes = yield from _send(
-        call, Pipeline(tuple(it.multi for it in written)), [tree for b in batches for tree in b]
-    )
+    plans: list[Plan] = []
+    for group in groups:
+        plans.append((yield from _plan(context, group)))
     refusals: list[_Refused] = []
     errors: list[ZkmqError] = []
-    for batch, it, outcome in zip(batches, written, outcomes, strict=True):
+    for group, plan, sent in zip(groups, plans, (yield from _send(call, groups, plans)), strict=True):
         try:
-            status = yield from _settle_batch(context, batch, it, outcome, call)
+            status = yield from _carry_on(context, _Group(group, call), plan, sent)
         except TransportError:
             raise
         except ZkmqError as error:
             errors.append(error)
         else:
-            refusals += [] if status is None else [_Refused(batch[0].task_id, status)]
+            refusals += [] if status is None else [_Refused(group[0].task_id, status)]
     if errors:
         raise errors[0]
     return refusals
 
 
-def _send(call: Call, op: Pipeline | Multi, trees: list[Tree]) -> Procedure[Any]:
+def _plan(context: Context, group: list[Tree]) -> Procedure[Plan]:
+    changes = []
+    for tree in group:
+        changes.append((yield from insert(context, tree)))
+    return Plan(changes)
+
+
+def _send(call: Call, groups: list[list[Tree]], plans: list[Plan]) -> Procedure[list[Sent]]:
     """Send what writes these trees; where no server is connected, nothing is sent."""
-    before = {tree.task_id for tree in trees} & set(call.sent)
+    trees = [tree for group in groups for tree in group]
+    before = set(call.sent)
     call.sending(trees)
     try:
-        return (yield op)
+        return (yield from send_together(plans))
     except Unavailable:
         call.refused(tree for tree in trees if tree.task_id not in before)
         raise
 
 
 @dataclass(slots=True)
-class _Written:
-    """A transaction of several trees, and the segments it writes to."""
+class _Group:
+    """Trees of one transaction, and the call whose they are; ``status``: that of the task that has the first one's id."""
 
-    multi: Multi
-    slots: list[OpenSegment]
-    buckets: bool
+    trees: list[Tree]
+    call: Call
+    status: str | None = None
+    written: bool = False
 
-
-def _batch_ops(context: Context, batch: list[Tree], opened: set[str]) -> Procedure[_Written]:
-    ops: list[WriteOp] = []
-    slots: list[OpenSegment] = []
-    for tree in batch:
-        if tree.delay:
-            due = yield from due_of(context, tree.delay)
-            index = yield from scheduled_index(context, tree.task_id, due)
-            ops += tree.ops(context, f"{tree.lane.name}//{tree.entry}", index, due)
-        else:
-            slot = yield from open_segment(context, tree.lane)
-            slots.append(slot)
-            checked = [op for op in slot_ops(slot, opened) if op not in ops]
-            ops += [*checked, *tree.ops(context, f"{slot.lane.name}/{slot.segment}/{tree.entry}", None, None)]
-    return _Written(Multi(tuple(ops)), slots, any(tree.delay for tree in batch))
+    @property
+    def first(self) -> Tree:
+        return self.trees[0]
 
 
-def _settle_batch(
-    context: Context, batch: list[Tree], it: _Written, outcome: Outcome, call: Call
-) -> Procedure[str | None]:
-    """Carry a batch to its end: None when it is written, or the status of the task that holds its first id."""
-    first = batch[0]
-    uncertain, races, tries = first.uncertain, Races(), Tries(f"enqueue of task {first.task_id!r}")
-    lost, sent = 0, None
-    while True:
-        remember_opened(context, it.multi, outcome)
-        if outcome.committed:
-            call.done(batch)
+def _carry_on(context: Context, group: _Group, plan: Plan, sent: Sent) -> Procedure[str | None]:
+    """Carry a group to its end: None when it is written, or the status of the task that holds its first id."""
+    tries = Tries(f"enqueue of task {group.first.task_id!r}")
+    uncertain = group.first.uncertain or sent.outcome.unknown
+    try:
+        verdict = yield from commit(plan, partial(_anew, context, group, tries), first=sent)
+    except Unavailable:
+        if not uncertain:
+            group.call.refused(group.trees)
+        raise
+    if verdict.committed or group.written:
+        group.call.done(group.trees)
+        return None
+    if group.status is None and verdict.refusal is not None:
+        _refused(context, group, verdict.refusal)
+    return group.status
+
+
+def _anew(context: Context, group: _Group, tries: Tries, refusal: Refusal) -> Procedure[Plan | None]:
+    """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
+    uncertain = refusal.uncertain or group.first.uncertain
+    if not uncertain:
+        group.call.refused(group.trees)
+    if refusal.why is not Why.PLACE:
+        taken = refusal.path == context.paths.task(group.first.task_id)
+        if not taken or refusal.outcome.failure is not Failure.NODE_EXISTS:
             return None
-        if not (uncertain or outcome.unknown):
-            call.refused(batch)
-        path = failed_at(outcome, it.multi)
-        if outcome.unknown:
-            uncertain, lost, sent = True, lost + 1, sent or outcome.sent
-            yield from reconnect(lost, sent)
-        elif outcome.failure is Failure.NODE_EXISTS and path == context.paths.task(first.task_id):
-            met = yield from reuse.meet(context, first, uncertain=uncertain, sending=lambda: call.sending(batch))
-            if met is reuse.Met.WRITTEN:
-                call.done(batch)
-                return None
-            if met is not reuse.Met.GONE:
-                call.refused(batch)
-                return str(met)
-            yield from tries.refused(outcome, it.multi, None)
-        elif races.lost(outcome, it.multi) or not _may_retry(context, it, path, outcome):
-            call.refused([] if uncertain else batch)
-            raise _refusal(context, outcome, it.multi)
-        else:
-            it = yield from _batch_ops(context, batch, set())
-        outcome = yield from _send(call, it.multi, batch)
+        if not (yield from _met(context, group, uncertain=uncertain)):
+            return None
+        yield from tries.refused(refusal.outcome, refusal.multi, None)
+    plan = yield from _plan(context, group.trees)
+    group.call.sending(group.trees)
+    return plan
 
 
-def _may_retry(context: Context, it: _Written, path: str, outcome: Outcome) -> bool:
-    return may_reopen(context, it.slots, it.multi, outcome) or _bucket_gone(context, it, path, outcome)
-
-
-def _bucket_gone(context: Context, it: _Written, path: str, outcome: Outcome) -> bool:
-    """Whether a bucket of scheduled tasks was cleared away meanwhile."""
-    inside = it.buckets and path.startswith(context.paths.at("scheduled") + "/")
-    if inside and outcome.failure is Failure.NO_NODE:
-        context.buckets.clear()
+def _met(context: Context, group: _Group, *, uncertain: bool) -> Procedure[bool]:
+    """Deal with the task that has the id; whether it is gone, so that another try makes sense."""
+    sending = partial(group.call.sending, group.trees)
+    met = yield from reuse.meet(context, group.first, uncertain=uncertain, sending=sending)
+    if met is reuse.Met.GONE:
         return True
+    group.written = met is reuse.Met.WRITTEN
+    if not group.written:
+        group.call.refused(group.trees)
+        group.status = str(met)
     return False
 
 
-def _refusal(context: Context, outcome: Outcome, multi: Multi) -> ZkmqError:
-    path = failed_at(outcome, multi)
-    if outcome.failure is Failure.NO_NODE and path.startswith(context.paths.at("batches") + "/"):
-        return ConfigError(f"the batch of {path} was deleted while its tasks were written")
-    if outcome.failure is Failure.NO_NODE:
-        return queue_deleted(context)
-    return refused("enqueue", outcome, multi)
+def _refused(context: Context, group: _Group, refusal: Refusal) -> None:
+    """Raise the error for a refusal that no other try would change."""
+    if not (refusal.uncertain or group.first.uncertain):
+        group.call.refused(group.trees)
+    if refusal.outcome.failure is not Failure.NO_NODE:
+        raise refused("enqueue", refusal.outcome, refusal.multi)
+    if refusal.path.startswith(context.paths.at("batches") + "/"):
+        msg = f"the batch of {refusal.path} was deleted while its tasks were written"
+        raise ConfigError(msg)
+    raise queue_deleted(context)

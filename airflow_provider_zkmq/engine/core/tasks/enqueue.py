@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.tasks.batches import Opened, open_batch, seal_batch
 from airflow_provider_zkmq.engine.core.tasks.bulk import write_trees
 from airflow_provider_zkmq.engine.core.tasks.repeat import Call, begin, told
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
-from airflow_provider_zkmq.engine.errors import ConfigError, Unavailable
+from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, Unavailable
 
 
 def enqueue(context: Context, message: Message) -> Procedure[str]:
@@ -31,7 +31,8 @@ def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[lis
     not: `DuplicateTask` tells which ids were refused and which tasks were written.
 
     `OutcomeUnknown`: the connection was lost, and its `task_ids` were written or not. The same call made again by the
-    same client within a minute, also after one that was broken off, writes the same tasks, each once. That is safe,
+    same client within a minute, also after one that was broken off, writes the same tasks, each once; an outage that
+    keeps calls from being made does not count. That is safe,
     since it keeps their ids and stamps: what was written is found, and what comes late is refused. Who never calls
     again has what `OutcomeUnknown` says.
     """
@@ -104,7 +105,12 @@ def _member(batch: str, number: int, message: Message) -> Message:
 
 def prepare_many(context: Context, messages: Sequence[Message], batch: str | None = None) -> Procedure[list[Tree]]:
     """Validate every message. Raises `ConfigError`, `TaskTooLarge`; nothing is written."""
-    conf = yield from read_conf(context, create=True)
+    context.unresolved.expire(context.run.monotonic())
+    try:
+        conf = yield from read_conf(context, create=True)
+    except TransportError:
+        context.unresolved.outlast(context.run.monotonic())
+        raise
     trees = [prepare(context, conf, message, batch) for message in messages]
     _refuse_twins(trees)
     return trees

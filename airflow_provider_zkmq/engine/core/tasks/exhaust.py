@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event
-from airflow_provider_zkmq.engine.core.protocol.memory import Conf, Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.writing import escrow
-from airflow_provider_zkmq.engine.core.writing.moves import Moving, move, moved
+from airflow_provider_zkmq.engine.core.writing import escrow, transitions
+from airflow_provider_zkmq.engine.core.writing.commit import commit
+from airflow_provider_zkmq.engine.core.writing.record import Current
 
 
 def used_up(conf: Conf, state: TaskState) -> bool:
@@ -17,15 +17,15 @@ def used_up(conf: Conf, state: TaskState) -> bool:
     return state.retry(conf.policy).exhausted(state.attempt)
 
 
-def bury_exhausted(context: Context, task_id: str, version: int, state: TaskState, now: int) -> Procedure[bool]:
+def bury_exhausted(context: Context, current: Current, now: int) -> Procedure[bool]:
     """Move a pending task to the dead letters instead of handing it out; False if it changed meanwhile.
 
-    `version` and `state`: its record as it was read. A run held in escrow is inserted.
+    A run held in escrow is inserted.
     """
+    nonce, state = context.marks.nonce(), current.state
     if state.requeue:
-        return (yield from escrow.rerun(context, Moving(task_id, version, state))) is not None
+        return (yield from escrow.rerun(context, current, nonce)).committed
     why = f"it was delivered {state.attempt} times, and its policy has been lowered to allow no more"
     error = f"{why}; the last delivery ended with: {state.error}" if state.error else why
-    after = replace(moved(context, task_id, state, Event.EXHAUST, now=now), error=error)
-    outcome, _ = yield from move(context, Moving(task_id, version, state), after)
-    return bool(outcome.committed)
+    plan = yield from transitions.bury(context, current, Event.EXHAUST, nonce, error, now)
+    return (yield from commit(plan)).committed

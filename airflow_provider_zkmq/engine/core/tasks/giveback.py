@@ -10,10 +10,11 @@ with any more. What it had taken counts as a delivery.
 
 from __future__ import annotations
 
-from airflow_provider_zkmq.engine.core.claiming.take import Handover, Held, claimed, hold
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.claims import Handover, Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import transact
+from airflow_provider_zkmq.engine.core.reading.claims import claimed
 from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
 from airflow_provider_zkmq.engine.core.tasks.settle import fail, release
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
@@ -22,16 +23,16 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, Transp
 def give_back(context: Context) -> Procedure[int]:
     """Give back what callers left behind; returns how many tasks that were. Raises `TransportError`: then it is owed still."""
     count = 0
-    for nonce, it in list(context.handovers.items()):
+    for nonce, it in list(context.claims.handovers.items()):
         while it.busy is not None:
             yield Wait(it.busy, 0)  # another call of this client is at it, for no longer than its own requests take
-        if nonce not in context.handovers:
+        if nonce not in context.claims.handovers:
             continue  # it has been given back, or its caller has it
         elif it.caller.left:
             it.busy = busy = context.run.new_signal()
             try:
                 count += yield from _give_back(context, it)
-                context.handovers.pop(nonce, None)
+                context.claims.handovers.pop(nonce, None)
             finally:
                 it.busy = None
                 busy.fire()
@@ -40,15 +41,14 @@ def give_back(context: Context) -> Procedure[int]:
 
 def _give_back(context: Context, it: Handover) -> Procedure[bool]:
     held = it.held
-    bound = held.state.bound or held.state.lease is None
-    if bound and held.session != context.run.session():
+    if held.ends_with_session and held.session != context.run.session():
         return False  # it ended with its session
     outcome = yield from transact(it.multi, lambda: claimed(context, held))
     if not outcome.committed:
         outcome = (yield from claimed(context, held)) or outcome
     if not outcome.committed:
         return False
-    hold(context, held, outcome)
+    context.claims.hold(held, outcome.zxid or 0)
     try:
         yield from release(context, held)
     except (ClaimLost, CorruptRecord) as error:
@@ -63,13 +63,13 @@ def _give_back(context: Context, it: Handover) -> Procedure[bool]:
 def owe(context: Context, held: Held) -> None:
     """The rollback of a transaction was cut off with this claim in it."""
     if not held.lost:
-        context.owed[held.token] = held
+        context.claims.owed[held.token] = held
         context.run.pay()
 
 
 def _roll_back_owed(context: Context) -> Procedure[int]:
     count = 0
-    for token, held in list(context.owed.items()):
+    for token, held in list(context.claims.owed.items()):
         try:
             yield from roll_back(context, held)
             count += 1
@@ -79,7 +79,7 @@ def _roll_back_owed(context: Context) -> Procedure[int]:
             pass
         except ZkmqError as error:
             context.run.report(context.paths.task(held.task_id), f"rolling back: {error}")
-        context.owed.pop(token, None)
+        context.claims.owed.pop(token, None)
     return count
 
 

@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model.lanes import Lane
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState, encode_data
 from airflow_provider_zkmq.engine.core.model.states import Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Delete,
     Exists,
     Get,
     GetMany,
-    Multi,
     Node,
-    Outcome,
     Procedure,
     SetData,
     Sync,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, server_time, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import as_state, task_ids
-from airflow_provider_zkmq.engine.core.tasks.batches import membership
-from airflow_provider_zkmq.engine.core.writing.closing import close_after
-from airflow_provider_zkmq.engine.core.writing.moves import (
-    Moving,
-    departure,
-    move,
-    move_to_lane,
-    moved,
-    tree_deletes,
-    written,
-)
+from airflow_provider_zkmq.engine.core.writing import transitions
+from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
+from airflow_provider_zkmq.engine.core.writing.plan import Plan
+from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
 from airflow_provider_zkmq.engine.errors import CorruptRecord, IllegalTransition, TaskNotFound
 
 CHUNK: Final = 128
+#: Makes the plan for a task as it was just read.
+Build: TypeAlias = Callable[[Current], Procedure[Plan]]
 
 
-def read_state(context: Context, task_id: str) -> Procedure[tuple[TaskState, Node]]:
-    """A task's record. Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`."""
+def read_current(context: Context, task_id: str) -> Procedure[tuple[Current, int]]:
+    """A task's record, and the transaction that wrote it. Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`."""
     path = context.paths.task(check_name("task id", task_id), "state")
     node: Node | None = yield Get(path)
     if node is None:
@@ -55,7 +46,25 @@ def read_state(context: Context, task_id: str) -> Procedure[tuple[TaskState, Nod
     if node is None:
         msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)
-    return TaskState.decode(path, node.data), node
+    return Current(task_id, node.stat.version, TaskState.decode(path, node.data)), node.stat.mzxid
+
+
+def _change(context: Context, task_id: str, what: str, build: Build, version: int | None = None) -> Procedure[None]:
+    """Read a task, and commit what `build` makes of it; read it again while it changes under our eyes.
+
+    `version`: only if it is still what was read as `Task.version`; else `IllegalTransition`.
+    """
+    tries = Tries(f"{what} task {task_id!r}")
+    while True:
+        current, mzxid = yield from read_current(context, task_id)
+        if version is not None and mzxid != version:
+            state = current.state
+            msg = f"task {task_id!r} has changed since it was read: it is {state.state} by now, attempt {state.attempt}"
+            raise IllegalTransition(msg)
+        verdict = yield from commit((yield from build(current)), anew(partial(build, current)))
+        if verdict.refusal is None:
+            return
+        yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, mzxid)
 
 
 def cancel(context: Context, task_id: str) -> Procedure[None]:
@@ -63,32 +72,32 @@ def cancel(context: Context, task_id: str) -> Procedure[None]:
 
     Raises `TaskNotFound`, or `IllegalTransition` when it has ended.
     """
-    tries = Tries(f"cancel of task {task_id!r}")
-    while True:
-        state, node = yield from read_state(context, task_id)
-        now = yield from server_time(context)
-        before = state
-        if state.state is State.CLAIMED:
-            before = state.with_attempt("cancelled", now, None)
-        after = replace(moved(context, task_id, before, Event.CANCEL, now=now), requeue=False)
-        extra = yield from _notice(context, task_id, state)
-        gone = yield from _claim_gone(context, task_id, state)
-        outcome, multi = yield from move(context, Moving(task_id, node.stat.version, before, extra, gone), after)
-        if outcome.committed:
-            return
-        yield from tries.refused(outcome, multi, node.stat.mzxid)
+    yield from _change(context, task_id, "cancel of", partial(_cancelling, context))
 
 
-def _claim_gone(context: Context, task_id: str, state: TaskState) -> Procedure[bool]:
-    """Whether the claim's ephemeral has vanished with its session, and nobody has rescued the task yet."""
-    return state.state is State.CLAIMED and (yield Exists(context.paths.task(task_id, "claim"))) is None
-
-
-def _notice(context: Context, task_id: str, state: TaskState) -> Procedure[list[WriteOp]]:
-    """Drop the run in escrow, and tell the consumer, which watches this znode; a dead one needs no telling."""
-    ops: list[WriteOp] = [Delete(context.paths.task(task_id, "requeue"))] if state.requeue else []
+def _cancelling(context: Context, current: Current) -> Procedure[Plan]:
+    now, state = (yield from server_time(context)), current.state
+    step(current.task_id, state.state, Event.CANCEL)
+    extra = yield from _notice(context, current)
+    current = yield from _with_claim(context, current)
     if state.state is State.CLAIMED:
-        path = context.paths.consumer(state.consumer or "", "current")
+        current = current.with_state(state.with_attempt("cancelled", now, None))
+    return (yield from transitions.cancel(context, current, extra, now))
+
+
+def _with_claim(context: Context, current: Current) -> Procedure[Current]:
+    """The reading, with whether the claim's ephemeral has vanished with its session, and nobody has rescued it yet."""
+    if current.state.state is not State.CLAIMED:
+        return current
+    gone = (yield Exists(context.paths.task(current.task_id, "claim"))) is None
+    return Current(current.task_id, current.version, current.state, claim_gone=gone)
+
+
+def _notice(context: Context, current: Current) -> Procedure[list[WriteOp]]:
+    """Drop the run in escrow, and tell the consumer, which watches this znode; a dead one needs no telling."""
+    ops: list[WriteOp] = [Delete(context.paths.task(current.task_id, "requeue"))] if current.state.requeue else []
+    if current.state.state is State.CLAIMED:
+        path = context.paths.consumer(current.state.consumer or "", "current")
         if (yield Exists(path)) is not None:
             ops.append(SetData(path, b""))
     return ops
@@ -102,36 +111,19 @@ def redrive(
     `version`: only if the task is still what was read as `Task.version`. `data` replaces the payload in the same
     transaction. Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task in any other state or version.
     """
-    payload = None if data is None else encode_data("data", data)
-    tries = Tries(f"redrive of task {task_id!r}")
-    while True:
-        state, node = yield from _read_as(context, task_id, version)
-        step(task_id, state.state, Event.REDRIVE)
+    extra = [] if data is None else [_payload(context, task_id, encode_data("data", data))]
 
-        def after(place: str, state: TaskState = state) -> TaskState:
-            fresh = moved(context, task_id, state, Event.REDRIVE)
-            return replace(fresh, place=place, attempt=0, error=None, claimed=None, ended=None, rank=None, batch=None)
-
-        it = Moving(task_id, node.stat.version, state, _new_data(context, task_id, payload))
-        lane = Lane(state.priority, dict(state.filters))
+    def build(current: Current) -> Procedure[Plan]:
+        step(task_id, current.state.state, Event.REDRIVE)
         yield from read_conf(context)
-        outcome, multi = yield from move_to_lane(context, it, lane, entry_name(context.stamp(), task_id), after)
-        if outcome.committed:
-            return
-        yield from tries.refused(outcome, multi, node.stat.mzxid)
+        entry = entry_name(context.marks.stamp(), task_id)
+        return (yield from transitions.redrive(context, current, entry, extra))
+
+    yield from _change(context, task_id, "redrive of", build, version)
 
 
-def _read_as(context: Context, task_id: str, version: int | None) -> Procedure[tuple[TaskState, Node]]:
-    """A task's record, if it is still of a version. Raises what `read_state` does, and `IllegalTransition`."""
-    state, node = yield from read_state(context, task_id)
-    if version is not None and node.stat.mzxid != version:
-        msg = f"task {task_id!r} has changed since it was read: it is {state.state} by now, attempt {state.attempt}"
-        raise IllegalTransition(msg)
-    return state, node
-
-
-def _new_data(context: Context, task_id: str, payload: bytes | None) -> list[WriteOp]:
-    return [] if payload is None else [SetData(context.paths.task(task_id, "data"), payload)]
+def _payload(context: Context, task_id: str, data: bytes) -> WriteOp:
+    return SetData(context.paths.task(task_id, "data"), data)
 
 
 def replace_data(context: Context, task_id: str, data: bytes | str, version: int | None = None) -> Procedure[None]:
@@ -139,17 +131,15 @@ def replace_data(context: Context, task_id: str, data: bytes | str, version: int
 
     Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task that is not pending any more.
     """
-    payload = encode_data("data", data)
-    tries = Tries(f"new data for task {task_id!r}")
-    while True:
-        state, node = yield from _read_as(context, task_id, version)
-        after = moved(context, task_id, state, Event.UPDATE, due=state.due)
-        record = SetData(context.paths.task(task_id, "state"), after.encode(), node.stat.version)
-        multi = Multi((record, *_new_data(context, task_id, payload)))
-        outcome = yield from transact(multi, partial(written, context, task_id, after.nonce))
-        if outcome.committed:
-            return
-        yield from tries.refused(outcome, multi, node.stat.mzxid)
+    extra = [_payload(context, task_id, encode_data("data", data))]
+
+    def build(current: Current) -> Procedure[Plan]:
+        state, nonce = current.state, context.marks.nonce()
+        after = next_record(task_id, state, Event.UPDATE, nonce, due=state.due)
+        return transitions.rewrite(context, current, after, extra)
+        yield  # pragma: no cover  a procedure that needs nothing
+
+    yield from _change(context, task_id, "new data for", build, version)
 
 
 def drop(context: Context, task_id: str, version: int | None = None) -> Procedure[None]:
@@ -157,47 +147,15 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
 
     Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or another version.
     """
-    tries = Tries(f"drop of task {task_id!r}")
-    while True:
-        state, node = yield from _read_as(context, task_id, version)
-        if state.state is State.CLAIMED:
+
+    def build(current: Current) -> Procedure[Plan]:
+        if current.state.state is State.CLAIMED:
             msg = f"task {task_id!r} is claimed: it cannot be dropped; cancel it first"
             raise IllegalTransition(msg)
-        deletes = _tree(context, task_id, state, node.stat.version)
-        outcome, multi = yield from _past_batch(context, state, deletes, partial(_dropped, context, task_id))
-        if outcome.committed:
-            yield from close_after(context, state.batch)
-            return
-        yield from tries.refused(outcome, multi, node.stat.mzxid)
+        return transitions.delete(context, current)
+        yield  # pragma: no cover  a procedure that needs nothing
 
-
-def _dropped(context: Context, task_id: str) -> Procedure[Outcome | None]:
-    gone = (yield Exists(context.paths.task(task_id))) is None
-    return Outcome(committed=True) if gone else None
-
-
-def _past_batch(
-    context: Context, state: TaskState, deletes: list[WriteOp], ours: Callable[[], Procedure[Outcome | None]]
-) -> Procedure[tuple[Outcome, Multi]]:
-    """Delete a task; also where it is no member of its batch any more."""
-    multi = Multi(tuple(deletes))
-    outcome = yield from transact(multi, ours)
-    path = failed_at(outcome, multi)
-    if state.batch is None or not path.startswith(context.paths.batch(state.batch) + "/"):
-        return outcome, multi
-    multi = Multi(tuple(op for op in deletes if op.path != path))
-    return (yield from transact(multi, ours)), multi
-
-
-def _tree(context: Context, task_id: str, state: TaskState, version: int, *, claim_gone: bool = False) -> list[WriteOp]:
-    """The deletes of a task and of all that lists it."""
-    ops = tree_deletes(context, task_id, state, version)
-    return [
-        ops[0],  # the record first: if that is another by now, the refusal says so
-        *departure(context, task_id, state, claim_gone=claim_gone),
-        *ops[1:],
-        *membership(context, task_id, state),
-    ]
+    yield from _change(context, task_id, "drop of", build, version)
 
 
 def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
@@ -211,32 +169,28 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     ids = yield from task_ids(context, wanted)
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
-        paths = tuple(context.paths.task(task_id, "state") for task_id in chunk)
-        nodes: list[Node | None] = yield GetMany(paths)
+        nodes: list[Node | None] = yield GetMany(tuple(context.paths.task(task_id, "state") for task_id in chunk))
         for task_id, node in zip(chunk, nodes, strict=True):
             count += yield from _delete_task(context, task_id, node, wanted)
-    context.stock.clear()
+    context.listings.restock_all()
     return count
 
 
 def _delete_task(context: Context, task_id: str, node: Node | None, wanted: State | None) -> Procedure[bool]:
     """Delete one tree with all that lists it; again if it changed meanwhile."""
-    path = context.paths.task(task_id, "state")
-    tries = Tries(f"deletion of task {task_id!r}")
+    path, tries = context.paths.task(task_id, "state"), Tries(f"deletion of task {task_id!r}")
     if node is None and (yield Exists(context.paths.task(task_id))) is not None:
         context.report(context.paths.task(task_id), "has no state: it is no task of ours; it is kept")
     while node is not None:
         try:
-            state = TaskState.decode(path, node.data)
-            if wanted is not None and state.state is not wanted:
+            current = Current(task_id, node.stat.version, TaskState.decode(path, node.data))
+            if wanted is not None and current.state.state is not wanted:
                 return False
-            gone = yield from _claim_gone(context, task_id, state)
-            deletes = _tree(context, task_id, state, node.stat.version, claim_gone=gone)
-            outcome, multi = yield from _past_batch(context, state, deletes, never)
-            if outcome.committed:
-                yield from close_after(context, state.batch)
+            current = yield from _with_claim(context, current)
+            verdict = yield from commit(transitions.delete(context, current, ours=False))
+            if verdict.refusal is None:
                 return True
-            yield from tries.refused(outcome, multi, node.stat.mzxid)
+            yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, node.stat.mzxid)
         except CorruptRecord as error:
             context.report(path, f"{error}; it is kept")
             return False

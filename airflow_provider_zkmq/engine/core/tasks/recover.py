@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from airflow_provider_zkmq.engine.core.claiming.take import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure, Sync
-from airflow_provider_zkmq.engine.core.tasks.settle import let_go
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 
 
@@ -22,7 +21,7 @@ def recover_record(context: Context, held: Held) -> Procedure[bool]:
     nodes: list[Node | None] = yield GetMany((path, claim_path, context.paths.task(held.task_id, "requeue")))
     node, claim, escrow = nodes
     if node is None or claim is None or claim.stat.czxid != held.token:
-        let_go(context, held)
+        context.claims.let_go(held)
         msg = f"claim {held.token} of task {held.task_id!r} is not the current one; this call changed nothing"
         raise ClaimLost(msg)
     held.version = node.stat.version

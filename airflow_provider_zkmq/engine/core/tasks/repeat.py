@@ -12,38 +12,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TypeVar
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.unresolved import CallLeft, Mark
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.writing.draft import Tree
 from airflow_provider_zkmq.engine.errors import DuplicateTask, OutcomeUnknown, TransportError
 
 T = TypeVar("T")
-KEPT_SECONDS: Final = 60.0
-KEPT_CALLS: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A task that may have been written; `written`: it was."""
-
-    content: bytes
-    task_id: str
-    stamp: str
-    nonce: str
-    written: bool
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What is kept of one call; `batch`: the content of a whole batch."""
-
-    at: float
-    marks: list[_Mark]
-    batch: bytes | None = None
-    nonce: str = ""
 
 
 @dataclass(slots=True)
@@ -73,9 +51,8 @@ class Call:
 
 def begin(context: Context, trees: list[Tree], then: Tree | None = None, batch: str | None = None) -> Call:
     """A call is about to write: it takes over what the same call left before."""
-    _expire(context)
-    call = Call(trees, context.nonce(), _batch_content(batch, trees, then) if batch else None)
-    if context.unresolved:
+    call = Call(trees, context.marks.nonce(), _batch_content(batch, trees, then) if batch else None)
+    if context.unresolved.calls:
         for tree in trees:
             _take_over(context, call, tree)
         _take_batch_over(context, call)
@@ -106,37 +83,27 @@ def _keep(context: Context, call: Call) -> None:
     if not (call.sent or call.opened):
         return
     marks = [
-        _Mark(content(tree), tree.task_id, tree.stamp, tree.nonce, tree.task_id in call.written)
+        Mark(content(tree), tree.task_id, tree.stamp, tree.nonce, tree.task_id in call.written)
         for tree in call.sent.values()
     ]
-    kept = _Kept(context.run.monotonic(), marks, call.batch if call.opened else None, call.nonce)
-    context.unresolved = [*context.unresolved, kept][-KEPT_CALLS:]
-
-
-def _expire(context: Context) -> None:
-    if context.unresolved:
-        oldest = context.run.monotonic() - KEPT_SECONDS
-        context.unresolved = [it for it in context.unresolved if it.at >= oldest and (it.marks or it.batch)]
+    batch = call.batch if call.opened else None
+    context.unresolved.keep(CallLeft(context.run.monotonic(), marks, batch, call.nonce))
 
 
 def _take_over(context: Context, call: Call, tree: Tree) -> None:
-    mine = content(tree)
-    for kept in context.unresolved:
-        mark = next((mark for mark in kept.marks if mark.content == mine), None)
-        if mark is not None:
-            kept.marks.remove(mark)
-            tree.task_id, tree.stamp, tree.nonce, tree.uncertain = mark.task_id, mark.stamp, mark.nonce, True
-            call.sending([tree])
-            if mark.written:
-                call.done([tree])
-            return
+    mark = context.unresolved.take(content(tree))
+    if mark is None:
+        return
+    tree.task_id, tree.stamp, tree.nonce, tree.uncertain = mark.task_id, mark.stamp, mark.nonce, True
+    call.sending([tree])
+    if mark.written:
+        call.done([tree])
 
 
 def _take_batch_over(context: Context, call: Call) -> None:
-    for kept in context.unresolved:
-        if call.batch is not None and kept.batch == call.batch:
-            call.nonce, call.opened, kept.batch = kept.nonce, True, None
-            return
+    nonce = None if call.batch is None else context.unresolved.take_batch(call.batch)
+    if nonce is not None:
+        call.nonce, call.opened = nonce, True
 
 
 def content(tree: Tree) -> bytes:

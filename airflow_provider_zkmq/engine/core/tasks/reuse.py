@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, entry_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, Event, State, Status
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Create,
     Delete,
@@ -29,17 +30,13 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 )
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.reading.inspect import status_of
+from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of
-from airflow_provider_zkmq.engine.core.writing.escrow import (
-    Written,
-    as_asked,
-    content_ops,
-    hold_in_escrow,
-    insert,
-    write_over,
-)
-from airflow_provider_zkmq.engine.core.writing.moves import Moving, move, move_to_lane, moved
+from airflow_provider_zkmq.engine.core.writing.escrow import as_asked, content_ops, hold_in_escrow, insert_run
 from airflow_provider_zkmq.engine.core.writing.place import ordered
+from airflow_provider_zkmq.engine.core.writing.plan import Plan
+from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
+from airflow_provider_zkmq.engine.core.writing.transitions import append, relist, rewrite
 from airflow_provider_zkmq.engine.errors import CorruptRecord, OutcomeUnknown
 
 #: How long the stamp of an entry is; what follows tells how often its filters were changed.
@@ -76,10 +73,11 @@ def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[],
         if action is None:
             return str(status)
         sending()
-        outcome, multi = yield from action(context, tree, node.stat.version, state)
-        if outcome.committed:
+        build = partial(action, context, tree, Current(tree.task_id, node.stat.version, state))
+        verdict = yield from commit((yield from build()), anew(build))
+        if verdict.refusal is None:
             return Met.WRITTEN
-        yield from tries.refused(outcome, multi, node.stat.mzxid)
+        yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, node.stat.mzxid)
 
 
 def _read(path: str, *, again: bool) -> Procedure[Node | None]:
@@ -110,7 +108,7 @@ def _same_member(context: Context, tree: Tree, state: TaskState) -> Procedure[bo
     return same and node is not None and node.data == tree.data
 
 
-Action = Callable[[Context, Tree, int, TaskState], Procedure[Written]]
+Action = Callable[[Context, Tree, Current], Procedure[Plan]]
 
 
 def _action(tree: Tree, state: TaskState, status: Status) -> Action | None:
@@ -121,50 +119,53 @@ def _action(tree: Tree, state: TaskState, status: Status) -> Action | None:
         case Status.QUEUED | Status.QUEUED_WITH_BACKOFF:
             return _update if tree.update else None
         case Status.LOCKED | Status.LOCKED_WITH_REQUEUE:
-            return hold_in_escrow if tree.requeue and (tree.update or not state.requeue) else None
+            return _hold if tree.requeue and (tree.update or not state.requeue) else None
         case _:
             return None
 
 
-def _run_anew(context: Context, tree: Tree, version: int, state: TaskState) -> Procedure[Written]:
+def _hold(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
+    return hold_in_escrow(context, tree, current)
+    yield  # pragma: no cover  a procedure that needs nothing
+
+
+def _run_anew(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
     """The id of a task that has ended starts again; its last run is kept in the history."""
-    before = state
-    if state.state is State.FINISHED:
-        before = state.with_attempt("finished", state.ended or 0, None)
+    state = current.state
     extra = content_ops(context, tree, state)
     if state.result:
         extra.append(Delete(context.paths.task(tree.task_id, "result")))
     if tree.batch:
         extra.append(Create(context.paths.batch(tree.batch, "open", tree.task_id)))
-    it = Moving(tree.task_id, version, before, extra)
-    _, outcome, multi = yield from insert(context, it, tree, Event.ENQUEUE_AGAIN, result=False)
-    return outcome, multi
+    if state.state is State.FINISHED:
+        current = current.with_state(state.with_attempt("finished", state.ended or 0, None))
+    return (yield from insert_run(context, current, tree, Event.ENQUEUE_AGAIN, extra, result=False))
 
 
-def _update(context: Context, tree: Tree, version: int, state: TaskState) -> Procedure[Written]:
+def _update(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
     """Replace what is still queued; it keeps its place in line, and its time unless a delay is given.
 
     Other filters or another priority give it a place in its new lane: the old one would be gone back to, and would
     offer it to those who asked for what it was.
     """
-    due = state.due
+    state, due = current.state, current.state.due
     if tree.delay is not None:
         due = (yield from due_of(context, tree.delay)) if tree.delay else None
     stays = Lane(state.priority, dict(state.filters)).name == tree.lane.name
     entry = _entry_for(state, tree)
     rank = (yield from _rank(context, state, due)) if stays else None
     extra = content_ops(context, tree, state, fresh=False)
+    updated = next_record(tree.task_id, state, Event.UPDATE, tree.nonce, due=due)
 
     def after(place: str) -> TaskState:
-        return replace(as_asked(moved(context, tree.task_id, state, Event.UPDATE, due=due), tree, place), rank=rank)
+        return replace(as_asked(updated, tree, place), rank=rank)
 
     place = state.place if stays else f"{tree.lane.name}//{entry}"
     if due == state.due and (stays or due is not None):
-        return (yield from write_over(context, tree.task_id, version, after(place), extra))
-    it = Moving(tree.task_id, version, state, extra)
+        return rewrite(context, current, after(place), extra)
     if due is not None or (rank is not None and state.placed):
-        return (yield from move(context, it, after(place)))
-    return (yield from move_to_lane(context, it, tree.lane, entry, after))
+        return (yield from relist(context, current, after(place), extra))
+    return (yield from append(context, current, after, extra, lane=tree.lane, entry=entry))
 
 
 def _entry_for(state: TaskState, tree: Tree) -> str:

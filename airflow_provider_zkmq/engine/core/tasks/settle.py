@@ -7,33 +7,35 @@ znode, which dies with its session; and the note of who is working on it, which 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from airflow_provider_zkmq.engine.core.claiming.take import Held
-from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump, encode_data, load
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump, encode_data
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     MAX_REQUEST,
     Check,
-    Create,
     Failure,
     Get,
-    GetMany,
     Node,
     Ops,
     Procedure,
     SetData,
-    Sync,
     Wait,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
+from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, current_claim
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf, seconds
-from airflow_provider_zkmq.engine.core.writing import escrow
-from airflow_provider_zkmq.engine.core.writing.moves import KEPT_NONCES, Moving, lease_path, move, moved, notes_of
+from airflow_provider_zkmq.engine.core.writing import escrow, transitions
+from airflow_provider_zkmq.engine.core.writing.closing import close_after
+from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
+from airflow_provider_zkmq.engine.core.writing.pieces import lease_path, notes_of
+from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
+from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES, Current
+from airflow_provider_zkmq.engine.core.writing.transitions import result_write
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,
@@ -43,8 +45,8 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
 )
 
-#: One try at ending a claim: the record it left, or None where it was refused.
-Try = Callable[[Held], Procedure[TaskState | None]]
+#: One try at ending a claim: how it went.
+Try = Callable[[Held], Procedure[Verdict]]
 
 
 def complete(
@@ -63,30 +65,15 @@ def complete(
     now = yield from server_time(context)
     until = now + int(window * 1000) if window else None
 
-    def attempt(held: Held) -> Procedure[TaskState | None]:
-        it = _moving(context, held, "complete", [result_op(context, held, data)])
+    def attempt(held: Held) -> Procedure[Verdict]:
+        current, nonce = _current(held), nonce_of(context, held, "complete")
         if held.state.requeue and until is None:
-            before = held.state.with_attempt("finished", now, None)
-            return (yield from escrow.rerun(context, replace(it, before=before), result=True))
-        after = finished(context, held, now, until, nonce=it.nonce)
-        return (yield from _move(context, it, after))
+            before = current.with_state(held.state.with_attempt("finished", now, None))
+            extra = [result_write(context, current, data)]
+            return (yield from escrow.rerun(context, before, nonce, extra, result=True))
+        return (yield from _carry_out(partial(transitions.finish, context, current, nonce, data, now, until)))
 
     yield from _settle(context, held, "complete", attempt)
-
-
-def finished(
-    context: Context, held: Held, now: int, until: int | None = None, *, nonce: str | None = None
-) -> TaskState:
-    """The record of a completed task; a run in escrow is due at `until`, the end of its dedupe window, or at once."""
-    due = (until or now) if held.state.requeue else None
-    state = moved(context, held.task_id, held.state, Event.COMPLETE, now=now, due=due, nonce=nonce)
-    return replace(state, error=None, dedupe=until, result=True)
-
-
-def result_op(context: Context, held: Held, data: bytes) -> WriteOp:
-    """Keep a result; an earlier run of the same task may have left one."""
-    path = context.paths.task(held.task_id, "result")
-    return SetData(path, data) if held.state.result else Create(path, data)
 
 
 def fail(
@@ -104,21 +91,19 @@ def fail(
     """
     conf = yield from read_conf(context)
     now = yield from server_time(context)
-    given, rand = optional_seconds("backoff", backoff), context.run.random()
+    wait, rand = optional_seconds("backoff", backoff), context.run.random()
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
 
-    def attempt(held: Held) -> Procedure[TaskState | None]:
-        before = held.state.with_attempt("failed", now, text)
-        policy = before.retry(conf.policy)
-        final = not retry or policy.exhausted(before.attempt) or policy.is_final(error)
-        if final and before.requeue:
-            return (yield from escrow.rerun(context, _moving(context, held, "fail", before=before)))
-        wait = policy.backoff(before.attempt, rand) if given is None else given
-        due = now + int(wait * 1000) if wait >= 0.001 and not final else None
-        event = Event.FAIL_FINAL if final else Event.FAIL
-        it = _moving(context, held, "fail", before=before)
-        after = replace(moved(context, held.task_id, before, event, now=now, due=due, nonce=it.nonce), error=clip(text))
-        return (yield from _move(context, it, after))
+    def attempt(held: Held) -> Procedure[Verdict]:
+        state, nonce = held.state.with_attempt("failed", now, text), nonce_of(context, held, "fail")
+        before, policy = _current(held).with_state(state), state.retry(conf.policy)
+        if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
+            pause = policy.backoff(state.attempt, rand) if wait is None else wait
+            due = now + int(pause * 1000) if pause >= 0.001 else None
+            return (yield from _carry_out(partial(transitions.fail, context, before, nonce, text, due)))
+        if state.requeue:
+            return (yield from escrow.rerun(context, before, nonce))
+        return (yield from _carry_out(partial(transitions.bury, context, before, Event.FAIL_FINAL, nonce, text, now)))
 
     return (yield from _settle(context, held, "fail", attempt)).state
 
@@ -132,14 +117,12 @@ def release(context: Context, held: Held, delay: object = None) -> Procedure[Non
     now = (yield from server_time(context)) if span else 0
     due = now + int(span * 1000) if span else None
 
-    def attempt(held: Held) -> Procedure[TaskState | None]:
-        it = _moving(context, held, "release")
-        state = moved(context, held.task_id, held.state, Event.RELEASE, due=due, nonce=it.nonce)
-        after = replace(state, attempt=max(0, state.attempt - 1))
-        return (yield from _move(context, it, after))
+    def attempt(held: Held) -> Procedure[Verdict]:
+        nonce = nonce_of(context, held, "release")
+        return (yield from _carry_out(partial(transitions.release, context, _current(held), nonce, due)))
 
     state = yield from _settle(context, held, "release", attempt)
-    context.stock.pop(context.paths.entry(state.place).rpartition("/")[0], None)
+    context.listings.restock(context.paths.entry(state.place).rpartition("/")[0])
 
 
 def snooze(context: Context, held: Held, span: object) -> Procedure[None]:
@@ -169,7 +152,7 @@ def extend(context: Context, held: Held, lease: object) -> Procedure[None]:
     """
     span = seconds("lease", lease)
     if held.lost:
-        raise _lost(held.task_id, held.token)
+        raise claim_lost(held.task_id, held.token)
     if held.state.lease is None:
         yield from current_claim(context, held.task_id, held.token)
         return
@@ -180,66 +163,35 @@ def extend(context: Context, held: Held, lease: object) -> Procedure[None]:
 def _check_and_set(context: Context, held: Held, op: SetData, notes: Sequence[WriteOp] = ()) -> Procedure[None]:
     """Write to a znode of the claim while it is the current one."""
     if held.lost:
-        raise _lost(held.task_id, held.token)
+        raise claim_lost(held.task_id, held.token)
     while True:
         tried = held.version
         ops = Ops([Check(context.paths.task(held.task_id, "state"), tried), *notes, op])
         outcome = yield from transact(ops.multi(), never)
         if outcome.committed:
-            context.learn(outcome)
+            context.clock.learn(outcome)
             return
         if outcome.failure is Failure.OTHER:
             raise refused("writing to the claim", outcome, ops.multi())
         yield from still_ours(context, held, tried)
 
 
-def current_claim(context: Context, task_id: str, token: int) -> Procedure[Held]:
-    """The claim that `token` stands for, as read now; how another process takes a claim over.
-
-    Raises `TaskNotFound` without the task, `ClaimLost` if the token is not the current claim's.
-    """
-    check_name("task id", task_id)
-    if isinstance(token, bool) or not isinstance(token, int):
-        msg = f"token {token!r} is not allowed: the whole number that the claim got"
-        raise ConfigError(msg)
-    try:
-        return (yield from _current(context, task_id, token))
-    except (ClaimLost, TaskNotFound):
-        yield Sync(context.paths.task(task_id))  # the server that we are connected to may lag behind
-        return (yield from _current(context, task_id, token))
+def nonce_of(context: Context, held: Held, verb: str) -> str:
+    """Each way to settle a claim has one nonce, however often it is asked for."""
+    return held.nonces.setdefault(verb, context.marks.nonce())
 
 
-def _current(context: Context, task_id: str, token: int) -> Procedure[Held]:
-    path = context.paths.task(task_id, "state")
-    nodes: list[Node | None] = yield GetMany((path, context.paths.task(task_id, "claim")))
-    node, claim = nodes
-    if node is None:
-        msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
-        raise TaskNotFound(msg)
-    state = TaskState.decode(path, node.data)
-    if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
-        raise _lost(task_id, token, state)
-    record = load(context.paths.task(task_id, "claim"), claim.data)
-    return Held(task_id, token, node.stat.version, state, node.stat.ctime, claim=_plain_claim(record))
+def _current(held: Held) -> Current:
+    return Current(held.task_id, held.version, held.state)
 
 
-def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in {"progress", "note"}}
+def _carry_out(build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
+    def anew(refusal: Refusal) -> Procedure[Plan | None]:
+        if refusal.outcome.failure is Failure.OTHER:
+            raise refused("settling the claim", refusal.outcome, refusal.multi)
+        return (yield from build()) if refusal.why is Why.PLACE else None
 
-
-def _moving(
-    context: Context, held: Held, verb: str, extra: list[WriteOp] | None = None, before: TaskState | None = None
-) -> Moving:
-    """What settling changes. Each way to settle a claim has one nonce, however often it is asked for."""
-    nonce = held.nonces.setdefault(verb, context.nonce())
-    return Moving(held.task_id, held.version, before or held.state, extra or [], nonce=nonce)
-
-
-def _move(context: Context, it: Moving, after: TaskState) -> Procedure[TaskState | None]:
-    outcome, multi = yield from move(context, it, after)
-    if outcome.failure is Failure.OTHER:
-        raise refused("settling the claim", outcome, multi)
-    return after if outcome.committed else None
+    return (yield from commit((yield from build()), anew))
 
 
 def _settle(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[TaskState]:
@@ -270,28 +222,29 @@ def _until_settled(context: Context, held: Held, verb: str, attempt: Try) -> Pro
             tried, sent = held.version, held.unsure
             held.unsure = True  # until the reply is known: a call may be cut off anywhere
             try:
-                state = yield from attempt(held)
+                state = (yield from attempt(held)).after
             except Unavailable:
                 held.unsure = sent  # nothing was sent, or what was sent was refused
                 raise
             held.unsure = sent
             if state is None:
-                state = yield from still_ours(context, held, tried, verb)
+                state = yield from _ended_by(context, held, still_ours(context, held, tried, verb))
         else:  # its session has ended, say; an earlier call may have been carried out before
-            state = yield from _settled_before(context, held, verb)
+            state = yield from _ended_by(context, held, _settled_before(context, held, verb))
             if state is None:
-                raise _lost(held.task_id, held.token)
+                raise claim_lost(held.task_id, held.token)
         if state is not None:
             held.unsure = False
-            let_go(context, held)
+            context.claims.let_go(held)
             return state
 
 
-def let_go(context: Context, held: Held) -> None:
-    """The claim is over, settled or lost."""
-    held.lost = True
-    if context.held.get(held.task_id) is held:
-        del context.held[held.task_id]
+def _ended_by(context: Context, held: Held, look: Procedure[TaskState | None]) -> Procedure[TaskState | None]:
+    """What an earlier call left that settled the claim; it was cut off, perhaps before it ended the batch."""
+    state = yield from look
+    if state is not None:
+        yield from close_after(context, held.state.batch)
+    return state
 
 
 def still_ours(context: Context, held: Held, tried: int, verb: str = "") -> Procedure[TaskState | None]:
@@ -304,13 +257,13 @@ def still_ours(context: Context, held: Held, tried: int, verb: str = "") -> Proc
         now = yield from current_claim(context, held.task_id, held.token)
     except (ClaimLost, TaskNotFound) as error:
         happened = yield from _settled_before(context, held, verb)
-        let_go(context, held)
+        context.claims.let_go(held)
         if happened is not None:
             return happened
-        raise _lost(held.task_id, held.token) from error
+        raise claim_lost(held.task_id, held.token) from error
     if now.version == tried:
-        let_go(context, held)
-        raise _lost(held.task_id, held.token)  # noted nowhere any more: a rescue is under way
+        context.claims.let_go(held)
+        raise claim_lost(held.task_id, held.token)  # noted nowhere any more: a rescue is under way
     held.version, held.state = now.version, now.state
     return None
 
@@ -327,15 +280,10 @@ def _settled_before(context: Context, held: Held, verb: str) -> Procedure[TaskSt
     state = None if node is None else TaskState.decode(path, node.data)
     mine = set(held.nonces.values())
     if state is None or (len(state.settled) >= KEPT_NONCES and not mine & set(state.settled)):
-        let_go(context, held)  # asked once more it is lost: no later look would tell more
+        context.claims.let_go(held)  # asked once more it is lost: no later look would tell more
         held.unsure = False
         msg = (
             f"claim {held.token} of task {held.task_id!r} is over; whether it was settled by us cannot be told any more"
         )
         raise OutcomeUnknown(msg)
     return state if held.nonces.get(verb) in state.settled else None
-
-
-def _lost(task_id: str, token: int, state: TaskState | None = None) -> ClaimLost:
-    now = "" if state is None else f"; the task is {state.state}, attempt {state.attempt}"
-    return ClaimLost(f"claim {token} of task {task_id!r} is not the current one{now}; this call changed nothing")

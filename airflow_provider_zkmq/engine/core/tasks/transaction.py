@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.claiming.take import Held
-from airflow_provider_zkmq.engine.core.model.records import Message, TaskState, encode_data
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, OpenSegment
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    MAX_REQUEST,
-    Create,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Outcome,
-    Procedure,
-    SetData,
-    WriteOp,
-    request_size,
-)
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, server_time, transact
-from airflow_provider_zkmq.engine.core.protocol.tries import Races
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.records import Message, encode_data
+from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Failure, Multi, Outcome, Procedure, request_size
+from airflow_provider_zkmq.engine.core.protocol.transact import refused
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
-from airflow_provider_zkmq.engine.core.tasks.batches import membership
 from airflow_provider_zkmq.engine.core.tasks.giveback import owe, roll_back
-from airflow_provider_zkmq.engine.core.tasks.settle import finished, let_go, result_op, still_ours
-from airflow_provider_zkmq.engine.core.writing.closing import close_after
+from airflow_provider_zkmq.engine.core.tasks.settle import still_ours
+from airflow_provider_zkmq.engine.core.writing import transitions
+from airflow_provider_zkmq.engine.core.writing.commit import commit as commit_plan
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
-from airflow_provider_zkmq.engine.core.writing.moves import departure, notes_of
-from airflow_provider_zkmq.engine.core.writing.place import (
-    known_bucket,
-    may_reopen,
-    open_segment,
-    queue_deleted,
-    remember_opened,
-    slot_ops,
-)
+from airflow_provider_zkmq.engine.core.writing.inserting import insert
+from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
+from airflow_provider_zkmq.engine.core.writing.place import known_bucket, queue_deleted
+from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why, merge
+from airflow_provider_zkmq.engine.core.writing.record import Current
+from airflow_provider_zkmq.engine.core.writing.written import written
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,
@@ -52,22 +36,12 @@ from airflow_provider_zkmq.engine.errors import (
 
 
 @dataclass(slots=True)
-class _Built:
-    """The transaction, the segments it writes to, and by what each part of it is recognised."""
-
-    ops: list[WriteOp] = field(default_factory=list)
-    slots: list[tuple[Context, OpenSegment]] = field(default_factory=list)
-    marks: list[tuple[Context, str, str]] = field(default_factory=list)
-    indexes: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class Unit:
     """What a transaction has taken and will put, and how far its end has come."""
 
     taken: list[tuple[Context, Held]] = field(default_factory=list)
     put: list[tuple[Context, Tree]] = field(default_factory=list)
-    sent: _Built | None = None
+    sent: Plan | None = None
     """A commit that was sent and whose outcome is not known: the next one asks for that first."""
     rolling_back: bool = False
     ended: bool = False
@@ -96,42 +70,29 @@ def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]
     lost, `DuplicateTask`; in each case nothing happened.
     """
     data = b"" if result is None else encode_data("result", result)
-    races = Races()
-    while not unit.ended:
-        asked_again = unit.sent is not None
-        built = unit.sent or (yield from _build(unit, data))
-        multi = Multi(tuple(built.ops))
-        _check_size(multi)
-        if not multi.ops:
-            unit.ended = True
-            break
-        outcome = yield from _send(unit, built, multi, asked_again=asked_again)
-        for context in {id(context): context for context, _ in built.slots}.values():
-            remember_opened(context, multi, outcome)
-        if outcome.committed:
-            _end(unit)
-        elif races.lost(outcome, multi) or not (yield from _may_retry(unit, built, multi, outcome)):
-            raise _refusal(unit, multi, outcome)
-    yield from _close_batches(unit)
+    if not unit.ended and (unit.sent is not None or unit.taken or unit.put):
+        yield from _commit(unit, data)
+    unit.ended = True
     return [tree.task_id for _, tree in unit.put]
 
 
-def _send(unit: Unit, built: _Built, multi: Multi, *, asked_again: bool) -> Procedure[Outcome]:
-    """Carry the transaction out; one that was sent before may have been carried out then."""
-    unit.sent = built  # before it is sent: whoever is interrupted here does not know what became of it
+def _commit(unit: Unit, result: bytes) -> Procedure[None]:
+    asked = unit.sent is not None
+    plan = unit.sent if unit.sent is not None else (yield from _plan(unit, result))
     try:
-        outcome: Outcome = yield from transact(multi, partial(_ours, built.marks))
+        unit.sent = plan  # before it is sent: whoever is interrupted here does not know what became of it
+        verdict = yield from commit_plan(plan, partial(_anew, unit, result), asked=asked)
     except OutcomeUnknown:
         raise
     except ZkmqError as error:  # not sent, or refused before it was sent
-        if asked_again and isinstance(error, TransportError):
+        if asked and unit.sent is not None and isinstance(error, TransportError):
             raise _not_known_yet(error) from error
         unit.sent = None
         raise
-    if asked_again and not outcome.committed:
-        outcome = (yield from _became_of(unit)) or outcome
     unit.sent = None
-    return outcome
+    if verdict.refusal is not None:
+        raise _refusal(unit, verdict.refusal)
+    _end(unit)
 
 
 def _not_known_yet(error: ZkmqError) -> OutcomeUnknown:
@@ -143,61 +104,48 @@ def _became_of(unit: Unit) -> Procedure[Outcome | None]:
     if unit.sent is None:
         return None
     try:
-        told = yield from _ours(unit.sent.marks)
+        outcome = yield from unit.sent.ours()
     except OutcomeUnknown:  # what it wrote has been collected meanwhile
         unit.sent = None
         raise
     except TransportError as error:
         raise _not_known_yet(error) from error
     unit.sent = None
-    return told
+    return outcome
 
 
 def _end(unit: Unit) -> None:
     """Everything has been committed: no claim is left."""
     unit.ended = True
     for context, held in unit.taken:
-        let_go(context, held)
+        context.claims.let_go(held)
 
 
-def _close_batches(unit: Unit) -> Procedure[None]:
-    for context, held in unit.taken:
-        yield from close_after(context, held.state.batch)
-
-
-def _build(unit: Unit, result: bytes) -> Procedure[_Built]:
-    built = _Built()
+def _plan(unit: Unit, result: bytes) -> Procedure[Plan]:
+    """Each taking is finished, each put inserted; raises `ClaimLost`, `TaskTooLarge`."""
+    plans = []
     for at, (context, held) in enumerate(unit.taken):
-        yield from _take_ops(context, held, built, b"" if at else result)
-    opened: dict[int, set[str]] = {}
+        plans.append((yield from _finish(context, held, b"" if at else result)))
     for context, tree in unit.put:
-        slot = yield from open_segment(context, tree.lane)
-        built.slots.append((context, slot))
-        known = opened.setdefault(id(context), set())
-        built.ops += [op for op in slot_ops(slot, known) if op not in built.ops]
-        built.ops += tree.ops(context, f"{slot.lane.name}/{slot.segment}/{tree.entry}", None, None)
-        built.marks.append((context, tree.task_id, tree.stamp))
-    return built
+        change = yield from insert(context, tree)
+        change.ours = partial(written, context, tree.task_id, tree.stamp)
+        plans.append(Plan([change]))
+    plan = merge(plans)
+    _check_size(plan.multi())
+    return plan
 
 
-def _take_ops(context: Context, held: Held, built: _Built, result: bytes) -> Procedure[None]:
+def _finish(context: Context, held: Held, result: bytes) -> Procedure[Plan]:
     if held.lost:
         msg = f"the claim of task {held.task_id!r} was lost; nothing was committed"
         raise ClaimLost(msg)
     now = yield from server_time(context)
-    before = held.state
-    state = finished(context, held, now)
-    index = context.paths.at(state.index or "")
-    yield from known_bucket(context, state.index or "")
-    built.indexes.append(index)
-    built.ops += [
-        SetData(context.paths.task(held.task_id, "state"), state.encode(), held.version),
-        *departure(context, held.task_id, before),
-        result_op(context, held, result),
-        *membership(context, held.task_id, before),
-        Create(index),
-    ]
-    built.marks.append((context, held.task_id, state.nonce))
+    current = Current(held.task_id, held.version, held.state)
+    plan = yield from transitions.finish(context, current, context.marks.nonce(), result, now)
+    for change in plan.changes:
+        if change.after is not None and change.after.index is not None:
+            yield from known_bucket(context, change.after.index)
+    return plan
 
 
 def _check_size(multi: Multi) -> None:
@@ -210,54 +158,32 @@ def _check_size(multi: Multi) -> None:
         raise TaskTooLarge(msg)
 
 
-def _ours(marks: Sequence[tuple[Context, str, str]]) -> Procedure[Outcome | None]:
-    """All or nothing: what became of the first part tells of the whole."""
-    context, task_id, mark = marks[0]
-    path = context.paths.task(task_id, "state")
-    node: Node | None = yield Get(path)
-    if node is None:
-        msg = f"task {task_id!r} of an interrupted commit has been collected meanwhile"
-        raise OutcomeUnknown(msg)
-    state = TaskState.decode(path, node.data)
-    return Outcome(committed=True) if mark in state.settled or state.entry.startswith(mark) else None
-
-
-def _may_retry(unit: Unit, built: _Built, multi: Multi, outcome: Outcome) -> Procedure[bool]:
-    """Whether a segment or a bucket came or went meanwhile, or the record of a claim that still holds changed."""
-    path = failed_at(outcome, multi)
+def _anew(unit: Unit, result: bytes, refusal: Refusal) -> Procedure[Plan | None]:
+    """The plan made anew, where a segment came or went, or the record of a claim that still holds has changed."""
+    unit.sent = None
+    changed = refusal.why is Why.CHANGED and refusal.outcome.failure is Failure.BAD_VERSION
+    if not changed and refusal.why is not Why.PLACE:
+        return None
     for context, held in unit.taken:
-        if path == context.paths.task(held.task_id, "state") and outcome.failure is Failure.BAD_VERSION:
+        if changed and refusal.path == context.paths.task(held.task_id, "state"):
             yield from still_ours(context, held, -1)
-            return True
-        if held.state.batch is not None and path.startswith(context.paths.batch(held.state.batch) + "/"):
-            context.report(path, f"task {held.task_id!r} is no member of its batch any more; it goes on without it")
-            held.state = replace(held.state, batch=None)
-            return True
-    for context, slot in built.slots:
-        if may_reopen(context, [slot], multi, outcome):
-            return True
-    if path in built.indexes and outcome.failure is Failure.NO_NODE:
-        for context, _ in unit.taken:
-            context.buckets.clear()
-        return True
-    return False
+    unit.sent = yield from _plan(unit, result)
+    return unit.sent
 
 
-def _refusal(unit: Unit, multi: Multi, outcome: Outcome) -> ZkmqError:
-    path = failed_at(outcome, multi)
+def _refusal(unit: Unit, refusal: Refusal) -> ZkmqError:
+    path = refusal.path
     for context, held in unit.taken:
-        if path.startswith(context.paths.task(held.task_id) + "/") or path in notes_of(
-            context, held.task_id, held.state
-        ):
+        notes = notes_of(context, held.task_id, held.state)
+        if path.startswith(context.paths.task(held.task_id) + "/") or path in notes:
             return ClaimLost(f"the claim of task {held.task_id!r} was lost; nothing was committed")
     for context, tree in unit.put:
-        if outcome.failure is Failure.NO_NODE and path.startswith(context.paths.base + "/"):
+        if refusal.outcome.failure is Failure.NO_NODE and path.startswith(context.paths.base + "/"):
             return queue_deleted(context)
         if path == context.paths.task(tree.task_id):
-            return DuplicateTask(
-                f"task id {tree.task_id!r} is in use; nothing was committed", duplicates=[tree.task_id]
-            )
-    return refused("commit", outcome, multi)
+            msg = f"task id {tree.task_id!r} is in use; nothing was committed"
+            return DuplicateTask(msg, duplicates=[tree.task_id])
+    return refused("commit", refusal.outcome, refusal.multi)
 
 
 def rollback(unit: Unit) -> Procedure[None]:

@@ -11,10 +11,10 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
     Delete,
@@ -30,13 +30,14 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Stat,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import never, tick, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
+from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes
 from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
-from airflow_provider_zkmq.engine.core.writing.moves import tree_deletes
+from airflow_provider_zkmq.engine.core.writing.pieces import tree_deletes
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 TREES_PER_MULTI: Final = 20
@@ -68,9 +69,9 @@ def collect_garbage(context: Context, lifetime: object = None) -> Procedure[Coll
 
 def _run_locked(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
     """Clean up under the lock; with `last`, only if nobody has done so since that was read."""
-    if context.gc_busy:
+    if context.maintenance.busy:
         return Collected(ran=False)  # another thread of this process is at it
-    context.gc_busy = True
+    context.maintenance.busy = True
     try:
         if not (yield from take_lock(context)):
             return Collected(ran=False)
@@ -86,15 +87,15 @@ def _run_locked(context: Context, lifetime: float, last: Stat | None) -> Procedu
         yield from give_lock_back(context)
         return report
     finally:
-        context.gc_busy = False
-        if context.gc_left:
+        context.maintenance.busy = False
+        if context.maintenance.left:
             context.run.pay()
 
 
 def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     archived = (yield from read_conf(context)).archive
     report = Collected()
-    context.live_watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
+    context.census.watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
     report.rescued = (yield from rescue_dead(context)) + (yield from promote_due(context))
     now = (yield from tick(context)).time or 0
     cutoff = now - int(lifetime * 1000)
@@ -173,7 +174,7 @@ def _tree(context: Context, entry: str, path: str, node: Node) -> list[WriteOp]:
     except CorruptRecord as error:
         context.report(path, str(error))
         return []
-    window = state.dedupe is not None and state.dedupe > context.certainly_past(context.server_ms() or 0)
+    window = state.dedupe is not None and state.dedupe > context.clock.certainly_past(context.clock.now() or 0)
     if window or state.index is None or context.paths.at(state.index) != entry:
         return []
     return [*tree_deletes(context, entry_task(entry.rpartition("/")[2]) or "", state, node.stat.version), Delete(entry)]

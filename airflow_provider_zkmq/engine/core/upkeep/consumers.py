@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.register import Consumer
 from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.memory import Consumer, Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Delete,
     Get,
@@ -36,18 +37,18 @@ def register(context: Context, accepts: str) -> Procedure[Consumer]:
         if session == 0:  # it has just ended: there will be another one
             yield Reconnect()
             continue
-        known = context.consumer
+        known = context.registration.consumer
         if known is not None and known.session == session:
             break
         mine = context.run.new_signal()
         try:
-            if context.joining.setdefault(session, mine) is mine:
+            if context.registration.joining.setdefault(session, mine) is mine:
                 yield from _join(context, session, accepts)
             else:
-                yield Wait(context.joining[session], 0)  # another thread of this process is at it
+                yield Wait(context.registration.joining[session], 0)  # another thread of this process is at it
         finally:
-            if context.joining.get(session) is mine:
-                del context.joining[session]
+            if context.registration.joining.get(session) is mine:
+                del context.registration.joining[session]
                 mine.fire()
     if accepts not in known.accepts:
         yield from _announce(context, known, accepts)
@@ -57,7 +58,7 @@ def register(context: Context, accepts: str) -> Procedure[Consumer]:
 def _join(context: Context, session: int, accepts: str) -> Procedure[None]:
     """Make the record; where the session became another one meanwhile, it is made again."""
     consumer = Consumer(
-        f"{context.describe.get('name', 'consumer')}-{session & (1 << 64) - 1:x}-{context.nonce()[:8]}",
+        f"{context.describe.get('name', 'consumer')}-{session & (1 << 64) - 1:x}-{context.marks.nonce()[:8]}",
         session,
         [accepts],
     )
@@ -72,17 +73,13 @@ def _join(context: Context, session: int, accepts: str) -> Procedure[None]:
     outcome = yield from transact(ops.multi(), ours)
     if not outcome.committed:
         raise refused("registering as a consumer", outcome, ops.multi())
-    context.learn(outcome)
+    context.clock.learn(outcome)
     if context.run.session() != session:
         # Written under the session before, or under this one with that one's name: it is nobody's.
         yield from _strike(context, consumer.id)
         return
-    context.consumer, context.cancel_watch = consumer, None
-    for task_id, held in list(context.held.items()):
-        bound = held.state.bound or held.state.lease is None
-        if bound and held.session != session:  # it ended with its session
-            held.lost = True
-            del context.held[task_id]
+    context.registration.consumer, context.registration.cancel_watch = consumer, None
+    context.claims.end_session(session)
 
 
 def _record(context: Context, consumer: Consumer) -> bytes:
@@ -97,22 +94,22 @@ def _announce(context: Context, consumer: Consumer, accepts: str) -> Procedure[N
 
 def heed(context: Context) -> Procedure[None]:
     """Learn which tasks in hand were cancelled: who cancels one writes to the znode under this one watch."""
-    consumer, watch = context.consumer, context.cancel_watch
+    consumer, watch = context.registration.consumer, context.registration.cancel_watch
     if consumer is None or (watch is not None and not watch.fired):
         return
     watch = context.new_watch()
     node: Node | None = yield Get(context.paths.consumer(consumer.id, "current"), watch)
     if node is None:
         return  # taken for dead: the next claim finds out
-    context.cancel_watch = watch
-    held = list(context.held.values())
+    context.registration.cancel_watch = watch
+    held = list(context.claims.in_hand.values())
     if not held or node.stat.version == 0:
         return
     nodes: list[Node | None] = yield GetMany(tuple(context.paths.task(it.task_id, "state") for it in held))
     for it, found in zip(held, nodes, strict=True):
         if found is not None and _was_cancelled(context, it.task_id, found):
             it.cancelled = it.lost = True
-            context.held.pop(it.task_id, None)
+            context.claims.in_hand.pop(it.task_id, None)
     context.signal.fire()
 
 
@@ -125,7 +122,7 @@ def _was_cancelled(context: Context, task_id: str, node: Node) -> bool:
 
 def unregister(context: Context) -> Procedure[None]:
     """Take this consumer off the register; what it still holds is left to a rescue."""
-    consumer, context.consumer = context.consumer, None
+    consumer, context.registration.consumer = context.registration.consumer, None
     if consumer is None or context.run.session() != consumer.session:
         return
     yield from _strike(context, consumer.id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 
 #: So many consumers are no crowd: all of them look at once.
@@ -25,7 +25,7 @@ FRONT: Final = 8
 
 def share(context: Context) -> tuple[int, int]:
     """This consumer's place among the living, and how many they are."""
-    names, consumer = context.live, context.consumer
+    names, consumer = context.census.live, context.registration.consumer
     return (names.index(consumer.id), len(names)) if consumer is not None and consumer.id in names else (0, 1)
 
 
@@ -37,7 +37,7 @@ def take_turns(context: Context, most: float) -> Procedure[None]:
 
 
 def _spacing(context: Context, count: int) -> float:
-    order = "default" if context.conf is None else context.conf.order
+    order = "default" if context.configuration.conf is None else context.configuration.conf.order
     return min(SPACING[order], LONGEST[order] / count)
 
 

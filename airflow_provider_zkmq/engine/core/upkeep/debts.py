@@ -6,7 +6,7 @@ claims that nobody got, rollbacks, batches to be ended, the lock of a clean-up.
 
 from __future__ import annotations
 
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.core.upkeep.lock import release_abandoned_lock
@@ -15,8 +15,11 @@ from airflow_provider_zkmq.engine.core.writing.closing import close_pending
 
 def in_debt(context: Context) -> bool:
     """Whether anything is owed."""
-    left = any(it.caller.left for it in context.handovers.values())
-    return bool(left or context.owed or context.unclosed or (context.gc_left and not context.gc_busy))
+    return bool(
+        context.claims.left_behind()
+        or context.debts.batches
+        or (context.maintenance.left and not context.maintenance.busy)
+    )
 
 
 def pay_debts(context: Context) -> Procedure[int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
 
 
 def look_after(context: Context) -> Procedure[None]:
     """Rescue and promote what is due, as a claim would; nothing is done by a client that has not claimed yet."""
-    if context.consumer is not None:
+    if context.registration.consumer is not None:
         yield from tend(context)
 
 

@@ -7,8 +7,8 @@ for the client's whole life: one that is found while none of its threads cleans 
 
 from __future__ import annotations
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Get, Multi, Node, Outcome, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
 from airflow_provider_zkmq.engine.errors import TransportError
@@ -16,19 +16,21 @@ from airflow_provider_zkmq.engine.errors import TransportError
 
 def take_lock(context: Context) -> Procedure[bool]:
     """Take the lock, also one that this client left behind; False where another client has it."""
-    context.gc_lock = context.gc_lock or dump({"nonce": context.nonce(), **context.describe}).decode()
-    context.gc_left = True
-    lock = Create(context.paths.at("lock"), context.gc_lock.encode(), ephemeral=True)
+    context.maintenance.content = (
+        context.maintenance.content or dump({"nonce": context.marks.nonce(), **context.describe}).decode()
+    )
+    context.maintenance.left = True
+    lock = Create(context.paths.at("lock"), context.maintenance.content.encode(), ephemeral=True)
     outcome = yield from transact(Multi((lock,)), lambda: _ours(context))
     if not outcome.committed:
         outcome = (yield from _ours(context)) or outcome
-    context.gc_left = outcome.committed
+    context.maintenance.left = outcome.committed
     return outcome.committed
 
 
 def _ours(context: Context) -> Procedure[Outcome | None]:
     node: Node | None = yield Get(context.paths.at("lock"))
-    mine = node is not None and node.data == (context.gc_lock or "").encode()
+    mine = node is not None and node.data == (context.maintenance.content or "").encode()
     return Outcome(committed=True) if mine else None
 
 
@@ -38,7 +40,7 @@ def give_lock_back(context: Context) -> Procedure[None]:
         yield from transact(Multi((Delete(context.paths.at("lock")),)), never)
     except TransportError:
         return
-    context.gc_left = False
+    context.maintenance.left = False
 
 
 def release_abandoned_lock(context: Context) -> Procedure[None]:
@@ -46,13 +48,13 @@ def release_abandoned_lock(context: Context) -> Procedure[None]:
 
     It costs nothing where none was left. Another client's lock is not touched.
     """
-    if context.gc_busy or not context.gc_left:
+    if context.maintenance.busy or not context.maintenance.left:
         return
-    context.gc_busy = True
+    context.maintenance.busy = True
     try:
         if (yield from _ours(context)) is not None:
             yield from give_lock_back(context)
         else:
-            context.gc_left = False
+            context.maintenance.left = False
     finally:
-        context.gc_busy = False
+        context.maintenance.busy = False

@@ -7,21 +7,24 @@ because somebody changed the task at the same moment, is tried again soon: no wa
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
-from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.memory import Agenda, Context, OpenSegment, listing, still_listed
-from airflow_provider_zkmq.engine.core.protocol.ops import Delete, GetMany, Multi, Node, Outcome, Pipeline, Procedure
-from airflow_provider_zkmq.engine.core.protocol.transact import server_time
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Delete, GetMany, Multi, Node, Procedure
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.crowd import share
-from airflow_provider_zkmq.engine.core.writing import escrow
-from airflow_provider_zkmq.engine.core.writing.moves import Moving, move, move_ops, moved
-from airflow_provider_zkmq.engine.core.writing.place import open_segment, remember_opened, slot_ops
+from airflow_provider_zkmq.engine.core.writing import escrow, transitions
+from airflow_provider_zkmq.engine.core.writing.commit import anew, commit, send_together
+from airflow_provider_zkmq.engine.core.writing.plan import Plan
+from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 #: Consumers promote due tasks of their own share first; after this long, anybody's.
@@ -39,6 +42,11 @@ class _Due:
     version: int
     state: TaskState
 
+    @property
+    def current(self) -> Current:
+        """What a promotion is based on."""
+        return Current(self.task_id, self.version, self.state)
+
 
 def promote_due(context: Context, agenda: Agenda | None = None, most: int = MOST) -> Procedure[int]:
     """Move what has come due into its lane, and insert the runs in escrow whose time has come; at most so many."""
@@ -53,14 +61,14 @@ def _promote_index(context: Context, index: str, agenda: Agenda, most: int) -> P
     buckets = yield from listing(context, context.paths.at(index))
     if not buckets:
         return 0
-    now = context.certainly_past((yield from server_time(context)))
+    now = context.clock.certainly_past((yield from server_time(context)))
     count = 0
     for name in buckets:
         start = bucket_start(name)
         if start is None:
             context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
         elif start > now:
-            agenda.within(context.until(start))
+            agenda.within(context.clock.until(start))
             break
         else:
             count += yield from _promote_bucket(context, context.paths.at(index, name), now, agenda, most - count)
@@ -72,7 +80,7 @@ def _promote_bucket(context: Context, path: str, now: int, agenda: Agenda, most:
     if not entries:
         if (bucket_start(path.rpartition("/")[2]) or 0) + 2 * BUCKET_MS < now:
             yield Multi((Delete(path),))  # refused if an entry came meanwhile
-            context.buckets.discard(path)
+            context.slots.buckets.discard(path)
         return 0
     due = _due_names(context, path, entries, now, agenda)
     found = yield from _read(context, path, due[:most])
@@ -90,13 +98,13 @@ def _due_names(context: Context, path: str, entries: list[str], now: int, agenda
         when = entry_time(name)
         if when is None:
             context.report(f"{path}/{name}", "no entry of ours; stepped over")
-        if when is None or f"{path}/{name}" in context.quarantine or context.postponed(f"{path}/{name}", agenda):
+        if when is None or f"{path}/{name}" in context.quarantine or context.postponed.waits(f"{path}/{name}", agenda):
             continue
         mine = when if _my_share(context, name) else when + GRACE_MS
         if mine <= now:
             due.append(name)
         else:
-            agenda.within(context.until(mine))
+            agenda.within(context.clock.until(mine))
             if when > now:
                 break  # entries sort by time
     return due
@@ -129,7 +137,7 @@ def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Du
             and context.paths.at(state.index) == entry
         ):
             found.append(_Due(entry, entry_task(name) or "", node.stat.version, state))
-        elif still_listed(context, bucket, name):
+        elif context.listings.still_listed(bucket, name):
             context.report(entry, "an entry whose task is not scheduled by it; stepped over")
     return found
 
@@ -145,9 +153,9 @@ def _promote(context: Context, found: list[_Due], agenda: Agenda) -> Procedure[i
 
 def _noted(context: Context, due: _Due, promoted: bool, agenda: Agenda) -> bool:
     if promoted:
-        context.later.pop(due.entry, None)
+        context.postponed.pauses.pop(due.entry, None)
     else:
-        context.postpone(due.entry, agenda)
+        context.postponed.postpone(due.entry, agenda)
     return promoted
 
 
@@ -158,32 +166,22 @@ def _has_place(state: TaskState) -> bool:
 
 def _promote_together(context: Context, found: list[_Due], agenda: Agenda) -> Procedure[int]:
     """To the ends of their lanes, each in a transaction of its own, all in flight together."""
-    multis: list[Multi] = []
-    slots: list[OpenSegment] = []
-    opened: set[str] = set()
+    plans: list[Plan] = []
     for due in found:
-        slot = yield from open_segment(context, Lane(due.state.priority, dict(due.state.filters)))
-        place = f"{slot.lane.name}/{slot.segment}/{due.state.place.rpartition('/')[2]}"
-        after = replace(moved(context, due.task_id, due.state, Event.PROMOTE), place=place)
-        it = Moving(due.task_id, due.version, due.state)
-        multis.append(move_ops(context, it, after, slot_ops(slot, opened)))
-        slots.append(slot)
-    if not multis:
+        plans.append((yield from transitions.promote_to_end(context, due.current)))
+    if not plans:
         return 0
-    outcomes: list[Outcome] = yield Pipeline(tuple(multis))
     count = 0
-    for due, multi, outcome in zip(found, multis, outcomes, strict=True):
-        remember_opened(context, multi, outcome)
-        if not outcome.committed:
-            context.open_segments.clear()  # a segment may have come or gone: looked up again by the next try
-        count += _noted(context, due, outcome.committed, agenda)
+    for due, sent in zip(found, (yield from send_together(plans)), strict=True):
+        if not sent.outcome.committed:
+            context.slots.open.clear()  # a segment may have come or gone: looked up again by the next try
+        count += _noted(context, due, sent.outcome.committed, agenda)
     return count
 
 
 def _promote_one(context: Context, due: _Due) -> Procedure[bool]:
-    it = Moving(due.task_id, due.version, due.state)
     if due.state.state is State.FINISHED:  # its dedupe window has ended, and a run is held in escrow
-        before = due.state.with_attempt("finished", due.state.ended or 0, None)
-        return (yield from escrow.rerun(context, replace(it, before=before))) is not None
-    outcome, _ = yield from move(context, it, moved(context, due.task_id, due.state, Event.PROMOTE))
-    return bool(outcome.committed)
+        current = due.current.with_state(due.state.with_attempt("finished", due.state.ended or 0, None))
+        return (yield from escrow.rerun(context, current, context.marks.nonce())).committed
+    build = partial(transitions.promote, context, due.current)
+    return (yield from commit((yield from build()), anew(build))).committed

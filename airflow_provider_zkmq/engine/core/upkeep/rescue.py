@@ -7,13 +7,14 @@ task, is tried again: at once while it changes, then after a pause that is on th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.memory import Agenda, Context, listing
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Check,
     Children,
@@ -25,14 +26,17 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Outcome,
     Procedure,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import server_time
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import heed
 from airflow_provider_zkmq.engine.core.upkeep.debts import pay_debts
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
-from airflow_provider_zkmq.engine.core.writing import escrow
+from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_batches
-from airflow_provider_zkmq.engine.core.writing.moves import Moving, move, moved, notes_of
+from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
+from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
+from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 CHUNK: Final = 128
@@ -65,18 +69,18 @@ def rescue_dead(context: Context, agenda: Agenda | None = None) -> Procedure[int
     death; a burial that was refused is on the agenda, since no watch tells of that.
     """
     agenda = agenda or context.agenda()
-    watch = context.live_watch
+    watch = context.census.watch
     if watch is None or watch.fired:
         watch = context.new_watch()
         registered = yield Children(context.paths.at("consumers"))
         live = yield Children(context.paths.at("live"), watch)
-        context.live = sorted(live or ())
-        context.unburied = sorted(set(registered or ()) - set(context.live))
-        context.live_watch = watch
+        context.census.live = sorted(live or ())
+        context.census.unburied = sorted(set(registered or ()) - set(context.census.live))
+        context.census.watch = watch
     count = 0
-    for consumer in list(context.unburied):
+    for consumer in list(context.census.unburied):
         path = context.paths.consumer(consumer)
-        if context.postponed(path, agenda):
+        if context.postponed.waits(path, agenda):
             continue
         count += yield from _bury(context, consumer, agenda)
     return count
@@ -94,12 +98,12 @@ def _bury(context: Context, consumer: str, agenda: Agenda) -> Procedure[int]:
         ops.delete(context.paths.consumer(consumer, "current"))
     outcome: Outcome = yield ops.delete(path).multi()
     if outcome.committed or (yield Children(path)) is None:
-        context.later.pop(path, None)
-        if consumer in context.unburied:
-            context.unburied.remove(consumer)
+        context.postponed.pauses.pop(path, None)
+        if consumer in context.census.unburied:
+            context.census.unburied.remove(consumer)
         yield from close_batches(context)
     else:  # something of it is left: a task that somebody else was changing, or a znode that is not ours
-        context.postpone(path, agenda)
+        context.postponed.postpone(path, agenda)
     return count
 
 
@@ -137,23 +141,26 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
         return False
     expired = note != context.paths.current(state.consumer or "", task_id)
     now = yield from server_time(context)
-    if expired and (_end_of(context, note, noted) or now + 1) > context.certainly_past(now):
+    if expired and (_end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
         return False  # it was extended since it was listed
-    it = Moving(task_id, node.stat.version, state, claim_gone=claim is None, guards=[Check(note, noted.stat.version)])
-    return (yield from _give_back(context, it, expired=expired, now=now))
-
-
-def _give_back(context: Context, it: Moving, *, expired: bool, now: int) -> Procedure[bool | None]:
-    conf = yield from read_conf(context)
-    state = it.before
     why = f"its lease ended ({state.consumer})" if expired else f"its consumer died ({state.consumer})"
-    final = state.retry(conf.policy).exhausted(state.attempt)
-    it = replace(it, before=state.with_attempt("rescued", now, why))
-    if final and state.requeue:
-        return True if (yield from escrow.rerun(context, it)) is not None else None
-    after = moved(context, it.task_id, it.before, Event.RESCUE_FINAL if final else Event.RESCUE, now=now)
-    outcome, _ = yield from move(context, it, replace(after, error=why))
-    return True if outcome.committed else None
+    rescued = state.with_attempt("rescued", now, why)
+    current = Current(task_id, node.stat.version, rescued, claim_gone=claim is None)
+    given_back = yield from _give_back(context, current, [Check(note, noted.stat.version)], why, now)
+    return True if given_back else None
+
+
+def _give_back(context: Context, current: Current, guards: list[Check], why: str, now: int) -> Procedure[bool]:
+    """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
+    conf = yield from read_conf(context)
+    state, nonce = current.state, context.marks.nonce()
+    if not state.retry(conf.policy).exhausted(state.attempt):
+        build = partial(transitions.rescue, context, current, nonce, why, guards)
+    elif state.requeue:
+        return (yield from escrow.rerun(context, current, nonce, guards=guards)).committed
+    else:
+        build = partial(transitions.bury, context, current, Event.RESCUE_FINAL, nonce, why, now, guards)
+    return (yield from commit((yield from build()), anew(build))).committed
 
 
 # --- leases
@@ -163,21 +170,21 @@ def expire_leases(context: Context, agenda: Agenda) -> Procedure[int]:
     """Rescue the claims whose lease or lock has ended, judged by the server's clock."""
     names = yield from _leases(context, agenda)
     if not names:
-        context.lease_ends.clear()
+        context.census.lease_ends.clear()
         return 0
-    now = context.certainly_past((yield from server_time(context)))
+    now = context.clock.certainly_past((yield from server_time(context)))
     there = set(names)
-    for path in [path for path in context.lease_ends if path not in there]:
-        del context.lease_ends[path]
-    yield from _read_leases(context, [path for path in names if context.lease_ends.get(path, 0) <= now])
+    for path in [path for path in context.census.lease_ends if path not in there]:
+        del context.census.lease_ends[path]
+    yield from _read_leases(context, [path for path in names if context.census.lease_ends.get(path, 0) <= now])
     count = 0
     for path in names:
-        end = context.lease_ends.get(path)
+        end = context.census.lease_ends.get(path)
         if end is not None and end <= now:
             count += yield from _expire(context, path, agenda)
         elif end is not None:
-            context.later.pop(path, None)  # it was extended: the next end is a new one
-            agenda.within(context.until(end))
+            context.postponed.pauses.pop(path, None)  # it was extended: the next end is a new one
+            agenda.within(context.clock.until(end))
     return count
 
 
@@ -186,7 +193,7 @@ def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:
     for index in ("leases", "locks"):
         path = context.paths.at(index)
         found = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
-        listed = context.cached(path)
+        listed = context.listings.at(path)
         if not listed.fresh:  # the names are not of this moment: look again when they are as old as they may be
             agenda.within(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())
         names += [name for name in (f"{path}/{name}" for name in found or ()) if name not in context.quarantine]
@@ -194,14 +201,16 @@ def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:
 
 
 def _expire(context: Context, path: str, agenda: Agenda) -> Procedure[bool]:
-    if context.postponed(path, agenda):
+    if context.postponed.waits(path, agenda):
         return False
     task_id = path.rpartition("/")[2].rpartition(SEPARATOR)[0]
     if (yield from _rescue(context, task_id, path)):
-        context.later.pop(path, None)
+        context.postponed.pauses.pop(path, None)
         return True
-    context.lease_ends.pop(path, None)
-    context.postpone(path, agenda)  # it was extended, or is gone, or somebody is at it: the next look finds out
+    context.census.lease_ends.pop(path, None)
+    context.postponed.postpone(
+        path, agenda
+    )  # it was extended, or is gone, or somebody is at it: the next look finds out
     return False
 
 
@@ -212,9 +221,9 @@ def _read_leases(context: Context, paths: list[str]) -> Procedure[None]:
         for path, node in zip(chunk, nodes, strict=True):
             end = None if node is None else _end_of(context, path, node)
             if end is None:
-                context.lease_ends.pop(path, None)
+                context.census.lease_ends.pop(path, None)
             else:
-                context.lease_ends[path] = end
+                context.census.lease_ends[path] = end
 
 
 def _end_of(context: Context, path: str, node: Node) -> int | None:

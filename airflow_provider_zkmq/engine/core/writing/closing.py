@@ -6,19 +6,18 @@ which the same client's next look, a waiter, the burial of a dead consumer or a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
 from airflow_provider_zkmq.engine.core.model.records import dump, load
-from airflow_provider_zkmq.engine.core.protocol.memory import Context, OpenSegment
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
-    Create,
     Delete,
     Exists,
     Failure,
+    Get,
     GetMany,
     Multi,
     Node,
@@ -27,13 +26,15 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Procedure,
     SetData,
     Stat,
-    WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, server_time, transact
-from airflow_provider_zkmq.engine.core.protocol.tries import Races
+from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import read_conf
-from airflow_provider_zkmq.engine.core.writing.draft import due_of, scheduled_index, unpack
-from airflow_provider_zkmq.engine.core.writing.place import known_bucket, may_reopen, open_segment, remember_opened
+from airflow_provider_zkmq.engine.core.writing.commit import commit
+from airflow_provider_zkmq.engine.core.writing.draft import unpack
+from airflow_provider_zkmq.engine.core.writing.inserting import insert, listed_at
+from airflow_provider_zkmq.engine.core.writing.place import known_bucket
+from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, Refusal, Why
 from airflow_provider_zkmq.engine.errors import CorruptRecord, TransportError, ZkmqError
 
 
@@ -57,20 +58,24 @@ def close_after(context: Context, name: str | None) -> Procedure[None]:
     try:
         yield from close_batch(context, name)
     except TransportError:
-        context.unclosed.add(name)
-        context.run.pay()
+        _remember(context, name)
     except ZkmqError as error:
         context.report(context.paths.batch(name), str(error))
     except BaseException:
-        context.unclosed.add(name)
-        context.run.pay()
+        _remember(context, name)
         raise
+
+
+def _remember(context: Context, name: str | None) -> None:
+    if name is not None:
+        context.debts.batches.add(name)
+        context.run.pay()
 
 
 def close_pending(context: Context) -> Procedure[None]:
     """End the batches that this client could not end when it took their last member off."""
-    for name in list(context.unclosed):
-        context.unclosed.discard(name)
+    for name in list(context.debts.batches):
+        context.debts.batches.discard(name)
         yield from close_after(context, name)
 
 
@@ -91,69 +96,54 @@ def close_batch(context: Context, name: str | None) -> Procedure[None]:
     if stat is None or stat.children:
         return
     yield from read_conf(context)
-    races = Races()
-    while (end := (yield from _end(context, name))) is not None:
-        outcome = yield from transact(end.multi, partial(_closed, context, name))
-        remember_opened(context, end.multi, outcome)
-        if outcome.committed and end.lost:
-            context.report(f"{end.base}/then", end.lost)
-        if outcome.committed or races.lost(outcome, end.multi) or not (yield from _again(context, end, outcome)):
-            return
+    plan = yield from _ending(context, name)
+    if plan is not None:
+        yield from commit(plan, partial(_anew, context, name))
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The transaction that ends a batch: its record, the segments and the indexes that it writes to."""
-
-    base: str
-    record: dict[str, Any]
-    ops: tuple[WriteOp, ...]
-    indexes: tuple[str, ...]
-    slots: list[OpenSegment] = field(default_factory=list)
-    lost: str | None = None
-    """Why the task that should follow cannot be read."""
-
-    @property
-    def multi(self) -> Multi:
-        return Multi(self.ops)
-
-
-def _end(context: Context, name: str) -> Procedure[_End | None]:
+def _ending(context: Context, name: str) -> Procedure[Plan | None]:
     """How to end a batch as it stands now; None where it is not there any more."""
     base = context.paths.batch(name)
     nodes: list[Node | None] = yield GetMany((base, f"{base}/then"))
-    if nodes[0] is None:
+    node, follow_up = nodes
+    if node is None:
         return None
+    record = load_batch(base, node.data)
+    following, lost = yield from _following(context, base, record, follow_up)
     now = yield from server_time(context)
     index = index_path("batches-done", now, name)
     yield from known_bucket(context, index)
-    end = yield from _following(context, _End(base, load_batch(base, nodes[0].data), (), (index,)), nodes[1])
-    done = dump(end.record | {"done": now} | ({"refused": end.lost} if end.lost else {}))
-    closing = (Delete(f"{base}/open"), SetData(base, done, nodes[0].stat.version))
-    return replace(end, ops=(*closing, *end.ops, Create(context.paths.at(index))))
+    done = dump(record | {"done": now} | ({"refused": lost} if lost else {}))
+    closing = Change(context, name, [Delete(f"{base}/open"), SetData(base, done, node.stat.version)])
+    closing.ours = partial(_closed, context, name)
+    closing.based_on[base] = frozenset({Failure.BAD_VERSION})
+    if lost:
+        closing.afterwards = partial(_tell, context, f"{base}/then", lost)
+    return Plan([closing, *following, listed_at(context, name, index)])
 
 
-def _following(context: Context, end: _End, node: Node | None) -> Procedure[_End]:
-    """What enqueues the task that follows; only its notice is deleted where its id is in use or it cannot be read."""
-    path, then = f"{end.base}/then", end.record.get("then")
+def _following(
+    context: Context, base: str, record: dict[str, Any], node: Node | None
+) -> Procedure[tuple[list[Change], str | None]]:
+    """What enqueues the task that follows, or why it cannot; then only its notice is deleted."""
+    path, follow_up = f"{base}/then", record.get("then")
     if node is None:
-        return replace(end, lost=f"{path} is missing: task {then!r} cannot follow the batch" if then else None)
-    drop = Delete(path)
-    if end.record.get("refused"):
-        return replace(end, ops=(drop,))
+        return [], f"{path} is missing: task {follow_up!r} cannot follow the batch" if follow_up else None
+    drop = Change(context, str(follow_up), [Delete(path)])
+    if record.get("refused"):
+        return [drop], None
     try:
         tree = unpack(context, path, node.data)
     except CorruptRecord as error:
-        return replace(end, ops=(drop,), lost=f"{error}; nothing follows the batch")
-    tree.stamp = context.stamp()
-    if tree.delay:
-        due = yield from due_of(context, tree.delay)
-        index = yield from scheduled_index(context, tree.task_id, due)
-        ops = tree.ops(context, f"{tree.lane.name}//{tree.entry}", index, due)
-        return replace(end, ops=(drop, *ops), indexes=(*end.indexes, index))
-    slot = yield from open_segment(context, tree.lane)
-    ops = tree.ops(context, f"{slot.lane.name}/{slot.segment}/{tree.entry}", None, None)
-    return replace(end, ops=(drop, *slot.ops, *ops), slots=[slot])
+        return [drop], f"{error}; nothing follows the batch"
+    tree.stamp = context.marks.stamp()
+    return [drop, (yield from insert(context, tree))], None
+
+
+def _tell(context: Context, path: str, why: str) -> Procedure[None]:
+    context.report(path, why)
+    return
+    yield  # pragma: no cover
 
 
 def _closed(context: Context, name: str) -> Procedure[Outcome | None]:
@@ -161,24 +151,23 @@ def _closed(context: Context, name: str) -> Procedure[Outcome | None]:
     return Outcome(committed=True) if gone else None
 
 
-def _again(context: Context, end: _End, outcome: Outcome) -> Procedure[bool]:
-    """Whether another try makes sense: the record changed, a bucket or a segment came or went meanwhile."""
-    path = failed_at(outcome, end.multi)
-    if path == end.base:
-        return outcome.failure is Failure.BAD_VERSION
-    if path in {context.paths.at(index) for index in end.indexes} and outcome.failure is Failure.NO_NODE:
-        context.buckets.discard(path.rpartition("/")[0])
-        return True
-    return may_reopen(context, end.slots, end.multi, outcome) or (yield from _then_is_in_use(context, end, outcome))
+def _anew(context: Context, name: str, refusal: Refusal) -> Procedure[Plan | None]:
+    """The plan made anew where its record changed or a segment came or went; without what follows, if that is in use."""
+    if refusal.why in {Why.CHANGED, Why.PLACE} or (yield from _follow_up_is_in_use(context, name, refusal)):
+        return (yield from _ending(context, name))
+    return None
 
 
-def _then_is_in_use(context: Context, end: _End, outcome: Outcome) -> Procedure[bool]:
+def _follow_up_is_in_use(context: Context, name: str, refusal: Refusal) -> Procedure[bool]:
     """The id of the task that follows is another task's: note it, and end the batch without it."""
-    task_id = end.record.get("then")
-    met = outcome.failure is Failure.NODE_EXISTS and bool(task_id)
-    if not met or failed_at(outcome, end.multi) != context.paths.task(str(task_id)):
+    base, task_id = context.paths.batch(name), refusal.change.task_id
+    taken = refusal.outcome.failure is Failure.NODE_EXISTS and refusal.path == context.paths.task(task_id)
+    if not taken:
+        return False
+    node: Node | None = yield Get(base)
+    if node is None:
         return False
     why = f"task {task_id!r}, which should follow the batch, was not enqueued: its id is in use"
-    context.report(end.base, why)
-    yield from transact(Multi((SetData(end.base, dump(end.record | {"refused": why})),)), never)
+    context.report(base, why)
+    yield from transact(Multi((SetData(base, dump(load_batch(base, node.data) | {"refused": why})),)), never)
     return True

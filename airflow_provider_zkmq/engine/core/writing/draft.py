@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
+from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.filters import parse_filters
 from airflow_provider_zkmq.engine.core.model.lanes import Lane, check_priority
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message, TaskState, dump, encode_data, encode_metadata, load
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.memory import Conf, Context
 from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Create, Procedure, WriteOp, request_size
-from airflow_provider_zkmq.engine.core.protocol.transact import server_time
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configure import lock_seconds, optional_seconds
 from airflow_provider_zkmq.engine.core.writing.place import known_bucket
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskTooLarge
+
+#: Left for the paths of the record, the entry and the segment, and for the record's fields of bounded length.
+RECORD_ROOM: Final = 2_000
 
 
 @dataclass(slots=True)
@@ -40,7 +44,9 @@ class Tree:
     stamp: str
     batch: str | None = None
     uncertain: bool = False
-    """An earlier call may have written it, see `core.repeat`."""
+    """An earlier call may have written it, see `core.tasks.repeat`."""
+    _fixed: tuple[str, list[WriteOp], int] | None = None
+    """What does not depend on the task's place, for the id it was made with, and its size: made once."""
 
     @property
     def entry(self) -> str:
@@ -69,17 +75,32 @@ class Tree:
     def ops(self, context: Context, place: str, index: str | None, due: int | None) -> list[WriteOp]:
         """The transaction that writes the tree and its entry."""
         at, paths = self.task_id, context.paths
-        state = self.record(place, index, due)
-        member = [Create(paths.batch(self.batch, "open", at))] if self.batch else []
         return [
-            Create(paths.task(at)),
-            Create(paths.task(at, "data"), self.data),
-            Create(paths.task(at, "metadata"), self.metadata),
-            Create(paths.task(at, "filters")),
-            *(Create(paths.task(at, "filters", name), value.encode()) for name, value in self.filters.items()),
-            Create(paths.task(at, "state"), state.encode()),
+            *self._parts(context)[1],
+            Create(paths.task(at, "state"), self.record(place, index, due).encode()),
             Create(paths.at(index) if index else paths.entry(place)),
-            *member,
+            *([Create(paths.batch(self.batch, "open", at))] if self.batch else []),
+        ]
+
+    def size(self, context: Context) -> int:
+        """An upper estimate of the bytes that its transaction takes."""
+        return self._parts(context)[2]
+
+    def _parts(self, context: Context) -> tuple[str, list[WriteOp], int]:
+        if self._fixed is None or self._fixed[0] != self.task_id:
+            parts = self._fixed_parts(context)
+            named = len(dump([self.filters, self.policy, self.batch, self.task_id, self.lane.name]))
+            self._fixed = self.task_id, parts, request_size(parts) + 3 * named + RECORD_ROOM
+        return self._fixed
+
+    def _fixed_parts(self, context: Context) -> list[WriteOp]:
+        at, task = self.task_id, context.paths.task
+        return [
+            Create(task(at)),
+            Create(task(at, "data"), self.data),
+            Create(task(at, "metadata"), self.metadata),
+            Create(task(at, "filters")),
+            *(Create(task(at, "filters", name), value.encode()) for name, value in self.filters.items()),
         ]
 
 
@@ -91,7 +112,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
     filters = parse_filters(conf.types, message.filters)
     generated = message.task_id is None
     tree = Tree(
-        task_id=context.new_task_id() if generated else check_name("task id", message.task_id),
+        task_id=context.marks.task_id() if generated else check_name("task id", message.task_id),
         generated=generated,
         data=encode_data("data", message.data),
         metadata=encode_metadata(message.metadata),
@@ -102,8 +123,8 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         lock=lock_seconds(message.lock),
         update=bool(message.update),
         requeue=bool(message.requeue),
-        nonce=context.nonce(),
-        stamp=context.stamp(),
+        nonce=context.marks.nonce(),
+        stamp=context.marks.stamp(),
         batch=batch,
     )
     _check_size(context, tree)
@@ -112,7 +133,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
 
 def _check_size(context: Context, tree: Tree) -> None:
     """Refuse what ZooKeeper would answer by dropping the connection."""
-    size = request_size(tree.ops(context, "x" * 300, None, None)) + 600
+    size = tree.size(context)
     if size > MAX_REQUEST:
         msg = (
             f"task {tree.task_id!r} needs {size:,} bytes, ZooKeeper takes {MAX_REQUEST:,} in one request "
@@ -167,7 +188,7 @@ def unpack(context: Context, path: str, raw: bytes) -> Tree:
             lock=lock_seconds(record["lock"]),
             update=False,
             requeue=False,
-            nonce=context.nonce(),
+            nonce=context.marks.nonce(),
             stamp=check_name("stamp", record["stamp"]),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:

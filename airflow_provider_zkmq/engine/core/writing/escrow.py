@@ -1,84 +1,85 @@
-"""An id that runs again: what a message holds is put into the tree of the task that has the id.
+"""The content of a message put into a task that is there, and runs held in escrow beside the run under way.
 
-A run may also wait in escrow, beside the run under way, to be inserted by the transaction that ends that.
-
-Carmine 3.2 ran the old payload again; here, as from 3.3 on, every new run has the data it was asked with.
+A run in escrow is inserted by the transaction that ends the run before it. Carmine 3.2 ran the old payload again;
+here, as from 3.3 on, every new run has the data it was asked with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.memory import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     MAX_REQUEST,
     Create,
     Delete,
     Failure,
     Get,
-    Multi,
     Node,
-    Outcome,
     Procedure,
     SetData,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, server_time, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import damaged
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, pack, unpack
-from airflow_provider_zkmq.engine.core.writing.moves import (
-    KEPT_NONCES,
-    Moving,
-    move,
-    move_to_lane,
-    moved,
-    raced,
-    written,
-)
+from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
+from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES, Current, next_record
+from airflow_provider_zkmq.engine.core.writing.transitions import append, relist, rewrite
 from airflow_provider_zkmq.engine.errors import CorruptRecord, TaskTooLarge
 
 #: Left beside a run in escrow for the record, whose texts may be ten past errors and one present, and for a result.
 ESCROW_ROOM: Final = 120_000
 
 
-#: A transaction and how it ended.
-Written = tuple[Outcome, Multi]
-
-
 def as_asked(state: TaskState, tree: Tree, place: str) -> TaskState:
-    """The record with what a message asks for, under the message's own nonce."""
-    priority, filters = tree.lane.priority, tree.filters
-    state = replace(state, place=place, priority=priority, filters=filters, policy=tree.policy, lock=tree.lock)
-    return _signed(state, tree)
+    """The record with what a message asks for, under the message's own nonce.
+
+    By that nonce a repeated call knows what the first one wrote.
+    """
+    return replace(
+        state,
+        place=place,
+        priority=tree.lane.priority,
+        filters=tree.filters,
+        policy=tree.policy,
+        lock=tree.lock,
+        nonce=tree.nonce,
+        settled=(*state.settled[:-1], tree.nonce),
+    )
 
 
-def _signed(state: TaskState, tree: Tree) -> TaskState:
-    """The record of a move under the message's nonce, by which a repeated call knows what the first one wrote."""
-    return replace(state, nonce=tree.nonce, settled=(*state.settled[:-1], tree.nonce))
-
-
-def insert(
-    context: Context, it: Moving, tree: Tree, event: Event, *, result: bool
-) -> Procedure[tuple[TaskState, Outcome, Multi]]:
-    """List the task anew, as `tree` says; the new record, and whether it was written."""
+def insert_run(
+    context: Context,
+    current: Current,
+    tree: Tree,
+    event: Event,
+    extra: list[WriteOp],
+    *,
+    result: bool,
+    guards: Sequence[WriteOp] = (),
+) -> Procedure[Plan]:
+    """List the task anew, as `tree` says, with a run of its own; `result`: one is kept of the run before."""
     now = yield from server_time(context)
     due = (yield from due_of(context, tree.delay)) if tree.delay else None
-    made: list[TaskState] = []
-
-    def after(place: str) -> TaskState:
-        state = moved(context, tree.task_id, it.before, event, now=now, due=due)
-        state = replace(state, attempt=0, error=None, consumer=None, claimed=None, ended=None, dedupe=None, rank=None)
-        made.append(replace(as_asked(state, tree, place), requeue=False, result=result, batch=tree.batch))
-        return made[-1]
-
+    fresh = next_record(tree.task_id, current.state, event, tree.nonce, now=now, due=due)
+    fresh = replace(fresh, attempt=0, error=None, consumer=None, claimed=None, ended=None, dedupe=None, rank=None)
+    fresh = replace(fresh, requeue=False, result=result, batch=tree.batch)
     if due is not None:
-        outcome, multi = yield from move(context, it, after(f"{tree.lane.name}//{tree.entry}"))
-    else:
-        outcome, multi = yield from move_to_lane(context, it, tree.lane, tree.entry, after)
-    return made[-1], outcome, multi
+        scheduled = as_asked(fresh, tree, f"{tree.lane.name}//{tree.entry}")
+        return (yield from relist(context, current, scheduled, extra, guards=guards))
+
+    def at(place: str) -> TaskState:
+        return as_asked(fresh, tree, place)
+
+    return (yield from append(context, current, at, extra, guards=guards, lane=tree.lane, entry=tree.entry))
 
 
 def content_ops(context: Context, tree: Tree, before: TaskState, *, fresh: bool = True) -> list[WriteOp]:
@@ -98,18 +99,10 @@ def content_ops(context: Context, tree: Tree, before: TaskState, *, fresh: bool 
     return ops
 
 
-def write_over(
-    context: Context, task_id: str, version: int, after: TaskState, extra: list[WriteOp]
-) -> Procedure[Written]:
-    """Change a task where it is."""
-    multi = Multi((SetData(context.paths.task(task_id, "state"), after.encode(), version), *extra))
-    return (yield from transact(multi, lambda: written(context, task_id, after.nonce))), multi
-
-
 # --- escrow
 
 
-def hold_in_escrow(context: Context, tree: Tree, version: int, state: TaskState) -> Procedure[Written]:
+def hold_in_escrow(context: Context, tree: Tree, current: Current) -> Plan:
     """Keep the message beside the run under way, to be inserted when that has ended.
 
     Raises `TaskTooLarge`: the transaction that inserts it must hold the record with its history, too.
@@ -120,6 +113,7 @@ def hold_in_escrow(context: Context, tree: Tree, version: int, state: TaskState)
             f"{MAX_REQUEST - ESCROW_ROOM:,}"
         )
         raise TaskTooLarge(msg)
+    state = current.state
     after = replace(
         state,
         state=step(tree.task_id, state.state, Event.REQUEUE),
@@ -129,39 +123,54 @@ def hold_in_escrow(context: Context, tree: Tree, version: int, state: TaskState)
     )
     path = context.paths.task(tree.task_id, "requeue")
     slot: WriteOp = SetData(path, pack(tree)) if state.requeue else Create(path, pack(tree))
-    return (yield from write_over(context, tree.task_id, version, after, [slot]))
+    return rewrite(context, current, after, [slot])
 
 
-def rerun(context: Context, it: Moving, *, result: bool = False) -> Procedure[TaskState | None]:
+def rerun(
+    context: Context,
+    current: Current,
+    nonce: str,
+    extra: Sequence[WriteOp] = (),
+    *,
+    guards: Sequence[WriteOp] = (),
+    result: bool = False,
+) -> Procedure[Verdict]:
     """Insert the run held in escrow, in the same transaction in which the run before it ends; attempts begin at 1.
 
-    The new record, or None if the task changed meanwhile. `result`: the ending run leaves one. A run that is missing,
-    cannot be read or has no room in the tree is given up and reported: the run before it ends as it would without.
+    `result`: the ending run leaves one. A run that is missing, cannot be read or has no room in the tree is given up
+    and reported: the run before it ends as it would without.
     """
-    path = context.paths.task(it.task_id, "requeue")
+    result = result or current.state.result
+    path = context.paths.task(current.task_id, "requeue")
     node: Node | None = yield Get(path)
-    result = result or it.before.result
     try:
-        tree = _escrowed(context, path, node, it.task_id)
-        tree.nonce = it.nonce or tree.nonce
-        it_then = replace(it, extra=[*it.extra, *content_ops(context, tree, it.before), Delete(path)])
-        after, outcome, multi = yield from insert(context, it_then, tree, Event.RERUN, result=result)
-        _refuse_damage(context, it, outcome, multi)
+        tree = _escrowed(context, path, node, current.task_id)
+        tree.nonce = nonce
+        more = [*extra, *content_ops(context, tree, current.state), Delete(path)]
+        build = partial(insert_run, context, current, tree, Event.RERUN, more, result=result, guards=guards)
+
+        def anew(refusal: Refusal) -> Procedure[Plan | None]:
+            _refuse_damage(refusal)
+            return (yield from build()) if refusal.why is Why.PLACE else None
+
+        return (yield from commit((yield from build()), anew))
     except CorruptRecord as error:
-        last = yield from _give_up_run(context, it, [Delete(path)] if node is not None else [], result=result)
-        if last is not None:
+        drop: list[WriteOp] = [] if node is None else [Delete(path)]
+        given_up = _give_up_run(context, current, nonce, [*extra, *drop], path, result=result, guards=guards)
+        verdict = yield from given_up
+        if verdict.committed:
             context.report(path, f"{error}; the run is given up")
-        return last
-    return after if outcome.committed else None
+        return verdict
 
 
-def _refuse_damage(context: Context, it: Moving, outcome: Outcome, multi: Multi) -> None:
+def _refuse_damage(refusal: Refusal) -> None:
     """Raise `CorruptRecord` where a znode of the task is missing or has children: no other try would end otherwise."""
-    if outcome.failure is Failure.OTHER:
-        raise refused("inserting a run", outcome, multi)
-    inside = failed_at(outcome, multi).startswith(context.paths.task(it.task_id) + "/")
-    if not outcome.committed and inside and not raced(context, it, outcome, multi):
-        raise damaged(f"another run of task {it.task_id!r}", outcome, multi)
+    if refusal.outcome.failure is Failure.OTHER:
+        raise refused("inserting a run", refusal.outcome, refusal.multi)
+    change = refusal.change
+    inside = refusal.path.startswith(change.context.paths.task(change.task_id) + "/")
+    if inside and refusal.why is Why.OTHER:
+        raise damaged(f"another run of task {change.task_id!r}", refusal.outcome, refusal.multi)
 
 
 def _escrowed(context: Context, path: str, node: Node | None, task_id: str) -> Tree:
@@ -176,24 +185,39 @@ def _escrowed(context: Context, path: str, node: Node | None, task_id: str) -> T
     return tree
 
 
-def _give_up_run(context: Context, it: Moving, drop: list[WriteOp], *, result: bool) -> Procedure[TaskState | None]:
-    """End a task whose next run is lost, as its present run ended; the record, or None if it changed meanwhile."""
+def _give_up_run(
+    context: Context,
+    current: Current,
+    nonce: str,
+    extra: list[WriteOp],
+    path: str,
+    *,
+    result: bool,
+    guards: Sequence[WriteOp],
+) -> Procedure[Verdict]:
+    """End a task whose next run is lost, as its present run ended."""
     now = yield from server_time(context)
-    how = it.before.history[-1] if it.before.history else None
-    succeeded = it.before.state is State.FINISHED or (how is not None and how.outcome == "finished")
-    before = replace(it.before, history=it.before.history[:-1]) if succeeded else it.before
-    after = moved(context, it.task_id, before, _last(before, succeeded=succeeded), now=now, nonce=it.nonce)
-    error = None if succeeded or how is None else how.error
+    state, history = current.state, current.state.history
+    last = history[-1] if history else None
+    succeeded = state.state is State.FINISHED or (last is not None and last.outcome == "finished")
+    before = replace(state, history=history[:-1]) if succeeded else state
+    after = next_record(current.task_id, before, _last_event(state, succeeded=succeeded), nonce, now=now)
+    error = None if succeeded or last is None else last.error
     after = replace(after, requeue=False, error=error, result=result, dedupe=None)
-    outcome, multi = yield from move(context, replace(it, before=before, extra=[*it.extra, *drop]), after)
-    if outcome.failure is Failure.NOT_EMPTY and drop and failed_at(outcome, multi) == drop[0].path:
-        return (yield from _give_up_run(context, it, [], result=result))  # what stands under it is not ours to delete
-    if outcome.failure is Failure.OTHER:
-        raise refused("giving up a run", outcome, multi)
-    return after if outcome.committed else None
+    build = partial(relist, context, current.with_state(before), after, extra, guards=guards)
+
+    def anew(refusal: Refusal) -> Procedure[Plan | None]:
+        if refusal.outcome.failure is Failure.OTHER:
+            raise refused("giving up a run", refusal.outcome, refusal.multi)
+        if refusal.outcome.failure is Failure.NOT_EMPTY and refusal.path == path:
+            refusal.change.drop(path)  # what stands under it is not ours to delete
+            return Plan([refusal.change])
+        return (yield from build()) if refusal.why is Why.PLACE else None
+
+    return (yield from commit((yield from build()), anew))
 
 
-def _last(before: TaskState, *, succeeded: bool) -> Event:
+def _last_event(before: TaskState, *, succeeded: bool) -> Event:
     if before.state is State.FINISHED:
         return Event.GIVE_UP_RUN
     if before.state is State.INSERTED:

@@ -8,8 +8,9 @@ before all of the next one, and a released task may still come back to an older 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.lanes import (
     MAX_LANES,
     SEGMENT_ENTRIES,
@@ -18,7 +19,7 @@ from airflow_provider_zkmq.engine.core.model.lanes import (
     next_segment,
     segments_of,
 )
-from airflow_provider_zkmq.engine.core.protocol.memory import OpenSegment
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Check,
     Children,
@@ -32,59 +33,36 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Stat,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, failed_at
+from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, ensure_node, failed_at
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.protocol.memory import Context
+    from airflow_provider_zkmq.engine.core.memory.context import Context
 
 T = TypeVar("T")
-
-#: Lanes whose newest segment a client remembers.
-MAX_OPEN_SEGMENTS: Final = 256
-MAX_BUCKETS: Final = 64
 
 
 def open_segment(context: Context, wanted: Lane) -> Procedure[OpenSegment]:
     """Where the next entry of a lane goes; the caller has read the queue's configuration."""
-    memory = context.open_segments.get(wanted.name)
+    memory = context.slots.open.get(wanted.name)
     if memory is None or memory.count >= SEGMENT_ENTRIES or memory.ordered != ordered(context):
         lane = yield from _bounded(context, wanted)
         memory = yield from _newest(context, lane)
     memory.count += 1
-    _remember(context, wanted.name, memory)
+    context.slots.remember(wanted.name, memory)
     return memory
-
-
-def _remember(context: Context, name: str, memory: OpenSegment) -> None:
-    """Keep what was used last; a producer of ever new filters does not grow."""
-    context.open_segments.pop(name, None)
-    while len(context.open_segments) >= MAX_OPEN_SEGMENTS:
-        del context.open_segments[next(iter(context.open_segments))]
-    context.open_segments[name] = memory
 
 
 def forget_lanes(context: Context, there: Iterable[str]) -> None:
     """Forget lanes that are not there any more; `there`: a listing of the queue's lanes."""
     names = set(there)
-    for name, memory in list(context.open_segments.items()):
-        if memory.lane.name not in names and not any(isinstance(op, Create) for op in memory.ops):
-            context.open_segments.pop(name, None)
-    known = context.paths.at("queue") + "/"
-    for path in [
-        path
-        for path in (*context.cache, *context.stock, *context.verdicts, *context.lane_filters)
-        if path.startswith(known)
-    ]:
-        if path[len(known) :].partition("/")[0] not in names:
-            context.forget(path)
-            context.verdicts.pop(path, None)
-            context.lane_filters.pop(path, None)
+    context.slots.keep_lanes(names)
+    context.listings.forget_below(context.paths.at("queue"), names)
 
 
 def ordered(context: Context) -> bool:
     """Whether the queue, as its configuration was last read, hands out in strict order."""
-    return context.conf is not None and context.conf.order == "fifo"
+    return context.configuration.conf is not None and context.configuration.conf.ordered
 
 
 def _bounded(context: Context, wanted: Lane) -> Procedure[Lane]:
@@ -122,12 +100,12 @@ def _newest(context: Context, lane: Lane) -> Procedure[OpenSegment]:
     )
 
 
-def slot_ops(slot: OpenSegment, opened: set[str]) -> list[WriteOp]:
+def slot_ops(context: Context, slot: OpenSegment, opened: set[str]) -> list[WriteOp]:
     """What goes before an entry; `opened`: segments that an earlier transaction in flight opens, or this one."""
-    path = f"{slot.lane.name}/{slot.segment}"
+    path = context.paths.at("queue", slot.lane.name, slot.segment)
     if path in opened:
         return slot.then
-    if any(isinstance(op, Create) for op in slot.ops):
+    if slot.opens:
         opened.add(path)
     return slot.ops
 
@@ -135,43 +113,52 @@ def slot_ops(slot: OpenSegment, opened: set[str]) -> list[WriteOp]:
 def remember_opened(context: Context, multi: Multi, outcome: Outcome) -> None:
     """Segments that now exist need no create; those of a refused transaction are looked up again."""
     touched = {op.path for op in multi.ops}
-    for name, memory in list(context.open_segments.items()):
+    for name, memory in list(context.slots.open.items()):
         if not any(op.path in touched for op in memory.ops):
             continue
         if outcome.committed:
             memory.ops = memory.then
         else:
-            context.open_segments.pop(name, None)
+            context.slots.open.pop(name, None)
 
 
-def may_reopen(context: Context, slots: Iterable[OpenSegment], multi: Multi, outcome: Outcome) -> bool:
-    """Whether the refusal is a segment that came or went meanwhile, so that another try makes sense.
+def reopens(context: Context, slot: OpenSegment, multi: Multi, outcome: Outcome) -> bool:
+    """Whether a refusal is a segment that came or went meanwhile, so that another try makes sense.
 
     A lane that cannot be created has nothing to stand under: the queue was deleted.
     """
-    path = failed_at(outcome, multi)
-    creating = outcome.failed is not None and isinstance(multi.ops[outcome.failed], Create)
-    if path.count("/") == context.paths.base.count("/") + 2 and creating and outcome.failure is Failure.NO_NODE:
+    path, failure = failed_at(outcome, multi), outcome.failure
+    lane = context.paths.at("queue", slot.lane.name)
+    if path == lane and failure is Failure.NO_NODE and _creates(multi, outcome):
         return False
-    for slot in slots:
-        lane = context.paths.at("queue", slot.lane.name)
-        at_slot = path in {lane, f"{lane}/{slot.segment}"}
-        gone = path.startswith(f"{lane}/{slot.segment}/") and outcome.failure is Failure.NO_NODE
-        if gone or (at_slot and outcome.failure in {Failure.NO_NODE, Failure.NODE_EXISTS, Failure.BAD_VERSION}):
-            context.open_segments.clear()
-            return True
-    return False
+    if path.startswith(f"{lane}/{slot.segment}/"):
+        return failure is Failure.NO_NODE
+    at_slot = path in {lane, f"{lane}/{slot.segment}"}
+    return at_slot and failure in {Failure.NO_NODE, Failure.NODE_EXISTS, Failure.BAD_VERSION}
+
+
+def _creates(multi: Multi, outcome: Outcome) -> bool:
+    return outcome.failed is not None and isinstance(multi.ops[outcome.failed], Create)
 
 
 def known_bucket(context: Context, index: str) -> Procedure[None]:
     """Have the bucket of an index entry there; one that this client used before is taken to be."""
     bucket = context.paths.at(index).rpartition("/")[0]
-    if bucket in context.buckets:
+    if bucket in context.slots.buckets:
         return
     yield from ensure_bucket(bucket)
-    if len(context.buckets) >= MAX_BUCKETS:
-        context.buckets.clear()
-    context.buckets.add(bucket)
+    context.slots.add_bucket(bucket)
+
+
+def home_of(context: Context, after: TaskState) -> Procedure[None]:
+    """Create what must hold the entry of a task that is listed anew; a drained segment may have been deleted meanwhile."""
+    if after.index is not None:
+        yield from ensure_bucket(context.paths.at(after.index.rpartition("/")[0]))
+        return
+    lane, segment, _ = after.place.split("/")
+    own = Lane(after.priority, dict(after.filters))
+    yield from ensure_node(context.paths.at("queue", lane), (own if own.name == lane else own.mixed()).encode())
+    yield from ensure_node(context.paths.at("queue", lane, segment))
 
 
 def unless_deleted(context: Context, procedure: Procedure[T]) -> Procedure[T]:
@@ -186,9 +173,9 @@ def unless_deleted(context: Context, procedure: Procedure[T]) -> Procedure[T]:
 
 def queue_deleted(context: Context) -> ConfigError:
     """The error for a queue that was deleted under its users; what was known of it is forgotten."""
-    context.conf_watch = None
-    context.open_segments.clear()
-    context.buckets.clear()
-    context.unresolved.clear()
+    context.configuration.watch = None
+    context.slots.open.clear()
+    context.slots.buckets.clear()
+    context.unresolved.calls.clear()
     msg = f"queue {context.queue!r} was deleted under {context.root!r}; configure() creates it anew"
     return ConfigError(msg)

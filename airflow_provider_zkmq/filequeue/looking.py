@@ -64,8 +64,8 @@ class Alarms:
                 self._all.discard(alarm)
 
 
-def follow(path: Path, look: Look[T], timeout: float | None, alarms: Alarms, over: Callable[[], bool]) -> T | None:
-    """What `look` finds, waiting for it at most `timeout` seconds, and until `over`; None if it was not found."""
+def look_until(path: Path, look: Look[T], timeout: float | None, alarms: Alarms, over: Callable[[], bool]) -> T | None:
+    """What `look` finds, waiting for it at most `timeout` seconds, and until `over`; None if it finds nothing."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         with alarms.one() as alarm:

@@ -1,0 +1,66 @@
+"""The server's clock, as writes have told it. Owner: this module; one entry, replaced as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.protocol.ops import Outcome
+
+#: The server's clock is carried on by our own for so long.
+TRUSTED_SECONDS: Final = 300.0
+#: A write whose reply took longer tells the time too loosely, unless nothing better is known.
+SPAN_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTime:
+    """What a write told of the server's clock: it stood at `ms` some time between `sent` and `received`, both ours."""
+
+    ms: int
+    sent: float
+    received: float
+
+    @property
+    def span(self) -> float:
+        """By how many seconds the time may be wrong."""
+        return self.received - self.sent
+
+
+@dataclass(slots=True, eq=False)
+class Clock:
+    """The time at the server in milliseconds, carried on by our monotonic clock from when a write was sent."""
+
+    monotonic: Callable[[], float]
+    last: ServerTime | None = None
+
+    def learn(self, outcome: Outcome) -> None:
+        """Remember the server's clock as a transaction told it.
+
+        A reply that was long on its way says little: it is used only where nothing better is known.
+        """
+        if outcome.time is None or outcome.sent is None:
+            return
+        latest = ServerTime(outcome.time, outcome.sent, self.monotonic())
+        if latest.span <= SPAN_SECONDS or self.now() is None:
+            self.last = latest
+
+    def now(self) -> int | None:
+        """The server's clock now, as far as it is known, rather too late than too early; never this machine's calendar."""
+        if self.last is None or self.monotonic() - self.last.sent > TRUSTED_SECONDS:
+            return None
+        return self.last.ms + int((self.monotonic() - self.last.sent) * 1000)
+
+    def exact(self) -> int | None:
+        """Like `now`, where it was told by a write that took no longer than `SPAN_SECONDS`."""
+        return None if self.last is None or self.last.span > SPAN_SECONDS else self.now()
+
+    def certainly_past(self, now: int) -> int:
+        """A time that `now` gave, less what it may be ahead of the truth: by this, deadlines are judged."""
+        return now if self.last is None else now - int(self.last.span * 1000)
+
+    def until(self, when: int) -> float:
+        """Seconds until a time of the server's clock has certainly come; 0 where the clock is not known any more."""
+        now = self.now()
+        return 0.0 if now is None else (when - self.certainly_past(now)) / 1000

@@ -1,0 +1,75 @@
+"""One client's memory of one queue: its parts, and who it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_zkmq.engine.core.memory.agenda import Agenda, Postponed
+from airflow_provider_zkmq.engine.core.memory.claims import Claims
+from airflow_provider_zkmq.engine.core.memory.clock import Clock
+from airflow_provider_zkmq.engine.core.memory.debts import Debts, Maintenance
+from airflow_provider_zkmq.engine.core.memory.listings import Listings
+from airflow_provider_zkmq.engine.core.memory.marks import Marks
+from airflow_provider_zkmq.engine.core.memory.quarantine import Quarantine
+from airflow_provider_zkmq.engine.core.memory.register import Census, Registration
+from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
+from airflow_provider_zkmq.engine.core.memory.slots import Slots
+from airflow_provider_zkmq.engine.core.memory.unresolved import Unresolved
+from airflow_provider_zkmq.engine.core.model.conf import Conf
+from airflow_provider_zkmq.engine.core.model.paths import Paths
+from airflow_provider_zkmq.engine.core.protocol.ops import Signal, Watch
+
+
+@dataclass(slots=True, eq=False)
+class Configuration:
+    """The queue's configuration as last read. Owner: `core.reading.configure`."""
+
+    conf: Conf | None = None
+    watch: Watch | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """What the procedures of one client share."""
+
+    queue: str
+    root: str
+    paths: Paths
+    run: Runtime
+    signal: Signal
+    """Fired when something in the queue may have changed; anybody may fire it."""
+    describe: dict[str, Any] = field(default_factory=dict)
+    """What the client's record as a consumer tells of its process."""
+    configuration: Configuration = field(default_factory=Configuration)
+    slots: Slots = field(default_factory=Slots)
+    claims: Claims = field(default_factory=Claims)
+    registration: Registration = field(default_factory=Registration)
+    census: Census = field(default_factory=Census)
+    debts: Debts = field(default_factory=Debts)
+    maintenance: Maintenance = field(default_factory=Maintenance)
+    unresolved: Unresolved = field(default_factory=Unresolved)
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    listings: Listings = field(init=False)
+    clock: Clock = field(init=False)
+    marks: Marks = field(init=False)
+    postponed: Postponed = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.listings = Listings(self.run.new_signal)
+        self.clock = Clock(self.run.monotonic)
+        self.marks = Marks(self.run.wall_ms)
+        self.postponed = Postponed(self.run.monotonic)
+
+    def report(self, path: str, why: str) -> None:
+        """Tell of a foreign or damaged znode, once, however often it is met; `Runtime.report` tells of what happened."""
+        if self.quarantine.add(path):
+            self.run.report(path, why)
+
+    def new_watch(self) -> Watch:
+        """A watch whose event wakes whoever waits for this queue."""
+        return Watch(self.signal)
+
+    def agenda(self) -> Agenda:
+        """An empty agenda."""
+        return Agenda(self.run.monotonic)

@@ -1,0 +1,35 @@
+"""Ids, stamps and nonces. Owner: this module; a counter and a mark of the client, for as long as it lives."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Marks:
+    """Makes what is unlike anything that this or another client makes."""
+
+    wall_ms: Callable[[], int]
+    counter: int = 0
+    client: str = ""
+
+    def nonce(self) -> str:
+        """A mark by which a write is recognised as ours."""
+        return os.urandom(8).hex()
+
+    def stamp(self) -> str:
+        """A time-ordered mark for an entry, rising within this client and like no other client's (22 hex digits)."""
+        self.counter = max(self.counter + 1, self.wall_ms() << 16)
+        self.client = self.client or os.urandom(3).hex()
+        return f"{self.counter:016x}{self.client}"
+
+    def task_id(self) -> str:
+        """A time-ordered id: a UUID of version 7 (RFC 9562)."""
+        tail = int.from_bytes(os.urandom(10), "big")
+        value = (self.wall_ms() & (1 << 48) - 1) << 80 | tail
+        value = value & ~(0xF << 76) | 7 << 76
+        value = value & ~(0x3 << 62) | 2 << 62
+        return str(uuid.UUID(int=value))

@@ -1,0 +1,86 @@
+"""What an archive of ended tasks needs: the number of now, what ended since, and how far the archive has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
+from airflow_provider_zkmq.engine.core.reading.clock import tick
+from airflow_provider_zkmq.engine.core.reading.configure import read_archive, read_conf, set_archive
+from airflow_provider_zkmq.engine.core.reading.inspect import task_ids
+from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
+
+CHUNK: Final = 128
+
+
+class Ended(NamedTuple):
+    """A task that has ended, and the zxid at which its record was written: its `Task.version` while it stays so."""
+
+    id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """How far the archive of a queue has come.
+
+    ``watermark``: up to this zxid clean-up may delete what has ended. ``directory``, ``run``: where the archive is, and
+    a mark of whoever wrote this. ``version``: how often it was written; None where there is no archive yet.
+    """
+
+    watermark: int = 0
+    directory: str | None = None
+    run: str | None = None
+    version: int | None = None
+
+
+def zxid(context: Context) -> Procedure[int]:
+    """The number of a transaction made now: whatever has a lower one is visible to all later reads of this client.
+
+    Costs one small write. Raises `ConfigError` where the queue does not exist, `OutcomeUnknown`.
+    """
+    yield from read_conf(context)
+    outcome = yield from tick(context)
+    if outcome.zxid is None:
+        raise ZkmqError(f"ZooKeeper did not say the number of a write to {context.paths.at('clock')}")
+    return outcome.zxid
+
+
+def ended_between(context: Context, after: int, until: int) -> Procedure[list[Ended]]:
+    """The finished and cancelled tasks whose record was written after zxid `after`, up to and with `until`.
+
+    Complete where `until` came from `zxid` of the same client. Every ended task that is kept is looked at.
+    Raises `ConfigError` where the queue does not exist.
+    """
+    yield from read_conf(context)
+    listed = [*(yield from task_ids(context, State.FINISHED)), *(yield from task_ids(context, State.CANCELLED))]
+    ended: list[Ended] = []
+    for start in range(0, len(listed), CHUNK):
+        chunk = listed[start : start + CHUNK]
+        nodes: list[Node | None] = yield GetMany(tuple(context.paths.task(each, "state") for each in chunk))
+        numbers = [0 if node is None else node.stat.mzxid for node in nodes]
+        ended += [Ended(*pair) for pair in zip(chunk, numbers, strict=True) if after < pair[1] <= until]
+    return ended
+
+
+def archive(context: Context) -> Procedure[Archive]:
+    """How far the queue's archive has come. Raises `CorruptRecord` for what is no archive's record."""
+    record, version = yield from read_archive(context)
+    watermark, directory, run = record.get("watermark", 0), record.get("directory"), record.get("run")
+    texts = all(text is None or isinstance(text, str) for text in (directory, run))
+    if not isinstance(watermark, int) or not texts:
+        raise CorruptRecord(f"{context.paths.at('archive')} does not hold an archive's record: {record!r}")
+    return Archive(watermark, directory, run, version)
+
+
+def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
+    """Say how far the archive has come; clean-up deletes up to there. `reached` is an `archive()` with other values.
+
+    Raises `ConfigError` where another run has written since ``reached.version`` was read, `OutcomeUnknown`.
+    """
+    record = {"watermark": reached.watermark, "directory": reached.directory, "run": reached.run}
+    yield from set_archive(context, dump(record), reached.version)

@@ -1,0 +1,65 @@
+"""Which claim of a task is the current one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.paths import check_name
+from airflow_provider_zkmq.engine.core.model.records import TaskState, load
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Node, Outcome, Procedure, Sync
+from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound
+
+
+def claimed(context: Context, held: Held) -> Procedure[Outcome | None]:
+    """Whether a claim stands, as its first try left it."""
+    path = context.paths.task(held.task_id, "claim")
+    node: Node | None = yield Get(path)
+    try:
+        if node is None or load(path, node.data).get("nonce") != held.state.nonce:
+            return None
+    except CorruptRecord:
+        return None
+    return Outcome(committed=True, zxid=node.stat.czxid)
+
+
+def current_claim(context: Context, task_id: str, token: int) -> Procedure[Held]:
+    """The claim that `token` stands for, as read now; how another process takes a claim over.
+
+    Raises `TaskNotFound` without the task, `ClaimLost` if the token is not the current claim's.
+    """
+    check_name("task id", task_id)
+    if isinstance(token, bool) or not isinstance(token, int):
+        msg = f"token {token!r} is not allowed: the whole number that the claim got"
+        raise ConfigError(msg)
+    try:
+        return (yield from _current(context, task_id, token))
+    except (ClaimLost, TaskNotFound):
+        yield Sync(context.paths.task(task_id))  # the server that we are connected to may lag behind
+        return (yield from _current(context, task_id, token))
+
+
+def _current(context: Context, task_id: str, token: int) -> Procedure[Held]:
+    path = context.paths.task(task_id, "state")
+    nodes: list[Node | None] = yield GetMany((path, context.paths.task(task_id, "claim")))
+    node, claim = nodes
+    if node is None:
+        msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
+        raise TaskNotFound(msg)
+    state = TaskState.decode(path, node.data)
+    if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
+        raise claim_lost(task_id, token, state)
+    record = load(context.paths.task(task_id, "claim"), claim.data)
+    return Held(task_id, token, node.stat.version, state, node.stat.ctime, claim=_plain_claim(record))
+
+
+def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in {"progress", "note"}}
+
+
+def claim_lost(task_id: str, token: int, state: TaskState | None = None) -> ClaimLost:
+    """The error for a token that is not the current claim's."""
+    now = "" if state is None else f"; the task is {state.state}, attempt {state.attempt}"
+    return ClaimLost(f"claim {token} of task {task_id!r} is not the current one{now}; this call changed nothing")

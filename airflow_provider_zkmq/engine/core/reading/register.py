@@ -1,0 +1,86 @@
+"""The register of consumers: who claims from a queue, who of them lives, and what each has in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.records import load
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany, Node, Pipeline, Procedure
+from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.errors import CorruptRecord
+
+CHUNK: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One client that claims from a queue, in one ZooKeeper session: a process, or one of its connections.
+
+    ``id``: as in `Task.consumer`. ``name``, ``host``, ``pid``: of its process; None where its record cannot be read.
+    ``accepts``: the selectors that it has announced, the latest 16 at the most. ``in_hand``: the ids of the tasks that
+    it has claimed without a lease; leased claims outlive their consumer and belong to none. ``alive``: its session
+    lives; what a dead one has in hand is given back by the next look of any live consumer.
+    """
+
+    id: str
+    name: str | None
+    host: str | None
+    pid: int | None
+    accepts: tuple[str, ...]
+    in_hand: tuple[str, ...]
+    alive: bool
+
+
+def consumers(context: Context) -> Procedure[list[Consumer]]:
+    """The queue's consumers by id, the live ones and the dead that nobody has taken off the register yet.
+
+    A client registers with its first claim and leaves when it is closed. Not a snapshot of one moment; costs two small
+    requests for each consumer. Raises `ConfigError` where the queue does not exist.
+    """
+    yield from read_conf(context)
+    # The register is listed first: who registers in between is seen alive, and no live consumer is taken for dead.
+    registered: list[str] = (yield Children(context.paths.at("consumers"))) or []
+    live = frozenset((yield Children(context.paths.at("live"))) or ())
+    names = sorted(live.union(registered))
+    listed: list[Consumer] = []
+    for start in range(0, len(names), CHUNK):
+        listed += yield from _read(context, names[start : start + CHUNK], live)
+    return listed
+
+
+def _read(context: Context, names: Sequence[str], live: frozenset[str]) -> Procedure[list[Consumer]]:
+    """The consumers of these names; one that left meanwhile is left out."""
+    records = GetMany(tuple(context.paths.consumer(name) for name in names))
+    notes = [Children(context.paths.consumer(name, "current")) for name in names]
+    nodes, *in_hand = yield Pipeline((records, *notes))
+    return [
+        _consumer(context, name, node, tuple(sorted(tasks or ())), alive=name in live)
+        for name, node, tasks in zip(names, nodes, in_hand, strict=True)
+        if node is not None
+    ]
+
+
+def _consumer(context: Context, name: str, node: Node, in_hand: tuple[str, ...], *, alive: bool) -> Consumer:
+    path = context.paths.consumer(name)
+    record: dict[str, Any] = {}
+    try:
+        record = load(path, node.data)
+    except CorruptRecord as error:
+        context.report(path, str(error))
+    pid, accepts = record.get("pid"), record.get("accepts")
+    return Consumer(
+        id=name,
+        name=_text(record.get("name")),
+        host=_text(record.get("host")),
+        pid=pid if isinstance(pid, int) else None,
+        accepts=tuple(each for each in accepts if isinstance(each, str)) if isinstance(accepts, list) else (),
+        in_hand=in_hand,
+        alive=alive,
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,51 @@
+"""A queue's configuration as its users see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.filters import FilterType
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConf:
+    """How a queue is configured, by the names that `configure` takes; times in seconds.
+
+    ``task_gc_lifetime``: how long an ended task is kept, ``task_gc_interval``: how often clean-up runs (None: never,
+    as in a queue file). ``lock``: how long a claim holds without being extended; None: as long as its session.
+    ``order``: ``"default"`` or ``"fifo"``. ``paused``: nothing is handed out. ``archived``: up to which zxid ended
+    tasks are archived; None without an archive.
+    """
+
+    filters: Mapping[str, FilterType]
+    policy: RetryPolicy
+    task_gc_lifetime: float | None
+    task_gc_interval: float | None
+    lock: float | None
+    order: str
+    paused: bool
+    archived: int | None
+
+
+def conf(context: Context) -> Procedure[QueueConf]:
+    """The queue's configuration, from this client's memory while nothing has changed.
+
+    Raises `ConfigError` where the queue does not exist or was written by a newer version, and `CorruptRecord` for
+    filters or a policy that cannot be read.
+    """
+    known = yield from read_conf(context)
+    return QueueConf(
+        filters=dict(known.types),
+        policy=known.policy,
+        task_gc_lifetime=known.gc_lifetime,
+        task_gc_interval=known.gc_interval,
+        lock=known.lock,
+        order=known.order,
+        paused=known.paused,
+        archived=known.archive,
+    )

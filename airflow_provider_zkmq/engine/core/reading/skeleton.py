@@ -1,0 +1,21 @@
+"""A queue's permanent znodes."""
+
+from __future__ import annotations
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Failure, Ops, Procedure
+from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
+
+
+def create_skeleton(context: Context, conf: dict[str, bytes]) -> Procedure[bool]:
+    """Create the queue's permanent znodes in one transaction; False if the queue was there already."""
+    yield EnsureRoot(context.root)
+    ops = Ops()
+    for path in context.paths.skeleton():
+        ops.create(path)
+    for name, value in conf.items():
+        ops.create(context.paths.conf(name), value)
+    outcome = yield from transact(ops.multi(), never)
+    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
+        raise refused("creating the queue", outcome, ops.multi())
+    return bool(outcome.committed)

@@ -1,0 +1,148 @@
+"""The one guarded write: a plan is sent, an unknown outcome resolved, a refusal explained, and the plan made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Outcome, Pipeline, Procedure
+from airflow_provider_zkmq.engine.core.protocol.transact import resolved
+from airflow_provider_zkmq.engine.core.protocol.tries import Races
+from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
+
+#: Makes the plan anew after a refusal; None: the refusal stands.
+Rebuild: TypeAlias = Callable[[Refusal], Procedure[Plan | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a commit ended: with the plan that was carried out, or with the refusal of the last one."""
+
+    plan: Plan
+    outcome: Outcome
+    refusal: Refusal | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether it was carried out."""
+        return self.refusal is None
+
+    @property
+    def after(self) -> TaskState | None:
+        """The record of a plan of one change, if it was carried out."""
+        return self.plan.changes[0].after if self.committed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A transaction that was sent among others, and how it ended at first."""
+
+    multi: Multi
+    outcome: Outcome
+
+
+def give_up(_refusal: Refusal) -> Procedure[Plan | None]:
+    """For plans that are not made anew."""
+    return None
+    yield  # pragma: no cover
+
+
+def anew(build: Callable[[], Procedure[Plan]]) -> Rebuild:
+    """Make the plan anew where a segment came or went, and only there."""
+
+    def rebuild(refusal: Refusal) -> Procedure[Plan | None]:
+        return (yield from build()) if refusal.why is Why.PLACE else None
+
+    return rebuild
+
+
+def commit(
+    plan: Plan, rebuild: Rebuild = give_up, *, first: Sent | None = None, asked: bool = False
+) -> Procedure[Verdict]:
+    """Carry out a plan; what is missing around it is made, and what it is not a member of any more is left out.
+
+    Every other refusal goes to `rebuild`, until the same one has come so often that it is no race. `first`: how it
+    ended when it was sent before, among others. `asked`: an earlier call sent this plan and did not hear of it.
+    Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
+    """
+    races, uncertain = Races(), asked
+    while True:
+        multi = plan.multi() if first is None else first.multi
+        outcome, unknown = yield from _send(plan, multi, first, asked=asked)
+        plan.learn(multi, outcome)
+        if outcome.committed:
+            yield from _follow(plan)
+            return Verdict(plan, outcome)
+        first, asked, uncertain = None, False, uncertain or unknown
+        refusal = plan.explain(multi, outcome, uncertain=uncertain)
+        better = None if races.lost(outcome, multi) else (yield from _mend(plan, refusal, rebuild))
+        if better is None:
+            return Verdict(plan, outcome, refusal)
+        plan = better
+
+
+def _send(plan: Plan, multi: Multi, first: Sent | None, *, asked: bool) -> Procedure[tuple[Outcome, bool]]:
+    """Send it, and resolve an unknown outcome; whether it was unknown at first.
+
+    Where that is cut off, or stays unknown, the batches whose last member it may have taken off are remembered: the
+    transaction may have happened, and its caller may never ask again.
+    """
+    try:
+        outcome: Outcome = (yield multi) if first is None else first.outcome
+        unknown = outcome.unknown
+        outcome = yield from resolved(multi, outcome, plan.ours)
+        if asked and not unknown and not outcome.committed:
+            outcome = (yield from plan.ours()) or outcome
+    except BaseException:
+        _owe_batches(plan)
+        raise
+    return outcome, unknown
+
+
+def _owe_batches(plan: Plan) -> None:
+    for change in plan.changes:
+        if change.batch is not None:
+            change.context.debts.batches.add(change.batch)
+            change.context.run.pay()
+
+
+def _follow(plan: Plan) -> Procedure[None]:
+    for change in plan.changes:
+        if change.afterwards is not None:
+            yield from change.afterwards()
+
+
+def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | None]:
+    match refusal.why:
+        case Why.HOME:
+            yield from refusal.change.homes[refusal.path]()
+            return plan
+        case Why.BATCH:
+            _leave_batch(refusal)
+            return plan
+        case Why.PLACE:
+            for context in plan.contexts:
+                context.slots.open.clear()
+    return (yield from rebuild(refusal))
+
+
+def _leave_batch(refusal: Refusal) -> None:
+    """A batch holds up no task. One that failed in an earlier run of its id is noted among the failed already."""
+    change, path = refusal.change, refusal.path
+    if path == change.context.paths.batch(change.batch or "", "failed", change.task_id):
+        change.drop(path)
+        return
+    change.context.report(path, f"task {change.task_id!r} is no member of its batch any more; it goes on without it")
+    change.leave_batch()
+
+
+def send_together(plans: Sequence[Plan]) -> Procedure[list[Sent]]:
+    """Send several plans in flight together, each a transaction of its own; how each ended, or that it is not known."""
+    opened: set[str] = set()  # requests of one session are carried out in order: the first one opens for all
+    multis = [plan.multi(opened) for plan in plans]
+    outcomes: list[Outcome] = yield Pipeline(tuple(multis))
+    for plan, multi, outcome in zip(plans, multis, outcomes, strict=True):
+        plan.learn(multi, outcome)
+    return [Sent(multi, outcome) for multi, outcome in zip(multis, outcomes, strict=True)]

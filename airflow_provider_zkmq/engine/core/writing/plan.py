@@ -1,0 +1,160 @@
+"""What one transaction changes, and how its refusal is understood.
+
+A plan is made of changes, each to one task or one batch; plans can be merged. Named constructors, one for each row of
+the state table, fill them (`core.writing.transitions`, `core.writing.inserting`); `core.writing.commit` carries them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from typing import TypeAlias, TypeGuard
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.protocol.ops import Failure, Multi, Outcome, Procedure, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never
+from airflow_provider_zkmq.engine.core.writing.place import remember_opened, reopens, slot_ops
+
+Ours: TypeAlias = Callable[[], Procedure[Outcome | None]]
+
+
+class Why(Enum):
+    """What a refusal says."""
+
+    PLACE = "a segment came or went"
+    HOME = "what must hold an entry is not there"
+    BATCH = "the task is no member of its batch any more"
+    CHANGED = "what the plan is based on has changed since it was read"
+    OTHER = "the tree is not as its records tell, or an id is in use"
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """What is done to one task or one batch: ``ops``, then what opens the slot, then ``listing``."""
+
+    context: Context
+    task_id: str
+    ops: list[WriteOp] = field(default_factory=list)
+    slot: OpenSegment | None = None
+    listing: list[WriteOp] = field(default_factory=list)
+    after: TaskState | None = None
+    """The record that it writes."""
+    ours: Ours = never
+    """Asked where its reply was lost: whether it was carried out."""
+    based_on: dict[str, frozenset[Failure]] = field(default_factory=dict)
+    """The znodes it is based on, each with the refusals that say that it was changed."""
+    homes: dict[str, Callable[[], Procedure[None]]] = field(default_factory=dict)
+    """Entries whose parents may be gone, each with what makes them."""
+    batch: str | None = None
+    """The batch whose last member it may take off."""
+    afterwards: Callable[[], Procedure[None]] | None = None
+    """Follows once it is committed; must not fail."""
+
+    def leave_batch(self) -> None:
+        """Go on without the membership: the task is no member any more, and its record does not say that it is."""
+        record = self.context.paths.task(self.task_id, "state")
+        if self.after is not None:
+            self.after = after = replace(self.after, batch=None)
+            self.ops = [SetData(op.path, after.encode(), op.version) if _writes(op, record) else op for op in self.ops]
+        self._drop(lambda path: path.startswith(f"{self.context.paths.batch(self.batch or '')}/"))
+
+    def drop(self, path: str) -> None:
+        """Go on without what is done at `path`."""
+        self._drop(lambda other: other == path)
+
+    def _drop(self, unwanted: Callable[[str], bool]) -> None:
+        self.ops = [op for op in self.ops if not unwanted(op.path)]
+        self.listing = [op for op in self.listing if not unwanted(op.path)]
+
+
+def _writes(op: WriteOp, path: str) -> TypeGuard[SetData]:
+    return isinstance(op, SetData) and op.path == path
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A transaction that was refused: where, by which change's doing, and what that says.
+
+    ``uncertain``: an earlier try of the same commit had an unknown outcome.
+    """
+
+    why: Why
+    change: Change
+    path: str
+    outcome: Outcome
+    multi: Multi
+    uncertain: bool = False
+
+
+@dataclass(eq=False)
+class Plan:
+    """One transaction."""
+
+    changes: list[Change]
+
+    @cached_property
+    def contexts(self) -> list[Context]:
+        """The memories of the queues that it changes."""
+        return list({id(change.context): change.context for change in self.changes}.values())
+
+    def multi(self, opened: set[str] | None = None) -> Multi:
+        """The operations; `opened`: the segments that earlier transactions in flight open."""
+        opened = set() if opened is None else opened
+        ops: list[WriteOp] = []
+        for change in self.changes:
+            ops += change.ops
+            if change.slot is not None:
+                ops += [op for op in slot_ops(change.context, change.slot, opened) if op not in ops]
+            ops += change.listing
+        return Multi(tuple(ops))
+
+    def ours(self) -> Procedure[Outcome | None]:
+        """Whether an earlier try was carried out. All or nothing: what became of the first change tells of the whole."""
+        return self.changes[0].ours()
+
+    def learn(self, multi: Multi, outcome: Outcome) -> None:
+        """Remember the server's clock, and which segments are open."""
+        for context in self.contexts:
+            context.clock.learn(outcome)
+            if any(change.slot is not None for change in self.changes):
+                remember_opened(context, multi, outcome)
+
+    def explain(self, multi: Multi, outcome: Outcome, *, uncertain: bool) -> Refusal:
+        """What a refusal says."""
+        path = failed_at(outcome, multi)
+        for change in self.changes:
+            why = _why(change, path, multi, outcome)
+            if why is not None:
+                return Refusal(why, change, path, outcome, multi, uncertain)
+        return Refusal(Why.OTHER, self._changed_at(path), path, outcome, multi, uncertain)
+
+    def _changed_at(self, path: str) -> Change:
+        """The change that has to do with a path."""
+        own = (change for change in self.changes if path in {op.path for op in (*change.ops, *change.listing)})
+        return next(own, self.changes[0])
+
+
+def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | None:
+    if outcome.failure in change.based_on.get(path, ()):
+        return Why.CHANGED
+    if path in change.homes and outcome.failure is Failure.NO_NODE:
+        return Why.HOME
+    if change.batch is not None and path.startswith(f"{change.context.paths.batch(change.batch)}/"):
+        return Why.BATCH
+    if change.slot is not None and reopens(change.context, change.slot, multi, outcome):
+        return Why.PLACE
+    return None
+
+
+def one(change: Change) -> Plan:
+    """A plan of one change."""
+    return Plan([change])
+
+
+def merge(plans: Iterable[Plan]) -> Plan:
+    """One transaction of several; they must not touch the same tasks."""
+    return Plan([change for plan in plans for change in plan.changes])

@@ -1,0 +1,68 @@
+"""The record of a task after an event: every change of state but the claim's is spelt here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.model.buckets import index_path
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.states import ENDED, Event, State, step
+
+#: How many of the last moves' nonces a record keeps: by them a repeated call knows its own.
+KEPT_NONCES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """A task as it was read, on which a change is based: its record, and that record's version."""
+
+    task_id: str
+    version: int
+    state: TaskState
+    claim_gone: bool = False
+    """The claim's ephemeral vanished with its session."""
+
+    def with_state(self, state: TaskState) -> Current:
+        """The same reading with a record that was prepared for the change: its history has the present delivery, say."""
+        return replace(self, state=state)
+
+
+def next_record(
+    task_id: str, before: TaskState, event: Event, nonce: str, *, now: int = 0, due: int | None = None
+) -> TaskState:
+    """The record after `event`: state, index and nonce; `due` (server's milliseconds) schedules it.
+
+    Raises `IllegalTransition` where the state table has no row.
+    """
+    after = step(task_id, before.state, event)
+    settled = (*before.settled, nonce)[-KEPT_NONCES:]
+    state = replace(
+        before, state=after, nonce=nonce, settled=settled, due=due, index=_index_of(after, task_id, now, due)
+    )
+    if before.state is State.CLAIMED and after is not State.CLAIMED:
+        ended = now if after in {State.FINISHED, State.DEAD} else None
+        kept = before if after is State.FINISHED else replace(before, consumer=None, claimed=None)
+        state = replace(state, consumer=kept.consumer, claimed=kept.claimed, lease=None, bound=False, ended=ended)
+    return replace(state, ended=now) if after is State.DEAD else state
+
+
+def _index_of(after: State, task_id: str, now: int, due: int | None) -> str | None:
+    if due is not None:
+        return index_path("requeued" if after is State.FINISHED else "scheduled", due, task_id)
+    if after is State.DEAD:
+        return f"dlq/{task_id}"
+    return index_path(str(after), now, task_id) if after in {State.FINISHED, State.CANCELLED} else None
+
+
+def leaves_batch(before: TaskState, after: TaskState) -> bool:
+    """Whether a change of state ends a task's part in its batch."""
+    pending = before.state in {State.INSERTED, State.CLAIMED}
+    return before.batch is not None and pending and (after.state in ENDED or after.batch is None)
+
+
+def fails_batch(before: TaskState, after: TaskState) -> bool:
+    """Whether a run ended in failure, also where another one follows it."""
+    if after.state is State.INSERTED:
+        return not before.history or before.history[-1].outcome != "finished"
+    return after.state in {State.DEAD, State.CANCELLED}

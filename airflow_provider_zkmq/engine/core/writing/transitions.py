@@ -1,0 +1,234 @@
+"""One constructor for each row of the state table that moves a task which is there; inserts are `core.writing.inserting`'s.
+
+Each makes a plan of one change: the record under the version that was read, what takes the task from where it is
+listed, what lists it where it goes. A place without a segment is none to go back to: such a task goes to the end of its
+lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
+from airflow_provider_zkmq.engine.core.model.lanes import Lane
+from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
+from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump
+from airflow_provider_zkmq.engine.core.model.states import Event, step
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Failure, Ops, Procedure, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.reading.claims import claimed
+from airflow_provider_zkmq.engine.core.writing.closing import close_after
+from airflow_provider_zkmq.engine.core.writing.pieces import (
+    arrival,
+    departure,
+    lease_path,
+    membership,
+    record_write,
+    tree_deletes,
+)
+from airflow_provider_zkmq.engine.core.writing.place import home_of, open_segment
+from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, one
+from airflow_provider_zkmq.engine.core.writing.record import Current, fails_batch, leaves_batch, next_record
+from airflow_provider_zkmq.engine.core.writing.written import deleted, written
+
+#: What a record's refusal says: it is another by now, or gone.
+_CHANGED: Final = frozenset({Failure.BAD_VERSION, Failure.NO_NODE})
+#: The ephemeral of a claim goes with its session.
+_GONE: Final = frozenset({Failure.NO_NODE})
+
+
+# --- a claim, and how it ends
+
+
+def claim(context: Context, held: Held, consumer: str, span: float | None, lease: float | None, now: int) -> Plan:
+    """Taken by a consumer whose session lives; `held` is made the claim that the plan writes.
+
+    `span`: for how many seconds it holds unless it is extended; with a `lease` it outlives its session.
+    """
+    paths, task_id, nonce, before = context.paths, held.task_id, context.marks.nonce(), held.state
+    place, deadline = paths.entry(before.place), f"{task_id}{SEPARATOR}{nonce}" if span else None
+    held.state = replace(
+        before,
+        state=step(task_id, before.state, Event.CLAIM),
+        attempt=before.attempt + 1,
+        consumer=consumer,
+        claimed=now,
+        nonce=nonce,
+        lease=deadline,
+        bound=lease is None and deadline is not None,
+        error=None,
+    )
+    held.claim = {"consumer": consumer, "nonce": nonce, "lease": span}
+    ops = Ops().set(paths.task(task_id, "state"), held.state.encode(), held.version - 1)
+    ops.create(paths.task(task_id, "claim"), dump(held.claim), ephemeral=lease is None)
+    ops.delete(place).check(paths.live(consumer))
+    if lease is None:
+        ops.create(paths.current(consumer, task_id))
+    if deadline is not None:
+        ops.create(lease_path(context, held.state), dump({"seconds": span, "consumer": consumer}))
+    return one(Change(context, task_id, ops.items, after=held.state, ours=partial(claimed, context, held)))
+
+
+def finish(
+    context: Context, current: Current, nonce: str, result: bytes, now: int, until: int | None = None
+) -> Procedure[Plan]:
+    """Completed: the result is kept; a run in escrow is due at `until`, the end of its dedupe window, or at once."""
+    before = current.state
+    due = (until or now) if before.requeue else None
+    state = next_record(current.task_id, before, Event.COMPLETE, nonce, now=now, due=due)
+    after = replace(state, error=None, dedupe=until, result=True)
+    return (yield from relist(context, current, after, [result_write(context, current, result)]))
+
+
+def result_write(context: Context, current: Current, result: bytes) -> WriteOp:
+    """Keep a result; an earlier run of the same task may have left one."""
+    path = context.paths.task(current.task_id, "result")
+    return SetData(path, result) if current.state.result else Create(path, result)
+
+
+def fail(context: Context, current: Current, nonce: str, error: str, due: int | None) -> Procedure[Plan]:
+    """The delivery failed; it goes back to its place, at `due` (server's milliseconds) or at once."""
+    state = next_record(current.task_id, current.state, Event.FAIL, nonce, due=due)
+    return (yield from relist(context, current, replace(state, error=clip(error))))
+
+
+def release(context: Context, current: Current, nonce: str, due: int | None) -> Procedure[Plan]:
+    """Given back: the delivery counts as no attempt."""
+    state = next_record(current.task_id, current.state, Event.RELEASE, nonce, due=due)
+    return (yield from relist(context, current, replace(state, attempt=max(0, state.attempt - 1))))
+
+
+def rescue(context: Context, current: Current, nonce: str, error: str, guards: Sequence[WriteOp]) -> Procedure[Plan]:
+    """Nobody holds it any more: it goes back to its place."""
+    state = next_record(current.task_id, current.state, Event.RESCUE, nonce)
+    return (yield from relist(context, current, replace(state, error=error), guards=guards))
+
+
+def bury(
+    context: Context, current: Current, event: Event, nonce: str, error: str, now: int, guards: Sequence[WriteOp] = ()
+) -> Procedure[Plan]:
+    """It is dead: `event` is the one of the state table by which it came to that."""
+    state = next_record(current.task_id, current.state, event, nonce, now=now)
+    return (yield from relist(context, current, replace(state, error=clip(error)), guards=guards))
+
+
+# --- what the clock and operators do
+
+
+def promote(context: Context, current: Current) -> Procedure[Plan]:
+    """Its time has come: it goes to its lane."""
+    return (yield from relist(context, current, _promoted(context, current)))
+
+
+def promote_to_end(context: Context, current: Current) -> Procedure[Plan]:
+    """Its time has come: it goes to the end of its lane, whatever place it had."""
+    return (yield from append(context, current, lambda place: replace(_promoted(context, current), place=place)))
+
+
+def _promoted(context: Context, current: Current) -> TaskState:
+    return next_record(current.task_id, current.state, Event.PROMOTE, context.marks.nonce())
+
+
+def cancel(context: Context, current: Current, extra: list[WriteOp], now: int) -> Procedure[Plan]:
+    """Withdrawn; `extra` tells its consumer, and drops a run in escrow."""
+    state = next_record(current.task_id, current.state, Event.CANCEL, context.marks.nonce(), now=now)
+    return (yield from relist(context, current, replace(state, requeue=False), extra))
+
+
+def redrive(context: Context, current: Current, entry: str, extra: list[WriteOp]) -> Procedure[Plan]:
+    """Put back at the end of its lane: attempts are reset, the history is kept."""
+    fresh = next_record(current.task_id, current.state, Event.REDRIVE, context.marks.nonce())
+    fresh = replace(fresh, attempt=0, error=None, claimed=None, ended=None, rank=None, batch=None)
+    return (yield from append(context, current, lambda place: replace(fresh, place=place), extra, entry=entry))
+
+
+def rewrite(context: Context, current: Current, after: TaskState, extra: list[WriteOp]) -> Plan:
+    """Changed where it stands: its listing stays."""
+    return one(_change(context, current, after, [record_write(context, current, after), *extra]))
+
+
+def delete(context: Context, current: Current, *, ours: bool = True) -> Plan:
+    """Deleted whole, with all that lists it; `ours`: that it is gone after a lost reply is this call's doing."""
+    record, *parts = tree_deletes(context, current.task_id, current.state, current.version)
+    off = membership(context, current.task_id, current.state)
+    # The record goes first: if that is another by now, the refusal says so.
+    change = _change(context, current, None, [record, *departure(context, current), *parts, *off])
+    if ours:
+        change.ours = partial(deleted, context, current.task_id)
+    _leave(change, current.state.batch)
+    return one(change)
+
+
+# --- what they are made of
+
+
+def relist(
+    context: Context,
+    current: Current,
+    after: TaskState,
+    extra: Sequence[WriteOp] = (),
+    *,
+    guards: Sequence[WriteOp] = (),
+) -> Procedure[Plan]:
+    """From where it is listed to where `after` lists it."""
+    if after.index is None and not after.placed:
+        at = lambda place: replace(after, place=place, rank=None)  # noqa: E731
+        lane = Lane(after.priority, dict(after.filters))
+        return (yield from append(context, current, at, extra, guards=guards, lane=lane, entry=after.entry))
+    return one(_moved(context, current, after, extra, guards, None))
+
+
+def append(
+    context: Context,
+    current: Current,
+    after_at: Callable[[str], TaskState],
+    extra: Sequence[WriteOp] = (),
+    *,
+    guards: Sequence[WriteOp] = (),
+    lane: Lane | None = None,
+    entry: str | None = None,
+) -> Procedure[Plan]:
+    """To the end of a lane, its own unless another is given; `after_at` makes the record for a place."""
+    slot = yield from open_segment(context, lane or Lane(current.state.priority, dict(current.state.filters)))
+    place = f"{slot.lane.name}/{slot.segment}/{entry or current.state.entry}"
+    return one(_moved(context, current, after_at(place), extra, guards, slot))
+
+
+def _moved(
+    context: Context,
+    current: Current,
+    after: TaskState,
+    extra: Sequence[WriteOp],
+    guards: Sequence[WriteOp],
+    slot: OpenSegment | None,
+) -> Change:
+    ops = [record_write(context, current, after), *guards, *departure(context, current), *extra]
+    change = _change(context, current, after, ops)
+    change.slot, entry = slot, arrival(context, after)
+    if slot is None:
+        change.homes[entry.path] = partial(home_of, context, after)
+    if leaves_batch(current.state, after):
+        failed = fails_batch(current.state, after)
+        change.listing += membership(context, current.task_id, current.state, failed=failed)
+        _leave(change, current.state.batch)
+    change.listing.append(entry)
+    return change
+
+
+def _change(context: Context, current: Current, after: TaskState | None, ops: list[WriteOp]) -> Change:
+    change = Change(context, current.task_id, ops, after=after)
+    if after is not None:
+        change.ours = partial(written, context, current.task_id, after.nonce)
+    change.based_on[context.paths.task(current.task_id, "state")] = _CHANGED
+    change.based_on[context.paths.task(current.task_id, "claim")] = _GONE
+    return change
+
+
+def _leave(change: Change, batch: str | None) -> None:
+    if batch is not None:
+        change.batch = batch
+        change.afterwards = partial(close_after, change.context, batch)

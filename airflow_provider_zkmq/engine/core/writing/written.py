@@ -1,0 +1,25 @@
+"""Whether an earlier try of a transaction whose reply was lost is what stands in the tree."""
+
+from __future__ import annotations
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Outcome, Procedure
+from airflow_provider_zkmq.engine.errors import OutcomeUnknown
+
+
+def written(context: Context, task_id: str, mark: str) -> Procedure[Outcome | None]:
+    """Whether a task's record, or the name of its entry, has the mark. Raises `OutcomeUnknown` for a collected task."""
+    path = context.paths.task(task_id, "state")
+    node: Node | None = yield Get(path)
+    if node is None:
+        msg = f"task {task_id!r} was changed or not, and has been collected meanwhile"
+        raise OutcomeUnknown(msg)
+    state = TaskState.decode(path, node.data)
+    return Outcome(committed=True) if mark in state.settled or state.entry.startswith(mark) else None
+
+
+def deleted(context: Context, task_id: str) -> Procedure[Outcome | None]:
+    """Whether a task is gone."""
+    gone = (yield Exists(context.paths.task(task_id))) is None
+    return Outcome(committed=True) if gone else None

@@ -1,0 +1,73 @@
+"""What another kind of queue needs to be one of ours: names, filters, selectors, durations and records, and their rules.
+
+The file queues are made of these, and so take and refuse what a queue on ZooKeeper does. Users of queues find what they
+need in `airflow_provider_zkmq.engine`; here is besides what reads and writes a queue's own records. Everything else
+below `engine` may change its place.
+"""
+
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.model.durations import lock_seconds, optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.filters import (
+    FilterType,
+    FilterTypes,
+    check_types,
+    decode_types,
+    encode_types,
+    parse_filters,
+)
+from airflow_provider_zkmq.engine.core.model.paths import check_name
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message, dump, encode_data, encode_metadata, load
+from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, as_selector, choose
+from airflow_provider_zkmq.engine.core.model.states import ENDED, State, derive_status
+from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
+from airflow_provider_zkmq.engine.core.reading.configure import ORDERS
+from airflow_provider_zkmq.engine.core.reading.following import OnChange
+from airflow_provider_zkmq.engine.core.reading.inspect import Task, as_state
+from airflow_provider_zkmq.engine.core.reading.many import checked_ids
+from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
+from airflow_provider_zkmq.engine.core.reading.trees import PARTS, Part, checked_parts
+from airflow_provider_zkmq.engine.core.reading.wait import OnProgress, WaitFor, wait_event
+
+#: The largest payload and metadata, or result, of a task in bytes: the rest of a request is for its record.
+MAX_PAYLOAD: Final = MAX_REQUEST - 20_000
+
+__all__ = [
+    "ENDED",
+    "MAX_PAYLOAD",
+    "ORDERS",
+    "PARTS",
+    "FilterMethod",
+    "FilterType",
+    "FilterTypes",
+    "Message",
+    "OnChange",
+    "OnProgress",
+    "Part",
+    "QueueConf",
+    "RetryPolicy",
+    "Selector",
+    "State",
+    "Task",
+    "WaitFor",
+    "as_selector",
+    "as_state",
+    "check_name",
+    "check_types",
+    "checked_ids",
+    "checked_parts",
+    "choose",
+    "decode_types",
+    "derive_status",
+    "dump",
+    "encode_data",
+    "encode_metadata",
+    "encode_types",
+    "load",
+    "lock_seconds",
+    "optional_seconds",
+    "parse_filters",
+    "seconds",
+    "wait_event",
+]

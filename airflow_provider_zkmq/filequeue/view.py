@@ -1,0 +1,153 @@
+"""`FileView`: a queue in a file, as far as it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, ZkmqError
+from airflow_provider_zkmq.engine.model import (
+    PARTS,
+    OnChange,
+    OnProgress,
+    Part,
+    QueueConf,
+    Selector,
+    State,
+    Task,
+    WaitFor,
+    as_selector,
+    as_state,
+    checked_ids,
+    checked_parts,
+)
+from airflow_provider_zkmq.filequeue import refusals
+from airflow_provider_zkmq.filequeue.book import Book
+from airflow_provider_zkmq.filequeue.folder import Folder
+from airflow_provider_zkmq.filequeue.items import Item
+from airflow_provider_zkmq.filequeue.refusals import refuse, refused
+from airflow_provider_zkmq.filequeue.waiting import follow, wait
+
+T = TypeVar("T")
+
+
+class FileView:
+    """The methods of `Queue` that change nothing, over a file. They raise what those raise."""
+
+    tree = refused(refusals.TREES)
+    explain = refused(refusals.EXPLAINING)
+    find = refused(refusals.FINDING)
+    batch = wait_batch = refused(refusals.BATCHES)
+    consumers = refused(refusals.CONSUMERS)
+    zxid = ended_between = archive = refused(refusals.ARCHIVES)
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self.folder = folder
+        self.name = name
+        self.path = folder.file(name)
+
+    @property
+    def root(self) -> str:
+        """The folder of the file."""
+        return str(self.folder.path)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its connection has been closed."""
+        return self.folder.closed
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
+    def conf(self) -> QueueConf:
+        """How the queue is configured. Its order is that of the lines; a file is never cleaned up, paused or archived."""
+        conf = self._do(lambda book: book.conf)
+        return QueueConf(
+            filters=dict(conf.types),
+            policy=conf.policy,
+            task_gc_lifetime=None,
+            task_gc_interval=None,
+            lock=conf.lock,
+            order="fifo",
+            paused=False,
+            archived=None,
+        )
+
+    def task(self, task_id: str) -> Task:
+        """One task. Raises `TaskNotFound`."""
+        return self._do(lambda book: book.task(book.find(task_id)), missing=TaskNotFound)
+
+    def tasks(
+        self, *, state: State | str | None = None, selector: Selector | str | None = None, limit: int | None = None
+    ) -> list[Task]:
+        """Tasks in `state` (default: any) that `selector` accepts, at most `limit`, in the order of the lines."""
+        wanted = as_state(state)
+        return self._do(lambda book: [book.task(item) for item in _fitting(book, wanted, selector)[:limit]])
+
+    def ids(self, state: State | str | None = None, selector: Selector | str | None = None) -> list[str]:
+        """The ids of the tasks in `state` (default: any) that `selector` accepts, in the order of the lines."""
+        wanted = as_state(state)
+        return self._do(lambda book: [item.id for item in _fitting(book, wanted, selector)])
+
+    def read_many(self, task_ids: Sequence[str], *, parts: Collection[Part] = PARTS) -> list[Task]:
+        """The tasks among `task_ids` that are there, each once, in the order of the ids; all of one moment.
+
+        `parts`: which of ``data``, ``metadata`` and ``result`` are told; the others are empty in the tasks.
+        """
+        ids, chosen = checked_ids(task_ids), checked_parts(parts)
+
+        def look(book: Book) -> list[Task]:
+            items = [book.tasks[each] for each in ids if each in book.tasks]
+            return [_only(book.task(item), chosen) for item in items]
+
+        return self._do(look)
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks are in each state, ``scheduled`` being the part of ``inserted`` that waits for its time."""
+
+        def look(book: Book) -> dict[str, int]:
+            states = [(book.state(item), item.due > book.now) for item in book.tasks.values()]
+            counted = {str(state): sum(found is state for found, _ in states) for state in State}
+            return counted | {"scheduled": states.count((State.INSERTED, True))}
+
+        return self._do(look)
+
+    def wait(
+        self,
+        task_ids: Sequence[str],
+        event: WaitFor | str = WaitFor.COMPLETION,
+        timeout: object = None,
+        on_progress: OnProgress | None = None,
+    ) -> list[Task]:
+        """Wait until every task was claimed, or has ended; returns the tasks in order. See `waiting.wait`."""
+        refuse({refusals.PROGRESS: on_progress})
+        return wait(self.folder, self.name, task_ids, event, timeout)
+
+    def follow(self, task_id: str, on_change: OnChange, timeout: object = None) -> Task:
+        """Call `on_change` with the task now and whenever it has changed; returns it once it has ended.
+
+        Raises `WaitTimeout`, `TaskNotFound`. See `Queue.follow`.
+        """
+        return follow(self.folder, self.name, task_id, on_change, timeout)
+
+    def _do(self, work: Callable[[Book], T], *, create: bool = False, missing: type[ZkmqError] = ConfigError) -> T:
+        """Do something with the file while it is locked; see `Folder.carry_out`."""
+        return self.folder.carry_out(self.name, work, create=create, missing=missing)
+
+
+def _fitting(book: Book, wanted: State | None, selector: Selector | str | None) -> list[Item]:
+    types = book.conf.types
+    chosen = None if selector is None else as_selector(selector).bind(types)
+    items = (item for item in book.tasks.values() if wanted is None or book.state(item) is wanted)
+    return [item for item in items if chosen is None or chosen.matches(item.filters, types)]
+
+
+def _only(task: Task, parts: Collection[str]) -> Task:
+    """The task with the parts that were not asked for empty."""
+    return replace(
+        task,
+        data=task.data if "data" in parts else b"",
+        metadata=task.metadata if "metadata" in parts else {},
+        result=task.result if "result" in parts else None,
+    )

@@ -1,0 +1,82 @@
+"""Messages as an operator's arguments and rendered templates spell them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
+from airflow_provider_zkmq.hooks.templating import flag, items_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_KEYS: Final = ("data", "filters", "priority", "delay", "task_id", "metadata", "policy", "lock", "update", "requeue")
+
+
+def spelled(where: str, item: object) -> Mapping[str, Any]:
+    """Return a message as a mapping. Raises `ConfigError` naming where it stands."""
+    if isinstance(item, Message):
+        return {name: value for name in _KEYS if (value := getattr(item, name)) is not None}
+    if isinstance(item, Mapping):
+        if unknown := sorted(set(map(str, item)) - set(_KEYS)):
+            raise ConfigError(f"{where}: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
+        if "data" not in item:
+            raise ConfigError(f"{where} has no 'data'")
+        return item
+    return {"data": item}
+
+
+def all_spelled(where: str, items: object) -> list[Mapping[str, Any]]:
+    """Return a templated list of messages, each as a mapping. Raises `ConfigError` naming which is none."""
+    return [spelled(f"{where}[{at}]", item) for at, item in enumerate(items_of(where, items))]
+
+
+def message(given: Mapping[str, Any], origin: Mapping[str, object] | None) -> Message:
+    """Make a message, with numbers and truth values that templates may have rendered to text.
+
+    `origin` is noted under ``metadata["airflow"]``, unless the message has something there. Raises `ConfigError`.
+    """
+    metadata = dict(given.get("metadata") or {})
+    if origin is not None:
+        metadata.setdefault("airflow", origin)
+    return Message(
+        data=given["data"],
+        filters=given.get("filters"),
+        priority=_number("priority", given.get("priority", 0), int),
+        delay=_number("delay", given.get("delay"), float),
+        task_id=given.get("task_id"),
+        metadata=metadata or None,
+        policy=_policy(given.get("policy")),
+        lock=_number("lock", given.get("lock"), float),
+        update=flag("update", given.get("update", False)),
+        requeue=flag("requeue", given.get("requeue", False)),
+    )
+
+
+def _policy(given: object) -> RetryPolicy | None:
+    """Return a policy that may be spelled as a mapping. Raises `ConfigError`."""
+    if given is None or isinstance(given, RetryPolicy):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"policy {given!r} is not understood: give a mapping or a RetryPolicy")
+    try:
+        return RetryPolicy(**given)
+    except TypeError as error:
+        raise ConfigError(f"policy {given!r} is not understood: {error}") from None
+
+
+def _number(name: str, value: Any, kind: type[int | float]) -> Any:
+    """Return the number a template rendered to text; anything but text as it is. Raises `ConfigError`."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"{name} {value!r} is no number") from None
+
+
+def origin_of(context: Context) -> dict[str, object]:
+    """Return which task instance enqueues."""
+    instance: object = context["ti"]
+    return {name: getattr(instance, name, None) for name in ("dag_id", "run_id", "task_id", "map_index", "try_number")}

@@ -1,0 +1,33 @@
+"""What a sensor tells of tasks and batches, and of a task that was not in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes, outcome
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine import AnyQueue, Batch, Explanation, Task
+
+#: So many refusing consumers are told of.
+_SHOWN: Final = 3
+
+
+def outcomes(queue: AnyQueue, tasks: Sequence[Task]) -> list[dict[str, object]]:
+    """Return each task's outcome. Raises `AirflowException` where some are dead or cancelled."""
+    check_outcomes(queue.name, tasks)
+    return [outcome(task) for task in tasks]
+
+
+def batch_outcome(queue: AnyQueue, batch: Batch) -> dict[str, object]:
+    """Return a batch's outcome. Raises `AirflowException` where members failed."""
+    check_batch(queue.name, batch)
+    return {"batch": batch.name, "total": batch.total, "failed": list(batch.failed)}
+
+
+def in_one_line(explanation: Explanation) -> str:
+    """Return why a task is where it is: the reasons, and the first few consumers that refuse it."""
+    refusing = [f"{it.consumer} refuses it: {it.refuses}" for it in explanation.consumers if it.refuses]
+    told = "; ".join([*explanation.reasons, *refusing[:_SHOWN]])
+    return f"task {explanation.task_id} is {explanation.status}: {told}"

@@ -1,0 +1,121 @@
+"""A file that others write, too: processes of this library, which respect its lock, and people's editors, which do not."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from airflow_provider_zkmq.textqueue.errors import HostileFile, StaleMessage
+from airflow_provider_zkmq.textqueue.lines import Limits, uses_crlf
+from airflow_provider_zkmq.textqueue.parse import BYTE, Record, Status
+from airflow_provider_zkmq.textqueue.write import CRLF, NEWLINE
+
+
+class SharedFile:
+    """An open file: read at offsets, locked, and changed in place where it still holds what is to be replaced."""
+
+    def __init__(self, path: Path, descriptor: int, limits: Limits) -> None:
+        self.path = path
+        self.limits = limits
+        self._descriptor = descriptor
+        self._depth = 0
+        self._threads = threading.RLock()
+
+    def _check(self) -> None:
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            msg = f"{self.path} is no plain file"
+            raise HostileFile(msg)
+        if found.st_size > self.limits.file:
+            msg = f"{self.path} has {found.st_size:,} bytes, more than {self.limits.file:,}"
+            raise HostileFile(msg)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """At most `size` bytes from `offset`."""
+        return os.pread(self._descriptor, size, offset)
+
+    @property
+    def newline(self) -> bytes:
+        """How the file ends its lines."""
+        return CRLF if uses_crlf(self) else NEWLINE
+
+    def size(self) -> int:
+        """How many bytes the file has now."""
+        return os.fstat(self._descriptor).st_size
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the file's mutex: no other process of this library writes meanwhile. May be nested.
+
+        Raises `StaleMessage` if the file was replaced, as some editors do on saving: open it again.
+        """
+        with self._threads:
+            if self._depth == 0:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            self._depth += 1
+            try:
+                self._same_file()
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _same_file(self) -> None:
+        mine = os.fstat(self._descriptor)
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            msg = f"{self.path} was replaced since it was opened; nothing was written: open it again"
+            raise StaleMessage(msg)
+
+    def overwrite(self, offset: int, expected: bytes, data: bytes, record: Record, status: Status) -> None:
+        """Replace bytes in place, within `locked`, if they and the message they belong to are still what they were."""
+        if status is not Status.QUEUED and offset == record.offset:
+            msg = f"{self.path}: the message at byte {record.offset} is {status}; only a queued one can be marked"
+            raise StaleMessage(msg)
+        head, there = self.read(len(record.head), record.offset), self.read(len(expected), offset)
+        if head != record.head or there != expected:
+            msg = f"{self.path} holds something else at byte {offset} by now; nothing was written: read it again"
+            raise StaleMessage(msg)
+        self._write(data, offset)
+
+    def _write(self, data: bytes, offset: int) -> None:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._descriptor, data[done:], offset + done)
+
+    def refresh(self, record: Record) -> bool:
+        """Read a message's status and variables again; False if another message, or none, stands there now."""
+        head = self.read(len(record.head), record.offset)
+        if head[1:] != record.head[1:]:
+            return False
+        found = {byte: status for status, byte in BYTE.items()}.get(head[:1])
+        if found is None:
+            return False
+        record.status, record.head = found, head
+        record.variables = [(offset, self.read(len(value), offset)) for offset, value in record.variables]
+        return True
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
