@@ -46,7 +46,7 @@ async def test_an_asynchronous_worker_whose_connection_is_closed_ends(zookeeper:
     zk = await AsyncZkmq.connect(zookeeper, root=root, gc=False)
     running = asyncio.create_task(zk.queue("q").worker(handle).run())
     async with asyncio.timeout(PATIENCE_S):
-        await asyncio.to_thread(eventually, lambda: zk._context("q").consumer is not None)
+        await asyncio.to_thread(eventually, lambda: zk._context("q").registration.consumer is not None)
         await zk.close()
         with pytest.raises(SessionLost):
             await running

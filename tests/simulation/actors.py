@@ -182,7 +182,7 @@ def keeper(client: Client) -> Program:
             if span and not held.lost:
                 client.kept.setdefault(held.token, client.world.now)
                 yield Call("extend", settle.extend(client.context(), held, span), {"queue": "q", "held": held})
-        if client.context().consumer is not None:
+        if client.context().registration.consumer is not None:
             yield Call("tend", rescue.tend(client.context()))
         yield Pause(1.0)
 

@@ -36,53 +36,53 @@ class Mutant:
 
 
 MUTANTS: Final = (
-    Mutant("no fence", "settle", "claim is None or claim.stat.czxid != token or", "claim is None or"),
-    Mutant("blind retry of a multi", "transact", "return mine or outcome", "return outcome"),
+    Mutant("no fence", "reading.claims", "claim is None or claim.stat.czxid != token or", "claim is None or"),
+    Mutant("blind retry of a multi", "protocol.transact", "return mine or outcome", "return outcome"),
     Mutant(
         "unknown outcome resolved by reading only",
-        "transact",
+        "protocol.transact",
         "        outcome: Outcome = yield multi\n        if outcome.committed:",
         "        outcome: Outcome = (yield from ours()) or Outcome(committed=False, failure=Failure.BAD_VERSION)\n"
         "        if outcome.committed:",
     ),
     Mutant(
-        "a claim's lost reply ignored", "take", "transact(multi, lambda: claimed(context, held))", "transact(multi, lambda: iter(()))"
+        "a claim's lost reply ignored", "claiming.take", "transact(multi, lambda: claimed(context, held))", "transact(multi, lambda: iter(()))"
     ),
-    Mutant("what a cancelled claim took is kept", "giveback", "        elif it.caller.left:", "        elif False:"),
+    Mutant("what a cancelled claim took is kept", "tasks.giveback", "        elif it.caller.left:", "        elif False:"),
     Mutant(
         "entry before task",
-        "writing",
+        "tasks.bulk",
         "    outcomes = yield from _send(\n        call, Pipeline(",
         '    for it in written:\n        yield Multi(tuple(op for op in it.multi.ops if "/queue/" in op.path))\n'
         '        it.multi = Multi(tuple(op for op in it.multi.ops if "/queue/" not in op.path))\n'
         "    outcomes = yield from _send(\n        call, Pipeline(",
     ),
-    Mutant("attempt counted after the hand-out", "take", "attempt=before.attempt + 1", "attempt=before.attempt"),
-    Mutant("watch not re-armed", "context", "return self.watch is not None and not self.watch.fired", "return self.watch is not None"),
-    Mutant("wake-up dropped", "ops", "        self.fired = True\n        self.signal.fire()", "        self.fired = True"),
+    Mutant("attempt counted after the hand-out", "claiming.take", "attempt=before.attempt + 1", "attempt=before.attempt"),
+    Mutant("watch not re-armed", "memory.listings", "return self.watch is not None and not self.watch.fired", "return self.watch is not None"),
+    Mutant("wake-up dropped", "protocol.ops", "        self.fired = True\n        self.signal.fire()", "        self.fired = True"),
     Mutant(
         "listing reused although spent",
-        "spread",
+        "claiming.default_order",
         "        if usable or current:\n            if not usable and names:\n                look.agenda.within(SOON)",
         "        if True:\n            if False:\n                look.agenda.within(SOON)",
     ),
     Mutant(
         "gc without version check",
-        "gc",
+        "upkeep.collect",
         "transact(Multi(tuple(tree)), never)",
         'transact(Multi((Delete(tree[0].path), *(op for op in tree[1:-1] if op.path[-7:] != "/result"))), never)',
     ),
-    Mutant("lost requeue", "settle", "if final and before.requeue:", "if False:"),
-    Mutant("token reuse", "take", "held.token = outcome.zxid or 0", "held.token = held.version"),
+    Mutant("lost requeue", "tasks.settle", "if final and before.requeue:", "if False:"),
+    Mutant("token reuse", "memory.claims", "held.token = token", "held.token = held.version"),
     Mutant(
         "burial not retried",
-        "rescue",
+        "upkeep.rescue",
         "        context.postponed.postpone(path, agenda)\n    return count\n\n\ndef _rescue",
         "        context.census.unburied = [one for one in context.census.unburied if one != consumer]\n    return count\n\n\ndef _rescue",
         ("    for task_id in current or ():", "    for task_id in (current or [])[:1]:"),
     ),
-    Mutant("heartbeat lost", "settle", '    span = seconds("lease", lease)\n    if held.lost:', "    return\n    if held.lost:"),
-    Mutant("results of commit unchecked", "take", "    if outcome.committed:\n        context.clock.learn", "    if True:\n        context.clock.learn"),
+    Mutant("heartbeat lost", "tasks.settle", '    span = seconds("lease", lease)\n    if held.lost:', "    return\n    if held.lost:"),
+    Mutant("results of commit unchecked", "claiming.take", "    if outcome.committed:\n        context.clock.learn", "    if True:\n        context.clock.learn"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}
 

@@ -173,11 +173,14 @@ class Oracles(History):
         """At the end no client remembers anything under way: every call has put right what it began."""
         for client in self.world.clients:
             for context in client.contexts.values() if client.alive else ():
-                left = {
-                    name: list(getattr(context, name))
-                    for name in ("handovers", "trying", "joining", "unclosed", "unburied")
-                    if getattr(context, name)
+                tables = {
+                    "handovers": context.claims.handovers,
+                    "trying": context.claims.trying,
+                    "joining": context.registration.joining,
+                    "batches to be ended": context.debts.batches,
+                    "unburied": context.census.unburied,
                 }
+                left = {name: list(table) for name, table in tables.items() if table}
                 if left or context.maintenance.left or context.maintenance.busy:
                     self.fail("nothing is left under way", f"{client.name}, {context.queue}: {left}")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.memory import marks
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.protocol import memory
 from airflow_provider_zkmq.engine.core.protocol.ops import Create
 from airflow_provider_zkmq.engine.core.reading import configure
 from tests.simulation import actors, faults
@@ -119,11 +119,11 @@ def run(chosen: Plan, *, trace: bool = False) -> Result:
     world = World(chosen.seed, chosen.servers)
     world.trace = [] if trace else None
     entropy = random.Random(f"entropy {chosen.seed}")
-    before, memory.os = memory.os, SimpleNamespace(urandom=entropy.randbytes)  # type: ignore[attr-defined]
+    before, marks.os = marks.os, SimpleNamespace(urandom=entropy.randbytes)  # type: ignore[attr-defined]
     try:
         return Result(chosen, _run(chosen, world), world.steps, world.trace or [])
     finally:
-        memory.os = before  # type: ignore[attr-defined]
+        marks.os = before  # type: ignore[attr-defined]
 
 
 def _run(chosen: Plan, world: World) -> Violation | None:

@@ -53,7 +53,7 @@ def test_two_runs_of_a_plan_take_the_same_steps() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_each_known_bug_still_has_its_place_in_the_source(mutant: Mutant) -> None:
     """A mutant whose piece of source is gone would be no bug any more, and its hunt no test."""
-    source = (Path(core.__file__).parent / f"{mutant.module}.py").read_text(encoding="utf-8")
+    source = (Path(core.__file__).parent / f"{mutant.module.replace('.', '/')}.py").read_text(encoding="utf-8")
     assert mutants.mutated(mutant, source) != source
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 
 import pytest
 
@@ -24,10 +25,20 @@ BOUND = 64
 
 
 def sizes(context):
-    """How much each table of a client's memory holds."""
-    tables = {spec.name: getattr(context, spec.name) for spec in fields(context)}
-    return {name: len(table) for name, table in tables.items() if isinstance(table, dict | set | list)} | {
-        "held": len(context.claims.in_hand)
+    """How much each table of a client's memory holds, in whichever part it stands."""
+    tables = {}
+    for part in fields(context):
+        owner = getattr(context, part.name)
+        if is_dataclass(owner):
+            tables |= {f"{part.name}.{spec.name}": getattr(owner, spec.name) for spec in fields(owner)}
+    assert {"claims.in_hand", "listings.readings", "slots.open", "quarantine.paths"} <= set(tables)
+    readings = context.listings.readings.values()
+    worked_out = {
+        name: sum(len(getattr(reading, name) or ()) for reading in readings)
+        for name in ("subscribers", "stock", "ranks", "verdicts")
+    }
+    return worked_out | {
+        name: len(table) for name, table in tables.items() if isinstance(table, dict | set | list | Mapping)
     }
 
 
