@@ -188,7 +188,8 @@ class FileQueue:
         refuse({refusals.DEDUPE: dedupe})
         data = b"" if result is None else encode_data("result", result)
         if len(data) > MAX_REQUEST - OVERHEAD:
-            msg = f"the result of task {task_id!r} has {len(data):,} bytes; as in ZooKeeper, {MAX_REQUEST - OVERHEAD:,} are taken"
+            most = MAX_REQUEST - OVERHEAD
+            msg = f"the result of task {task_id!r} has {len(data):,} bytes; as in ZooKeeper, {most:,} are taken"
             raise TaskTooLarge(msg)
         self._settle(task_id, token, lambda book: settling.complete(book, task_id, token, data))
 
