@@ -40,15 +40,15 @@ def benchmark(zookeeper: str, temporary: Path, *options: str) -> subprocess.Pope
 
 def alive(temporary: Path) -> list[str]:
     """The command lines of processes that work in a benchmark's tree."""
-    found = []
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             folder = (process / "cwd").readlink()
         except OSError:  # it has ended, or belongs to somebody else
             continue
         if folder.is_relative_to(temporary):
-            found.append((process / "cmdline").read_text())
-    return found
+            processes.append((process / "cmdline").read_text())
+    return processes
 
 
 def test_each_row_has_a_figure_for_both_trees(zookeeper: str, tmp_path: Path) -> None:
