@@ -59,7 +59,8 @@ def write_trees(context: Context, trees: Sequence[Tree], call: Call) -> Procedur
 def _duplicates(refusals: list[_Refused], done: list[str]) -> DuplicateTask:
     first = refusals[0]
     more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
-    msg = f"task id {first.task_id!r}{more} is in use (status: {first.status}); choose another or wait until it is collected"
+    use = f"in use (status: {first.status})"
+    msg = f"task id {first.task_id!r}{more} is {use}; choose another or wait until it is collected"
     return DuplicateTask(msg, status=first.status, duplicates=[it.task_id for it in refusals], enqueued=done)
 
 

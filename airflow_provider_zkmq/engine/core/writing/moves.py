@@ -47,7 +47,7 @@ def moved(
     due: int | None = None,
     nonce: str | None = None,
 ) -> TaskState:
-    """The record after `event`: state, index and nonce (a new one unless given); `due` (server's milliseconds) schedules it."""
+    """The record after `event`: state, index, nonce (a new one unless given); `due` (in milliseconds) schedules it."""
     after = step(task_id, before.state, event)
     nonce = nonce or context.marks.nonce()
     settled = (*before.settled, nonce)[-KEPT_NONCES:]
