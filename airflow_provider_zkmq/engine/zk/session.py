@@ -128,7 +128,7 @@ class Session:
         """Queue a request; never blocks. Counted under `name`.
 
         Without kazoo's own way to do it, which takes an interrupt of its caller for a closed connection. An interrupt
-        here leaves the request queued or not; a ring too many is answered by kazoo, one too few delays all that follows.
+        here leaves the request queued or not; a ring too many is answered by kazoo, one too few delays what follows.
         """
         self.requests[name] = self.requests.get(name, 0) + 1
         client = self.client
