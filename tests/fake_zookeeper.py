@@ -246,23 +246,25 @@ def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
                 zk.multi(session, (Create("/" + "/".join(parts[:depth])),))
             return None
         case Multi() | CreateContainer():
-            ops = op.ops if isinstance(op, Multi) else (Create(op.path),)
-            if isinstance(op, CreateContainer):
-                zk.containers.add(op.path)
-            fault = faults.draw()
-            if fault == "crash before":
-                raise Crash
-            delayed, faults.late = faults.late, [ops] if fault == "lost late" else []
-            outcome = (
-                UNKNOWN if fault in {"lost before", "lost late"} else replace(zk.multi(session, ops), sent=zk.ms / 1000)
-            )
-            for each in delayed:
-                zk.multi(session, each)
-            if fault == "crash after":
-                raise Crash
-            return UNKNOWN if fault else outcome
+            return _write(zk, session, op, faults)
         case _:
             return zk.read(op)
+
+
+def _write(zk: FakeZooKeeper, session: int, op: Multi | CreateContainer, faults: Faults) -> Outcome:
+    ops = op.ops if isinstance(op, Multi) else (Create(op.path),)
+    if isinstance(op, CreateContainer):
+        zk.containers.add(op.path)
+    fault = faults.draw()
+    if fault == "crash before":
+        raise Crash
+    delayed, faults.late = faults.late, [ops] if fault == "lost late" else []
+    outcome = UNKNOWN if fault in {"lost before", "lost late"} else replace(zk.multi(session, ops), sent=zk.ms / 1000)
+    for each in delayed:
+        zk.multi(session, each)
+    if fault == "crash after":
+        raise Crash
+    return UNKNOWN if fault else outcome
 
 
 def drive(zk: FakeZooKeeper, session: int, procedure: Any, faults: Faults | None = None) -> Any:

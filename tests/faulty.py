@@ -20,7 +20,8 @@ from typing import Any, Final, Self, TypeVar
 T = TypeVar("T")
 
 KINDS: Final = {
-    1: "create", 2: "delete", 3: "exists", 4: "getData", 5: "setData", 8: "getChildren", 9: "sync", 11: "ping", 13: "check",
+    1: "create", 2: "delete", 3: "exists", 4: "getData", 5: "setData", 8: "getChildren", 9: "sync", 11: "ping",
+    13: "check",
     12: "getChildren2", 14: "multi", 18: "removeWatches", 19: "createContainer", 22: "multiRead", 100: "auth",
     -11: "closeSession",
 }  # fmt: skip
@@ -296,7 +297,7 @@ class Faulty:
             await passage.server.drain()
 
     async def _hold(self, passage: _Passage, packet: bytes, seconds: float) -> None:
-        """Cut the client off now, send its request later; the reply is read, so that it was carried out, and dropped."""
+        """Cut the client off now, send its request later; the reply is read, so that it took place, and dropped."""
         self._late += 1
         passage.held = True
         passage.waiting.append((struct.unpack_from(">i", packet)[0], CutAfter()))

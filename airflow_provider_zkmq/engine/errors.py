@@ -50,14 +50,14 @@ class Unavailable(TransportError):
 
 
 class SessionLost(TransportError):
-    """The ZooKeeper session ended, or was closed; what it held is given back. Never raised for a connection merely lost."""
+    """The session ended, or was closed; what it held is given back. Never raised for a connection merely lost."""
 
 
 class OutcomeUnknown(TransportError):
     """A write was sent, its reply was lost, and what became of it could not be found out in time.
 
-    The same call made again, on the same claim or transaction, tells, and goes on if it was not carried out. A claim needs
-    no such call: what it took is given back before the client claims again.
+    The same call made again, on the same claim or transaction, tells, and goes on if it was not carried out. A claim
+    needs no such call: what it took is given back before the client claims again.
 
     ``task_ids``: of an enqueue, the tasks that may have been written. The same call made again by the same client
     within a minute takes them over, so that each is written once.
@@ -120,7 +120,7 @@ class ClaimLost(ZkmqError):
 
 
 class IllegalTransition(ZkmqError):
-    """The task's present state does not allow it; of a rollback: the commit, whose outcome was not known, had happened."""
+    """The task's present state does not allow it; of a rollback: the commit, of unknown outcome, had happened."""
 
 
 class CorruptRecord(ZkmqError):

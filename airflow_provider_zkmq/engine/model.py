@@ -1,4 +1,4 @@
-"""What another kind of queue needs to be one of ours: names, filters, selectors, durations and records, and their rules.
+"""What another kind of queue needs to be one of ours: the rules of names, filters, selectors, durations and records.
 
 The file queues are made of these, and so take and refuse what a queue on ZooKeeper does. Users of queues find what they
 need in `airflow_provider_zkmq.engine`; here is besides what reads and writes a queue's own records. Everything else

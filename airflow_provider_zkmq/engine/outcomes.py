@@ -23,7 +23,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The task failed and is tried again by its policy. ``backoff``: seconds (or a duration) instead of the policy's."""
+    """The task failed and is tried again by its policy. ``backoff``: seconds (or a duration), not the policy's."""
 
     error: str | BaseException = "to be tried again"
     backoff: Any = None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
-    from airflow_provider_zkmq.engine.core.reading.inspect import Task
-    from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
+from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
 
-    Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
+Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 
 T_co = TypeVar("T_co", covariant=True)
 

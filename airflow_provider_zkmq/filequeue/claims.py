@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
@@ -14,10 +14,32 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, TaskNotFound
 from airflow_provider_zkmq.engine.outcomes import Success
 from airflow_provider_zkmq.filequeue.refusals import PROGRESS, TRANSACTIONS, refused
 
-if TYPE_CHECKING:
-    from airflow_provider_zkmq.filequeue.queue import FileQueue
-
 T = TypeVar("T")
+
+
+class Settling(Protocol):
+    """A queue in a file, as far as its claims are settled by task id and token."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether its connection has been closed."""
+
+    def complete(self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: object = None) -> None:
+        """Finish the task."""
+
+    def fail(
+        self, task_id: str, token: int, error: str | BaseException, *, retry: bool = True, backoff: object = None
+    ) -> State:
+        """The delivery failed."""
+
+    def release(self, task_id: str, token: int, delay: object = None) -> None:
+        """Give the task back."""
+
+    def snooze(self, task_id: str, token: int, span: object) -> None:
+        """Give the task back, not to be handled for so long."""
+
+    def extend(self, task_id: str, token: int, lease: object) -> None:
+        """Hold the claim for longer."""
 
 
 class FileClaim:
@@ -33,7 +55,7 @@ class FileClaim:
     progress = refused(PROGRESS)
     transaction = refused(TRANSACTIONS)
 
-    def __init__(self, queue: FileQueue, task: Task, span: float) -> None:
+    def __init__(self, queue: Settling, task: Task, span: float) -> None:
         self.task = task
         self.token = task.version
         self.span = span

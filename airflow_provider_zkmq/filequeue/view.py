@@ -61,7 +61,7 @@ class FileView:
         return f"<{type(self).__name__} {self.path}>"
 
     def conf(self) -> QueueConf:
-        """How the queue is configured. Its order is that of the lines; a file is never cleaned up, paused or archived."""
+        """How the queue is configured. Its order is that of the lines; files are never cleaned up, paused, archived."""
         conf = self._do(lambda book: book.conf)
         return QueueConf(
             filters=dict(conf.types),

@@ -102,7 +102,7 @@ class TextQueue(SharedFile):
             return self._write_at_the_end(gap + data) - len(data)
 
     def _write_at_the_end(self, data: bytes) -> int:
-        """One write where the file ends by then, since a person's shell may append meanwhile; where it ends afterwards."""
+        """One write where the file ends by then, since a shell may append meanwhile; returns its end afterwards."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             written = os.write(descriptor, data)

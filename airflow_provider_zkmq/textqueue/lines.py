@@ -26,7 +26,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is read at the most: bytes of a line, of a message with its continuations, of a file; variables of a message.
+    """What is read at the most: bytes of a line, of a message with continuations, of a file; variables of a message.
 
     ``lines``: lines of a file, which bounds the time that reading takes.
     """

@@ -1,4 +1,4 @@
-"""A file that others write, too: processes of this library, which respect its lock, and people's editors, which do not."""
+"""A file that others write, too: processes of this library, which respect its lock, and editors, which do not."""
 
 from __future__ import annotations
 

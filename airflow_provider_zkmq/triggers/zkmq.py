@@ -141,7 +141,7 @@ class ZkmqTaskTrigger(BaseTrigger):
 
 
 class _Patience:
-    """The pauses after failures: longer after each, and each trigger another time, so that thousands do not come at once."""
+    """The pauses after failures: longer after each, and each trigger another time, so that not all come at once."""
 
     def __init__(self, trigger: ZkmqTaskTrigger) -> None:
         self._trigger = trigger

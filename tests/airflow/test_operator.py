@@ -196,7 +196,7 @@ RUN_ID = "manual__2026-01-02T03:04:05.678901+00:00"
 
 
 def test_batch(queue, context):
-    """The messages are one batch of the rendered name, which is the XCom; what follows comes when the last has ended."""
+    """The messages are one batch of the rendered name, the XCom; what follows comes when the last has ended."""
     with DAG("d", schedule=None):
         operator = ZkmqEnqueueOperator(
             task_id="t",

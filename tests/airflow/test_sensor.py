@@ -339,7 +339,7 @@ def test_an_error_does_not_hide_the_timeout(queue, context, monkeypatch):
 
 
 def test_progress_is_logged(queue, context, monkeypatch):
-    """With `log_progress`, what the task's handler reports while the sensor waits is logged once; without, it is not."""
+    """With `log_progress`, what the task's handler reports while the sensor waits is logged once; without, never."""
     task_id = queue.enqueue("a")
     claim = queue.claim()
     claim.progress(0.4, "half way")

@@ -99,7 +99,7 @@ def test_the_life_of_tasks(zk: Zkmq, q: Queue) -> None:
 
 
 def test_an_id_in_use_is_refused_until_its_task_is_finished(q: Queue) -> None:
-    """A queued, claimed or dead task keeps its id, and the others of the call are written; a finished one is run anew."""
+    """A queued, claimed or dead task keeps its id, the others of the call are written; a finished one is run anew."""
     q.enqueue("x", task_id="a")
     with pytest.raises(DuplicateTask) as caught:
         q.enqueue_many([Message("y", task_id="a"), Message("z", task_id="b")])
@@ -141,7 +141,7 @@ def test_what_is_given_comes_back(q: Queue) -> None:
 
 
 def test_a_delay_and_a_backoff_put_a_task_off(q: Queue) -> None:
-    """A task is scheduled until its time has come, after an enqueue, a failure and a snooze; a waiting claim gets it."""
+    """A task is scheduled until its time comes, after an enqueue, a failure and a snooze; a waiting claim gets it."""
     q.enqueue("x", task_id="a", delay=3600)
     assert (q.claim(), q.counts()["scheduled"], q.task("a").due_ms is not None) == (None, 1, True)
     q.enqueue("x", task_id="b", policy=RetryPolicy(attempts=3, factor=0, min_backoff=3600, max_backoff=3600))
@@ -212,7 +212,7 @@ def test_a_worker_settles_by_what_its_handler_returns(q: Queue) -> None:
 
 
 def test_a_worker_that_waits_is_stopped(q: Queue) -> None:
-    """A worker with nothing to do handles what comes, and ends when it is told to; a bad node is refused at its start."""
+    """A worker with nothing to do handles what comes, and ends when it is told to; a bad node is refused at once."""
     done = threading.Event()
     worker = q.worker(lambda _task: done.set())
     worker.start()

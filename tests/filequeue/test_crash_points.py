@@ -66,7 +66,7 @@ def goes_on(folder: Path) -> int:
 
 @pytest.mark.parametrize("line", ["-do this\n", "whole", "held"])
 def test_a_claim_that_is_cut_off_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    """Of a plain line, a whole message, and one that another let expire: it is claimed again, once, and its text whole."""
+    """Of a plain line, a whole message, and one that another let expire: claimed again, once, its text whole."""
     for writes in range(20):
         folder = tmp_path / str(writes)
         q = Zkmq.connect(f"textqueue://{folder}").queue("a")

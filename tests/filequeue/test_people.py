@@ -108,7 +108,7 @@ def test_an_editor_that_trims_lines_loses_nothing(q: FileQueue) -> None:
 
 
 def test_a_copy_is_a_task_of_its_own(q: FileQueue) -> None:
-    """A queued message that was copied has an id by its place and begins anew; one of a finished task is another run."""
+    """A queued message that was copied has an id by its place and begins anew; a finished task's is another run."""
     q.enqueue("x", task_id="a", policy=ConsumeTimes(3))
     taken(q).fail("busy", backoff=0)
     block = q.path.read_text()

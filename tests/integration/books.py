@@ -63,14 +63,14 @@ class Books:
             self.said[what] += 1
 
     def asked_since(self, client: str, moment: float) -> bool:
-        """Whether a claim of the client's that began after that moment has returned, and none from before is under way."""
+        """Whether a claim of the client's begun after that moment has returned, and none from before is under way."""
         with self._lock:
             older = any(who == client and began <= moment for who, began, _ in self._under_way)
             return self._asked[client] > moment and not older
 
 
 class Auditor:
-    """Compares, every second: a claimed task that nobody has held for three seconds, though its client has claimed since.
+    """Compares, every second: a claimed task in nobody's hand for three seconds, though its client has claimed since.
 
     Consumers are named for their clients; all sessions of a run live on.
     """
@@ -109,8 +109,8 @@ class Auditor:
             client = (claimed[pair].consumer or "").partition("-")[0]
             if moment - since > GRACE_S and pair not in self.orphans and self._books.asked_since(client, since):
                 self.orphans[pair] = (
-                    f"{claimed[pair].data.decode()}: claimed {pair[1]:#x} by {claimed[pair].consumer}, in nobody's hand "
-                    f"for {moment - since:.1f} s, though {client} has claimed since"
+                    f"{claimed[pair].data.decode()}: claimed {pair[1]:#x} by {claimed[pair].consumer}, "
+                    f"in nobody's hand for {moment - since:.1f} s, though {client} has claimed since"
                 )
         self.audits += 1
         self.most = max(self.most, len(claimed))

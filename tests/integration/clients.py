@@ -26,7 +26,7 @@ def together(*jobs: Callable[[], Any]) -> list[Any]:
 
 
 def end_session(client: Zkmq) -> None:
-    """Take a client's session over and close it, which is how the server ends one at once; the client gets a new one."""
+    """Take a client's session over and close it, which ends it at once on the server; the client gets a new one."""
     session, password = client._session.client.client_id
     thief = KazooClient(client.config.hosts, client_id=(session, password))
     thief.start()

@@ -484,7 +484,7 @@ def test_a_file_that_is_written_to_during_the_import(
 
 
 def test_a_file_that_was_cut_off_asks_for_nothing_else(queue: Queue, tmp_path: Path) -> None:
-    """Wherever a copy broke off, its last message is refused or what it was: never half a payload, or base64 as text."""
+    """Wherever a copy broke off, its last message is refused or whole: never half a payload, or base64 as text."""
     dead(queue, b"\xffbinary", b"two\nlines")
     path, cut = tmp_path / "dead.tq", tmp_path / "cut.tq"
     export_queue(queue, path)

@@ -587,7 +587,7 @@ def test_an_update_keeps_the_time_unless_it_gives_one(mq: Driver) -> None:
 
 
 def test_cancelled_from_queued_backoff_and_locked(mq: Driver) -> None:
-    """Each → cancelled; a run in escrow is dropped with it, the owner can settle nothing, and redrive queues it again."""
+    """Each → cancelled; a run in escrow is dropped with it, the owner settles nothing, and redrive queues it again."""
     mq.enqueue("x", delay=LONG)
     mq.cancel()
     assert status(mq) == "cancelled"
@@ -666,7 +666,7 @@ def test_no_requeue_flag_is_left_after_a_final_error_and_clean_up(mq: Driver) ->
 
 
 def test_a_late_completion_does_not_free_the_new_owner_s_lock(mq: Driver) -> None:
-    """v3.2 deleted it, and a third consumer got the task: here it stays locked, for nobody else, until its owner ends it."""
+    """v3.2 deleted it, and a third consumer got the task: here it stays locked until its owner ends it."""
     mq.enqueue("x")
     late = take(mq, hold=1)
     owner = take(mq.other)

@@ -200,7 +200,7 @@ def test_standard_input_and_lines(cli: Cli, queue: Queue) -> None:
 
 
 def test_a_claim_outlives_its_process_and_only_its_token_settles_it(cli: Cli, queue: Queue) -> None:
-    """The claim stands after `zkmq claim` has ended; a wrong token is refused and changes nothing; release gives back."""
+    """The claim stands after `zkmq claim` has ended; a wrong token is refused, and changes nothing; a release works."""
     task_id = cli.ask("enqueue", "q", "x")["id"]
     token = cli.ask("claim", "q")["token"]
     assert queue.task(task_id).state is State.CLAIMED
@@ -316,7 +316,7 @@ def test_a_task_has_a_retry_policy_of_its_own(cli: Cli) -> None:
 
 
 def test_a_batch_is_written_waited_for_and_followed(cli: Cli, queue: Queue) -> None:
-    """`--batch` with `--lines` and `--then`: counts while it runs, 4 on time-out, 0 when all went well, then the next."""
+    """`--batch` with `--lines` and `--then`: counts while it runs, 4 on time-out, 0 when all is well, then the next."""
     queue.enqueue("before")
     answer = cli.ask("enqueue", "q", "--lines", "--batch", "b", "--then", "sum up", stdin=b"one\ntwo\n")
     assert (answer["batch"], answer["ids"]) == ("b", ["b.000000", "b.000001"])
@@ -605,7 +605,11 @@ def test_a_transactional_worker_puts_with_its_task_or_not_at_all(
     cli: Cli, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handler gets a transaction: what it puts stands with the completed task; a failure writes nothing."""
-    code = "def move(task, tx):\n    tx.put('out', b'of ' + task.data)\n    if task.data == b'bad': raise ValueError('no')\n"
+    code = (
+        "def move(task, tx):\n"
+        "    tx.put('out', b'of ' + task.data)\n"
+        "    if task.data == b'bad': raise ValueError('no')\n"
+    )
     (tmp_path / "movers.py").write_text(code)
     cli.env["PYTHONPATH"] = str(Path(__file__).parents[2])
     monkeypatch.chdir(tmp_path)

@@ -110,6 +110,7 @@ def test_the_page_on_queue_files_runs(tmp_path: Path) -> None:
         "docs/quickstart.md",
         "docs/guide.md",
         "docs/architecture.md",
+        "docs/contributing.md",
         "docs/semantics.md",
         "docs/simulator.md",
         "docs/textqueue.md",

@@ -1,4 +1,4 @@
-"""A connection that is closed, and one that a forked process has inherited: whoever uses it is told, and nobody hangs."""
+"""A connection that is closed, and one that a forked process has inherited: its user is told, and nobody hangs."""
 
 from __future__ import annotations
 

@@ -260,7 +260,8 @@ def _judge(run: Run, auditor: Auditor, observer: Queue, seconds: float) -> None:
     said = ", ".join(f"{what} {times}" for what, times in sorted(run.books.said.items()))
     line = (
         f"{TASKS} tasks in {seconds:.0f} s: {run.faults.total()} faults ({dict(run.faults)}), {cuts} connections cut, "
-        f"{auditor.audits} audits, at most {auditor.most} claimed; {len(lost)} not finished, {len(twice)} enqueued twice, "
+        f"{auditor.audits} audits, at most {auditor.most} claimed; "
+        f"{len(lost)} not finished, {len(twice)} enqueued twice, "
         f"{len(double)} completed twice, {len(auditor.orphans)} orphans, {len(run.books.wrong)} wrong answers; {said}"
     )
     print(f"\n{line}")  # noqa: T201  the figures of the run
@@ -435,7 +436,8 @@ def test_a_client_does_not_grow(servers: EmbeddedServer, root: str, habit: str) 
         _settled(zk, servers.ports[node], before)
         after = _size(zk, servers.ports[node])
     said = (
-        f"{times} {habit}: callbacks {before.callbacks} to {after.callbacks}, watches {before.watches} to {after.watches}, "
+        f"{times} {habit}: callbacks {before.callbacks} to {after.callbacks}, "
+        f"watches {before.watches} to {after.watches}, "
         f"objects {before.objects} to {after.objects}, bytes {before.bytes:,} to {after.bytes:,} "
         f"({(after.bytes - before.bytes) / times:.0f} each)"
     )

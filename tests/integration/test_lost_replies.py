@@ -1,7 +1,7 @@
 """Every operation, its connection cut after each of its writes was carried out, on a real server.
 
-The in-memory server of `tests/unit/test_crash_points.py` loses requests and replies; here the connection itself is lost,
-with its watches, and a real client comes back.
+The in-memory server of `tests/unit/test_crash_points.py` loses requests and replies; here the connection itself is
+lost, with its watches, and a real client comes back.
 """
 
 from __future__ import annotations

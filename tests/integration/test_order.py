@@ -63,7 +63,7 @@ def _run(
     work: list[list[Message]],
     consumers: int,
 ) -> tuple[list[str], list[Delivery]]:
-    """Producers and consumers at once, each a session of its own: the ids as their producers got them; the deliveries."""
+    """Producers and consumers at once, each a session of its own: the ids as producers got them; the deliveries."""
     expected = threading.Semaphore(sum(map(len, work)))
     with clients(hosts, root, len(work) + consumers) as connected:
         producers, takers = connected[: len(work)], connected[len(work) :]
@@ -127,7 +127,7 @@ def _segments(queue: Queue) -> list[str]:
 
 
 def test_bulk_enqueues_race_with_claims(zookeeper: str, root: str, line: Queue) -> None:
-    """3 producers of many at once, one of which rolls over to a new segment, while 4 consumers drain and drop the old."""
+    """3 producers of many at once, one of which rolls over to a new segment; 4 consumers drain and drop the old."""
     sizes = (SEGMENT_ENTRIES + 100, 80, 80)
     work = [[_message(at, (None, "a")[at % 9 == 8]) for at in range(size)] for size in sizes]
     ids, deliveries = _run(zookeeper, root, _in_bulk, work, 4)

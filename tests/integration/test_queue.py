@@ -346,7 +346,7 @@ def test_emptied_index_buckets_vanish_by_themselves(tmp_path: Path, monkeypatch:
 
 
 def test_what_exceeds_a_request_is_refused_wherever_it_comes_from(q: Queue) -> None:
-    """A result beside a run in escrow that is too large for one request is one error at once; a smaller one is taken."""
+    """A result beside a run in escrow too large for one request is one error at once; a smaller one is taken."""
     q.enqueue(b"1", task_id="a")
     claim = q.claim()
     assert claim is not None
@@ -393,7 +393,7 @@ def test_a_batch_takes_only_what_it_can_keep(q: Queue) -> None:
 
 
 def test_a_batch_nobody_finished_writing_is_collected(q: Queue) -> None:
-    """Once its members have ended and been kept long enough, an unfinished batch is deleted; what should follow is not run."""
+    """Once its members have ended and been kept long enough, an unfinished batch is deleted, and nothing follows it."""
     q.enqueue(b"in use", task_id="taken")
     with pytest.raises(DuplicateTask):
         q.enqueue_many([Message(b"1"), Message(b"2", task_id="taken")], batch="b", then=Message(b"3", task_id="then"))

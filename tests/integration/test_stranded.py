@@ -185,7 +185,7 @@ async def _had(zk: AsyncZkmq, said: Counter[str]) -> str:
 
 
 async def _lost(observer: Queue, got: set[str]) -> list[str]:
-    """The claimed tasks that nobody has; a call that was cancelled twice may be giving one back behind its caller's back."""
+    """The claimed tasks that nobody has; a call that was cancelled twice may still be giving one back."""
     deadline = time.monotonic() + 1.0
     while True:
         lost = sorted(set(await asyncio.to_thread(claimed_by_the_living, observer)) - got)
@@ -452,7 +452,7 @@ def test_a_claim_interrupted_at_any_reply_leaves_nothing_behind(
 def test_a_transactional_handler_outlives_two_seconds_without_a_server(
     observer: Queue, zk: Zkmq, door: Faulty, root: str, request_timeout: float, cut: str
 ) -> None:
-    """The session lives on: each task is delivered as often as its handler ran, finished once, its output written once."""
+    """The session lives on: each task is delivered as often as its handler ran, finished once, and written once."""
     out = zk.queue("out")
     out.configure()
     deliveries: Counter[str] = Counter()

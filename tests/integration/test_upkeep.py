@@ -36,7 +36,7 @@ def test_configuration_takes_effect_at_once_in_every_client(zk: Zkmq, zookeeper:
 
 
 def test_who_produces_or_consumes_cleans_up(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
-    """Finished tasks vanish after their lifetime though nobody asks for it; a client that opted out has no part in it."""
+    """Finished tasks vanish after their lifetime though nobody asks for it; a client that opted out does nothing."""
     q.configure(task_gc_lifetime=0, task_gc_interval=0)
     q.enqueue(b"x", task_id="a")
     claim = q.claim()
@@ -51,7 +51,7 @@ def test_who_produces_or_consumes_cleans_up(zk: Zkmq, zookeeper: str, root: str,
 
 
 def test_many_clients_clean_up_as_often_as_one(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
-    """Five clients with an interval of a second: between two runs, whoever makes them, a second of the server passes."""
+    """Five clients with an interval of a second: between two runs, whoever makes them, a server's second passes."""
     q.configure(task_gc_interval=1)
     path, client = f"{root}/census/gc", zk._session.client
     others = [Zkmq.connect(zookeeper, root=root) for _ in range(5)]

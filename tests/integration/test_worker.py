@@ -279,7 +279,7 @@ def test_a_worker_can_start_by_itself(q: Queue) -> None:
 
 
 def test_a_monitor_is_told_how_the_queue_stands(q: Queue) -> None:
-    """It hears the number of pending tasks, the looks that found nothing and what the last one found; 0 threads will do."""
+    """It hears how many tasks are pending, which looks found nothing and what the last one found; 0 threads will do."""
     polls: list[Poll] = []
     for _ in range(3):
         q.enqueue(b"x")

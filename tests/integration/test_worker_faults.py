@@ -694,7 +694,7 @@ def test_one_queue_s_trouble_ends_no_clean_up(
 
 
 def test_queues_are_added_while_others_are_cleaned_up(zookeeper: str, root: str) -> None:
-    """Eight threads use two hundred queues for the first time while clean-up goes round: it goes on, for all of them."""
+    """Eight threads use two hundred queues for the first time while clean-up goes round: it goes on for all."""
     with Zkmq.connect(zookeeper, root=root) as own:
 
         def use(number: int) -> None:

@@ -57,7 +57,6 @@ class History:
         """Judge one committed transaction by the tasks it touches."""
         touched: dict[Key, None] = {}
         claims_before = {}
-        fresh_claims = []
         for op in txn.ops:
             parts = op.path.split("/")
             if len(parts) < 5 or (isinstance(op, SetData) and parts[3] != "tasks"):
@@ -65,16 +64,9 @@ class History:
             queue, top, rest = parts[2], parts[3], parts[4:]
             if top == "tasks":
                 key = (queue, rest[0])
-                if len(rest) == 1 and isinstance(op, Create):
-                    self.created[key] = self.created.get(key, 0) + 1
-                if rest[1:] == ["claim"]:
-                    if isinstance(op, Create):
-                        fresh_claims.append(key)
-                        self.claims[key] = txn.zxid
-                    elif isinstance(op, Delete):
-                        claims_before[key] = self.claims.pop(key, None)
-                if rest[1:] == ["data"] and isinstance(op, Create):
-                    self.payloads.setdefault(op.data, set()).add(rest[0])
+                self._note(key, rest, op, txn)
+                if rest[1:] == ["claim"] and isinstance(op, Delete):
+                    claims_before[key] = self.claims.pop(key, None)
                 if rest[1:] == ["state"]:
                     touched[key] = None
                 continue
@@ -88,6 +80,17 @@ class History:
                 self._judge_batch(rest[0], op, txn)
         for key in touched:
             self._judge(key, txn, claims_before)
+
+    def _note(self, key: Key, rest: list[str], op: Any, txn: Any) -> None:
+        """Remember what a create in a task's tree tells: that the task is new, claimed, or holds a payload."""
+        if not isinstance(op, Create):
+            return
+        if len(rest) == 1:
+            self.created[key] = self.created.get(key, 0) + 1
+        if rest[1:] == ["claim"]:
+            self.claims[key] = txn.zxid
+        if rest[1:] == ["data"]:
+            self.payloads.setdefault(op.data, set()).add(rest[0])
 
     def _judge_batch(self, name: str, op: Any, txn: Any) -> None:
         """A batch is closed once: the last of its open members is off, and the record says that it is done."""

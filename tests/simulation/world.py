@@ -1,8 +1,8 @@
 """The simulated world: clients whose calls are interleaved operation by operation, under a seeded scheduler.
 
-A call is a procedure of the engine, as the fronts drive it. Calls of one client share its memory. Each of them is, at any
-moment, ready to go on, waiting for a reply, or asleep; a step lets one of those that can move do so. Nothing else ever
-happens between two steps, so that the same seed gives the same schedule.
+A call is a procedure of the engine, as the fronts drive it. Calls of one client share its memory. Each of them is, at
+any moment, ready to go on, waiting for a reply, or asleep; a step lets one of those that can move do so. Nothing else
+ever happens between two steps, so that the same seed gives the same schedule.
 """
 
 from __future__ import annotations

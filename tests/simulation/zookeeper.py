@@ -1,8 +1,8 @@
 """An in-memory ZooKeeper of one or several servers, as strict as the real one (`tests/conformance` compares them).
 
 The leader orders transactions; each server has applied a prefix of them, and answers reads from that. A client's own
-write is applied by its server before the reply. Watches stand at the client's server and are fired in the order in which
-it applies transactions, before any later reply.
+write is applied by its server before the reply. Watches stand at the client's server and are fired in the order in
+which it applies transactions, before any later reply.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files go both ways between this library and the PyPI package ``textqueue`` 1.1, on every construct that it handles."""
+"""Files go both ways between this library and the PyPI package ``textqueue`` 1.1, with every construct it handles."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_by_default_only_what_is_queued_is_read(tmp_path: Path) -> None:
 
 
 def test_blank_lines_and_variables_do_not_end_a_message(tmp_path: Path) -> None:
-    """A continuation after a blank line or a variable belongs to the message before it, as the format's regex allows."""
+    """A continuation after a blank line or a variable belongs to the message before, as the format's regex allows."""
     path = written(tmp_path / "a.tq", b"-a\n\n b\n\\v\n c\n-d\n")
     assert read(path) == [("queued", "a\nb\nc", ("v",)), ("queued", "d", ())]
 

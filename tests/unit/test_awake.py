@@ -1,4 +1,4 @@
-"""Nobody sleeps over work: what was refused, is being tried by another thread, or changed in place, is looked at again."""
+"""Nobody sleeps over work: what was refused, is tried by another thread, or changed in place, is looked at again."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class World:
 
 
 def test_two_threads_get_two_tasks_however_soon_the_second_came():
-    """One thread is at the first task when the second one is enqueued: the other thread does not sleep on its listing."""
+    """One thread is at the first task when the second is enqueued: the other thread does not sleep on its listing."""
     world = World()
     world.put("warm")
     world.do(settle.complete(world.context, world.claim()))
@@ -90,7 +90,7 @@ def test_a_thread_looks_again_soon_at_what_another_one_is_trying():
 
 @pytest.mark.parametrize("order", ["default", "fifo"])
 def test_a_record_changed_between_a_claim_s_read_and_its_write_is_read_again(order):
-    """An update in place fires no watch: the claim that it refuses hands the task out all the same, with the new data."""
+    """An update in place fires no watch: the claim that it refuses hands the task out all the same, with new data."""
     world = World(order)
     world.put("a")
     _, other = world.client("two")
@@ -104,7 +104,7 @@ def test_a_record_changed_between_a_claim_s_read_and_its_write_is_read_again(ord
 
 
 def test_a_promotion_that_was_refused_is_tried_again_soon():
-    """Somebody changes a task at the moment when it is promoted: who waits looks again, not at the end of its patience."""
+    """Somebody changes a task just when it is promoted: who waits looks again, not at the end of its patience."""
     world = World()
     world.put("a", delay=5)
     assert world.claim() is None
@@ -171,7 +171,7 @@ def test_lanes_of_one_priority_are_served_by_time_of_enqueue():
 
 @pytest.mark.parametrize("read_anew", [False, True])
 def test_a_lane_that_comes_while_the_first_is_looked_for_is_not_passed_by(read_anew):
-    """In strict order the list of lanes is read under the same rule as the lanes: a lower rank in a new one comes first.
+    """In strict order the list of lanes is read by the same rule as the lanes: a lower rank in a new one comes first.
 
     Also where another thread of the client has read that list anew meanwhile: it is another reading than this look's.
     """
@@ -222,7 +222,7 @@ def test_progress_of_an_earlier_run_of_the_same_id_is_refused():
 
 
 def test_a_burial_that_was_refused_is_tried_again():
-    """A requeue written while a dead consumer's task is rescued: the task is given back all the same, by the same look."""
+    """A requeue written while a dead consumer's task is rescued: the task is given back all the same, by that look."""
     world = World()
     world.put("a")
     world.claim()

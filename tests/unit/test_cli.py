@@ -288,7 +288,7 @@ def test_tables_are_aligned_and_keep_control_characters_off_the_terminal() -> No
 
 
 def test_enqueue_transactions_count_what_enqueue_wrote() -> None:
-    """A claim, a result and a run in escrow come later and do not count; any other znode of another transaction does."""
+    """A claim, a result and a run in escrow come later and do not count; other znodes of another transaction do."""
     tree = [Znode(f"/r/q/tasks/t{part}", 0, 5, 5) for part in ("", "/data", "/metadata", "/filters", "/filters/claim")]
     tree += [Znode("/r/q/tasks/t/state", 9, 5, 11), Znode("/r/q/tasks/t/claim", 0, 8, 8)]
     later = [Znode(f"/r/q/tasks/t/{part}", 0, 9, 9) for part in ("result", "requeue")]

@@ -1,4 +1,4 @@
-"""Settling by outcome, cut off at each of its writes and begun again: every task ends in one place, none stays claimed."""
+"""Settling by outcome, cut off at each of its writes and begun again: tasks end in one place, none stays claimed."""
 
 from __future__ import annotations
 

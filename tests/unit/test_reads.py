@@ -1,4 +1,4 @@
-"""What is read of a queue without changing it: ids, many tasks at once, the register of consumers, the archive's needs."""
+"""What is read of a queue without changing it: ids, many tasks at once, the consumers, the archive's needs."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_what_was_not_sent_is_told_as_not_written() -> None:
 
 
 def test_a_batch_that_was_not_begun_is_told_as_not_written() -> None:
-    """No server when the batch is to be opened: `Unavailable`, nothing is remembered, and the call can be made again."""
+    """No server when the batch is to be opened: `Unavailable`, nothing is remembered, the call can be made again."""
     client = new_queue()
     call = lambda: enqueue.enqueue_batch(client.context, [Message(b"x")], "b")
     with pytest.raises(Unavailable):

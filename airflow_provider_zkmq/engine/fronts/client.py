@@ -108,7 +108,7 @@ class Client(ClientVerbs, Blocking[str]):
 
 
 class AsyncZkmq(ClientVerbs, Awaited[str]):
-    """A connection for event loops: ``async with AsyncZkmq.connect(…) as zk:`` or ``zk = await AsyncZkmq.connect(…)``."""
+    """For event loops: ``async with AsyncZkmq.connect(…) as zk:`` or ``zk = await AsyncZkmq.connect(…)``."""
 
     @classmethod
     def connect(cls, hosts: str = DEFAULT_HOSTS, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: Any) -> Self:

@@ -41,7 +41,7 @@ def _pay(session: Session, context: Context) -> None:
 
 
 def _goes_on(session: Session, context: Context) -> bool:
-    """Whether anything is owed still; decided with the client's memory to ourselves, so that no debt falls in between."""
+    """Whether anything is owed still; decided with the client's memory to ourselves, so no debt falls in between."""
     with session.memory:
         context.debts.paying = in_debt(context) and not session.closed
         return context.debts.paying

@@ -23,7 +23,7 @@ PATIENCE: Final = 1.0
 
 
 def handed_over(session: Session, asked: Asked, receive: Callable[[Held], T]) -> T | None:
-    """Claim, and hand what `receive` makes of it to the caller; cut off, the client gives it back before it claims again.
+    """Claim, and hand what `receive` makes of it to the caller; cut off, the client gives it back before it claims.
 
     Since it may never claim again, that is also done in the background, as soon as there is a connection.
     Nothing that an interrupt could cut in two stands between `deliver` and the return.

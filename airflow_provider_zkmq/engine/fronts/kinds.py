@@ -102,7 +102,7 @@ class BlockingInTurn(BlockingTaker[S, C]):
             return super().carry_out(call)
 
     def take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
-        """Claim what is asked for; the subject remembers it, so that an interrupt after the handing over loses nothing."""
+        """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
         with self._turn:
             return super().take(ask)
 

@@ -1,7 +1,7 @@
 """One description for both fronts: a procedure, described as a verb, is a blocking method here and a coroutine there.
 
-``pause = verb(configure.pause)`` in a class that both fronts inherit is all that it takes. Which of its two functions an
-attribute is depends on the front that it is asked of, at run time and for type checkers; both show the procedure's
+``pause = verb(configure.pause)`` in a class that both fronts inherit is all that it takes. Which of its two functions
+an attribute is depends on the front that it is asked of, at run time and for type checkers; both show the procedure's
 parameters (less the subject, which the front provides), its documentation and the verb's name.
 """
 
@@ -79,7 +79,7 @@ class verb(Twins, Generic[S, P, T]):  # noqa: N801  reads like a decorator
 
 
 class claiming(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
-    """A procedure that asks for a claim; what the front makes of the claim is handed over to the caller, or given back."""
+    """A procedure that asks for a claim; what the front makes of it is handed over to the caller, or given back."""
 
     def __init__(self, ask: Callable[Concatenate[S, P], Procedure[Asked]]) -> None:
         def blocking(self: BlockingTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:

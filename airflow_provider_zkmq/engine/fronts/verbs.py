@@ -111,8 +111,8 @@ class ClaimVerbs(Front[Hand], Generic[U]):
 class QueueVerbs(Front[Context]):
     """What queues of both fronts are: a new verb is one line here.
 
-    The settling verbs take a task's id and its claim's token, from whichever process; see `Claim`. `used` is told of the
-    queue when it is claimed from or enqueued to.
+    The settling verbs take a task's id and its claim's token, from whichever process; see `Claim`. `used` is told of
+    the queue when it is claimed from or enqueued to.
     """
 
     def __init__(self, session: Session, context: Context, used: Callable[[Context], None]) -> None:

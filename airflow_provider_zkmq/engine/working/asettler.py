@@ -19,7 +19,7 @@ class AsyncSettler:
         self._tally = tally
 
     async def settle(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
-        """Settle, however long ZooKeeper is away while the session lives; one task's trouble does not end the others."""
+        """Settle, however long ZooKeeper is away while the session lives; no task's trouble ends the others."""
         try:
             while (verdict := await self._try(delivery)) is Verdict.AGAIN:  # noqa: ASYNC110  the pause between two tries
                 await asyncio.sleep(RETRY_SECONDS)

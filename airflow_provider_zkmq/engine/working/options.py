@@ -50,7 +50,7 @@ class Options:
         heartbeat: bool,
         throttle: object,
     ) -> Options:
-        """Raises `ConfigError` for what both workers refuse; `least`: how many tasks in hand at once are too few less one."""
+        """Check what both workers check; `least`: the fewest tasks in hand at once. Raises `ConfigError`."""
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < least:
             msg = f"threads {threads!r} is not allowed: a whole number, {least} or more"
             raise ConfigError(msg)

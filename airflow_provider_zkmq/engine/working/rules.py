@@ -25,7 +25,7 @@ U = TypeVar("U", bound=Closing)
 
 
 class Working(Generic[C, U]):
-    """What both workers are: options, a table of what is in hand, a tally of how it ended, and what ended the worker."""
+    """What both workers are: options, a table of what is in hand, a tally of how that ended, and their own end."""
 
     def __init__(self, queue: Named, handler: Handler, options: Options) -> None:
         self.handler = handler
@@ -53,7 +53,7 @@ class Working(Generic[C, U]):
         return BUSY_SECONDS if self._deliveries else 0.0
 
     def _ended_by(self, error: Exception) -> bool:
-        """Whether what a claim raised ends the worker: what was asked for is refused, or no other try would end otherwise.
+        """Whether what a claim raised ends the worker: it is refused, or no other try would end otherwise.
 
         Anything else, of the transport or of something foreign in the queue, is logged, and claiming goes on.
         """

@@ -40,7 +40,8 @@ class Worker(Working[Claim, Transaction]):
             handler returns and rolled back when it raises.
         lease: seconds; claim with a lease, which outlives the session, instead of bound to it.
         heartbeat: extend locks and leases while their handlers run; without it a handler that takes longer than the
-            lock loses its task, unless it extends it itself. What a transactional handler takes besides is not extended.
+            lock loses its task, unless it extends it itself. What a transactional handler takes besides is not
+            extended.
         throttle: seconds between two tasks of a thread.
         monitor: called about once a second with a `Poll`; see `monitor`.
         auto_start: start at once (True), or after so many seconds.

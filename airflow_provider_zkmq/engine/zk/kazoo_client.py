@@ -23,7 +23,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         """Queue a request; never blocks.
 
         Without kazoo's own way to do it, which takes an interrupt of its caller for a closed connection. An interrupt
-        here leaves the request queued or not; a ring too many is answered by kazoo, one too few delays all that follows.
+        here leaves the request queued or not; a ring too many is answered by kazoo, one too few delays what follows.
         """
         refused, bell = _REFUSED.get(self._state), self.handler.bell
         if refused is not None or bell is None or bell.fileno() < 0:

@@ -153,7 +153,7 @@ class Watches:
             watch.fire()
 
     def unwanted(self, kind: str, path: str) -> Removal | None:
-        """The reply of a removal that is to be queued, the lock being held; None where there is nothing to take away."""
+        """The reply of a removal that is to be queued, the lock being held; None where nothing is to be taken away."""
         fan = self._fans.get((kind, path))
         if fan is None or fan.leaving or fan.watches():
             return None

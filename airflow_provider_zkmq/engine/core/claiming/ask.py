@@ -1,4 +1,4 @@
-"""Asking for a task: what a consumer wants is checked first, and a claim that is not refused can then be carried out."""
+"""Asking for a task: what a consumer wants is checked first; a claim that is not refused can then be carried out."""
 
 from __future__ import annotations
 

@@ -40,14 +40,14 @@ class _Look:
     tried: Counter[str] = field(default_factory=Counter)
 
     def open(self, context: Context, entry: str) -> bool:
-        """Whether an entry may be tried by this look: nobody of this client is at it, and it was not tried too often."""
+        """Whether an entry may be tried by this look: nobody of this client is at it, nor was it tried too often."""
         return entry not in context.claims.trying and self.tried[entry] < TRIES
 
 
 def claim_among(
     context: Context, taker: Taker, lanes: list[tuple[str, bool]], agenda: Agenda
 ) -> Procedure[Held | None]:
-    """Claim the first task of some lanes that nobody else is at; of each lane: its name, and whether to judge its entries."""
+    """Claim the first task of some lanes that nobody else is at; of each: its name, whether to judge its entries."""
     look = _Look(taker, agenda)
     slot, slots = share(context)
     while True:

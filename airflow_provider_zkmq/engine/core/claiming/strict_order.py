@@ -88,7 +88,7 @@ def _lowest(context: Context, look: _Look) -> Procedure[_Head | None]:
 def _listed(context: Context, look: _Look, path: str) -> Procedure[list[str]]:
     """A listing, and in `look` the watch under which it was read.
 
-    What is remembered at its path may be another reading by the time the look is judged: its watch says nothing of ours.
+    What is remembered at its path may be another reading by the time the look is judged: its watch is not ours.
     """
     names = yield from listing(context, path)
     watch = context.listings.at(path).watch if names is not None else None

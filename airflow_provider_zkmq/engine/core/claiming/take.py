@@ -1,8 +1,8 @@
 """Taking one pending task: one read of the candidate, one transaction.
 
 A claim is remembered before it is sent (`Handover`). Whatever interrupts the call after that, a lost connection, a
-cancellation, an interrupt from the keyboard, the claim may have happened and nobody would know of it: what its caller never
-got, its client gives back before it claims again (`giveback`).
+cancellation, an interrupt from the keyboard, the claim may have happened and nobody would know of it: what its caller
+never got, its client gives back before it claims again (`giveback`).
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Taker:
 
 
 def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | None = None) -> Procedure[Held | None]:
-    """Try to claim one entry; None when another was faster or the record is not ours. Raises `Unregistered`, `CallerLeft`.
+    """Try to claim one entry; None: another was faster, or the record is not ours. Raises `Unregistered`, `CallerLeft`.
 
-    While no watch on the segment's listing has fired, the entry is still there: a refusal then means that the record was
-    changed in place (updated, say), and it is read again. What cannot be claimed although it stands there is
+    While no watch on the segment's listing has fired, the entry is still there: a refusal then means that the record
+    was changed in place (updated, say), and it is read again. What cannot be claimed although it stands there is
     reported, and stepped over from then on.
     """
     path = f"{segment}/{entry}"

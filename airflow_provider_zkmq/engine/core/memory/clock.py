@@ -47,7 +47,7 @@ class Clock:
             self.last = latest
 
     def now(self) -> int | None:
-        """The server's clock now, as far as it is known, rather too late than too early; never this machine's calendar."""
+        """The server's clock now, as far as it is known, rather late than early; never this machine's calendar."""
         if self.last is None or self.monotonic() - self.last.sent > TRUSTED_SECONDS:
             return None
         return self.last.ms + int((self.monotonic() - self.last.sent) * 1000)

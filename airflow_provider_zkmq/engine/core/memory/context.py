@@ -62,7 +62,7 @@ class Context:
         self.postponed = Postponed(self.run.monotonic)
 
     def report(self, path: str, why: str) -> None:
-        """Tell of a foreign or damaged znode, once, however often it is met; `Runtime.report` tells of what happened."""
+        """Tell of a foreign or damaged znode, once, however often met; `Runtime.report` tells of what happened."""
         if self.quarantine.add(path):
             self.run.report(path, why)
 

@@ -28,8 +28,8 @@ class Signal(Protocol):
 class Watch:
     """A one-shot watch; ``fired`` becomes true on the event, or when the connection that held it is lost.
 
-    Drivers hold it weakly: whoever relies on a watch keeps it, in what it remembers or on its stack, until it has fired or
-    nobody waits any more. A watch that nobody keeps tells nobody.
+    Drivers hold it weakly: whoever relies on a watch keeps it, in what it remembers or on its stack, until it has fired
+    or nobody waits any more. A watch that nobody keeps tells nobody.
     """
 
     signal: Signal
@@ -182,8 +182,8 @@ class CreateContainer:
 class Pipeline:
     """Several operations in flight at the same time → list of their results, in order.
 
-    Of many, some at a time: the rest is not sent once one was not answered. Of a write among several the outcome is then
-    unknown, whether it was sent or not.
+    Of many, some at a time: the rest is not sent once one was not answered. Of a write among several the outcome is
+    then unknown, whether it was sent or not.
     """
 
     ops: tuple[Get | Children | Exists | GetMany | Multi | CreateContainer, ...]

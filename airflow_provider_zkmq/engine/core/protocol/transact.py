@@ -41,7 +41,7 @@ def transact(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcom
 def resolved(
     multi: Multi | CreateContainer, outcome: Outcome, ours: Callable[[], Procedure[Outcome | None]]
 ) -> Procedure[Outcome]:
-    """What became of a transaction that was sent: its outcome, or, where that is unknown, found out as by `transact`."""
+    """What became of a transaction that was sent: its outcome; an unknown one is found out as by `transact`."""
     if not outcome.unknown:
         return outcome
     try:

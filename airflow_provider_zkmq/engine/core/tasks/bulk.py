@@ -114,7 +114,10 @@ def _send(call: Call, groups: list[list[Tree]], plans: list[Plan]) -> Procedure[
 
 @dataclass(slots=True)
 class _Group:
-    """Trees of one transaction, and the call whose they are; ``status``: that of the task that has the first one's id."""
+    """Trees of one transaction, and the call whose they are.
+
+    ``status``: that of the task that has the id of the first one.
+    """
 
     trees: list[Tree]
     call: Call

@@ -1,11 +1,12 @@
 """Claims that their callers never got, or went away from, are given back before their client claims again.
 
-A call that was cancelled or interrupted, or that ended in `OutcomeUnknown`, may have claimed a task: its session lives, so no
-rescue would ever take it away. The claim's own transaction is issued once more, which tells what became of the first
-one whatever was on its way, and the task is released; the delivery counts as no attempt, since no handler has begun.
+A call that was cancelled or interrupted, or that ended in `OutcomeUnknown`, may have claimed a task: its session
+lives, so no rescue would ever take it away. The claim's own transaction is issued once more, which tells what became
+of the first one whatever was on its way, and the task is released; the delivery counts as no attempt, since no
+handler has begun.
 
-A rollback that was cut off, or whose server was away, is owed as well: whoever left a transaction has nothing to roll back
-with any more. What it had taken counts as a delivery.
+A rollback that was cut off, or whose server was away, is owed as well: whoever left a transaction has nothing to roll
+back with any more. What it had taken counts as a delivery.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, Transp
 
 
 def give_back(context: Context) -> Procedure[int]:
-    """Give back what callers left behind; returns how many tasks that were. Raises `TransportError`: then it is owed still."""
+    """Give back what callers left behind; returns how many tasks. After a `TransportError` they are owed still."""
     count = 0
     for nonce, it in list(context.claims.handovers.items()):
         while it.busy is not None:

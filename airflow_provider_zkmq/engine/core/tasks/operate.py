@@ -37,7 +37,10 @@ Build: TypeAlias = Callable[[Current], Procedure[Plan]]
 
 
 def read_current(context: Context, task_id: str) -> Procedure[tuple[Current, int]]:
-    """A task's record, and the transaction that wrote it. Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`."""
+    """A task's record, and the transaction that wrote it.
+
+    Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`.
+    """
     path = context.paths.task(check_name("task id", task_id), "state")
     node: Node | None = yield Get(path)
     if node is None:

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 
 
 def recover_record(context: Context, held: Held) -> Procedure[bool]:
-    """After a `CorruptRecord`: let the next settling write over the record, if that is what was damaged. Raises `ClaimLost`.
+    """After a `CorruptRecord`: let the next settling write over the record, if that was damaged. Raises `ClaimLost`.
 
     The claim's znode says that the task is still ours, and the version of what is read fences the write to come.
     """

@@ -169,7 +169,7 @@ def _update(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
 
 
 def _entry_for(state: TaskState, tree: Tree) -> str:
-    """The name of an updated task's entry: consumers remember its filters by it, so that others need a name of their own.
+    """The name of an updated task's entry: consumers remember its filters by it, so others need a name of their own.
 
     The names sort next to each other: it keeps its place in line.
     """

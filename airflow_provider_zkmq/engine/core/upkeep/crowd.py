@@ -14,8 +14,8 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 
 #: So many consumers are no crowd: all of them look at once.
 FEW: Final = 8
-#: Seconds between the looks of two waiting consumers: in the default order, and in strict order, where one claim must be
-#: over before the next one can be.
+#: Seconds between the looks of two waiting consumers: in the default order, and in strict order, where one claim must
+#: be over before the next one can be.
 SPACING: Final = {"default": 0.004, "fifo": 0.008}
 #: Seconds between the looks of the first and the last of them at the most.
 LONGEST: Final = {"default": 0.2, "fifo": 0.4}

@@ -1,7 +1,7 @@
 """What calls of a client left to be put right: it is paid before the client's next claim, and in the background.
 
-A call that was cut off, or lost its connection at its last step, can do nothing more itself. What it leaves is remembered:
-claims that nobody got, rollbacks, batches to be ended, the lock of a clean-up.
+A call that was cut off, or lost its connection at its last step, can do nothing more itself. What it leaves is
+remembered: claims that nobody got, rollbacks, batches to be ended, the lock of a clean-up.
 """
 
 from __future__ import annotations

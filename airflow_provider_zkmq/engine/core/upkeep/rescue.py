@@ -1,8 +1,8 @@
 """Giving back what nobody holds any more: the tasks of dead consumers, and of claims whose lease or lock has ended.
 
 All of it is driven by watches and by the clock of the server: where nothing happened, it costs no request. What
-it costs otherwise depends on what is in flight, not on the backlog. What is refused, because somebody else was at the same
-task, is tried again: at once while it changes, then after a pause that is on the agenda of whoever looks.
+it costs otherwise depends on what is in flight, not on the backlog. What is refused, because somebody else was at the
+same task, is tried again: at once while it changes, then after a pause that is on the agenda of whoever looks.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _closed(context: Context, name: str) -> Procedure[Outcome | None]:
 
 
 def _anew(context: Context, name: str, refusal: Refusal) -> Procedure[Plan | None]:
-    """The plan made anew where its record changed or a segment came or went; without what follows, if that is in use."""
+    """The plan made anew where its record changed or a segment came or went; without a follow-up whose id is in use."""
     if refusal.why in {Why.CHANGED, Why.PLACE} or (yield from _follow_up_is_in_use(context, name, refusal)):
         return (yield from _ending(context, name))
     return None

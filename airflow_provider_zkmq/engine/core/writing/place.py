@@ -151,7 +151,7 @@ def known_bucket(context: Context, index: str) -> Procedure[None]:
 
 
 def home_of(context: Context, after: TaskState) -> Procedure[None]:
-    """Create what must hold the entry of a task that is listed anew; a drained segment may have been deleted meanwhile."""
+    """Create what must hold the entry of a task that is listed; a drained segment may have been deleted meanwhile."""
     if after.index is not None:
         yield from ensure_bucket(context.paths.at(after.index.rpartition("/")[0]))
         return

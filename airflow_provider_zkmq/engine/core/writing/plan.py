@@ -1,7 +1,8 @@
 """What one transaction changes, and how its refusal is understood.
 
 A plan is made of changes, each to one task or one batch; plans can be merged. Named constructors, one for each row of
-the state table, fill them (`core.writing.transitions`, `core.writing.inserting`); `core.writing.commit` carries them out.
+the state table, fill them (`core.writing.transitions`, `core.writing.inserting`); `core.writing.commit` carries them
+out.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Plan:
         return Multi(tuple(ops))
 
     def ours(self) -> Procedure[Outcome | None]:
-        """Whether an earlier try was carried out. All or nothing: what became of the first change tells of the whole."""
+        """Whether an earlier try was carried out: what became of the first change tells of the whole."""
         return self.changes[0].ours()
 
     def learn(self, multi: Multi, outcome: Outcome) -> None:

@@ -24,7 +24,7 @@ class Current:
     """The claim's ephemeral vanished with its session."""
 
     def with_state(self, state: TaskState) -> Current:
-        """The same reading with a record that was prepared for the change: its history has the present delivery, say."""
+        """The same reading with a record prepared for the change: its history has the present delivery, say."""
         return replace(self, state=state)
 
 

@@ -1,4 +1,4 @@
-"""One constructor for each row of the state table that moves a task which is there; inserts are `core.writing.inserting`'s.
+"""One constructor for each row of the state table that moves a task; `core.writing.inserting` has that of new ones.
 
 Each makes a plan of one change: the record under the version that was read, what takes the task from where it is
 listed, what lists it where it goes. A place without a segment is none to go back to: such a task goes to the end of its
