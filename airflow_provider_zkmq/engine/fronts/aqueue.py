@@ -32,7 +32,7 @@ class AsyncQueue(QueueVerbs, AwaitedTaker[Context, AsyncClaim]):
         super().__init__(session, context, used)
         self._begin = begin
 
-    def receive(self, context: Context, claimed: Held) -> AsyncClaim:
+    def _receive(self, context: Context, claimed: Held) -> AsyncClaim:
         """The claim that a caller gets."""
         return AsyncClaim(self._session, Hand(context, claimed), self._begin)
 

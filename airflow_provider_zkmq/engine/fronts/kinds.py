@@ -37,14 +37,14 @@ class Front(Generic[S]):
         """Whether its connection has been closed: nothing can be done with it any more."""
         return self._session.closed
 
-    def mark_used(self) -> None:
+    def _mark_used(self) -> None:
         """Tasks are about to be enqueued or claimed. A queue overrides this: its client then takes part in clean-up."""
 
 
 class Blocking(Front[S]):
     """A front whose calls block the calling thread until they are carried out."""
 
-    def carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+    def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject."""
         return run(self._session, call(self._subject))
 
@@ -52,7 +52,7 @@ class Blocking(Front[S]):
 class Awaited(Front[S]):
     """A front whose calls are coroutines; the event loop goes on meanwhile."""
 
-    async def carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+    async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject."""
         return await arun(self._session, call(self._subject))
 
@@ -61,32 +61,32 @@ class BlockingTaker(Blocking[S], Generic[S, C]):
     """A blocking front that claims tasks and hands each over as a `C`."""
 
     @abstractmethod
-    def receive(self, context: Context, claimed: Held) -> C:
+    def _receive(self, context: Context, claimed: Held) -> C:
         """What the caller gets for a claim. May neither block nor fail."""
 
-    def take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
         """Claim what is asked for. After `deliver`, inside of `handed_over`, nothing may happen but returns.
 
         An interrupt of the calling thread is raised at the next call or end of a ``with`` block; one that fell there
         would lose a claim that the client does not remember any more.
         """
         asked = run(self._session, ask(self._subject))
-        self.mark_used()
-        return handed_over(self._session, asked, lambda claimed: self.receive(asked.context, claimed))
+        self._mark_used()
+        return handed_over(self._session, asked, lambda claimed: self._receive(asked.context, claimed))
 
 
 class AwaitedTaker(Awaited[S], Generic[S, C]):
     """An awaited front that claims tasks and hands each over as a `C`."""
 
     @abstractmethod
-    def receive(self, context: Context, claimed: Held) -> C:
+    def _receive(self, context: Context, claimed: Held) -> C:
         """What the caller gets for a claim. May not fail."""
 
-    async def take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    async def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
         """Claim what is asked for. Cancelled, it gives back what it took."""
         asked = await arun(self._session, ask(self._subject))
-        self.mark_used()
-        return await handed_over_async(self._session, asked, lambda claimed: self.receive(asked.context, claimed))
+        self._mark_used()
+        return await handed_over_async(self._session, asked, lambda claimed: self._receive(asked.context, claimed))
 
 
 class BlockingInTurn(BlockingTaker[S, C]):
@@ -96,15 +96,15 @@ class BlockingInTurn(BlockingTaker[S, C]):
         super().__init__(session, subject)
         self._turn = threading.RLock()
 
-    def carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+    def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
         with self._turn:
-            return super().carry_out(call)
+            return super()._carry_out(call)
 
-    def take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
         """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
         with self._turn:
-            return super().take(ask)
+            return super()._take(ask)
 
 
 class AwaitedInTurn(AwaitedTaker[S, C]):
@@ -114,12 +114,12 @@ class AwaitedInTurn(AwaitedTaker[S, C]):
         super().__init__(session, subject)
         self._turn = asyncio.Lock()
 
-    async def carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+    async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
         async with self._turn:
-            return await super().carry_out(call)
+            return await super()._carry_out(call)
 
-    async def take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    async def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
         """Claim what is asked for, when it is this call's turn."""
         async with self._turn:
-            return await super().take(ask)
+            return await super()._take(ask)

@@ -53,13 +53,13 @@ class verb(Twins, Generic[S, P, T]):  # noqa: N801  reads like a decorator
     def __init__(self, procedure: Callable[Concatenate[S, P], Procedure[T]], *, marks_used: bool = False) -> None:
         def blocking(self: Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
             if marks_used:
-                self.mark_used()
-            return self.carry_out(lambda subject: procedure(subject, *args, **kwargs))
+                self._mark_used()
+            return self._carry_out(lambda subject: procedure(subject, *args, **kwargs))
 
         async def awaited(self: Awaited[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
             if marks_used:
-                self.mark_used()
-            return await self.carry_out(lambda subject: procedure(subject, *args, **kwargs))
+                self._mark_used()
+            return await self._carry_out(lambda subject: procedure(subject, *args, **kwargs))
 
         super().__init__(procedure, blocking, awaited)
 
@@ -83,10 +83,10 @@ class claiming(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
 
     def __init__(self, ask: Callable[Concatenate[S, P], Procedure[Asked]]) -> None:
         def blocking(self: BlockingTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
-            return self.take(lambda subject: ask(subject, *args, **kwargs))
+            return self._take(lambda subject: ask(subject, *args, **kwargs))
 
         async def awaited(self: AwaitedTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
-            return await self.take(lambda subject: ask(subject, *args, **kwargs))
+            return await self._take(lambda subject: ask(subject, *args, **kwargs))
 
         super().__init__(ask, blocking, awaited)
 

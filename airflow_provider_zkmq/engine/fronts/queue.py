@@ -38,7 +38,7 @@ class Queue(QueueVerbs, BlockingTaker[Context, Claim]):
         super().__init__(session, context, used)
         self._begin = begin
 
-    def receive(self, context: Context, claimed: Held) -> Claim:
+    def _receive(self, context: Context, claimed: Held) -> Claim:
         """The claim that a caller gets."""
         return Claim(self._session, Hand(context, claimed), self._begin)
 

@@ -170,7 +170,7 @@ class UnitVerbs(Front[Transaction]):
         """Let its handler take and put no more; a `try_take` that waits is woken and takes nothing."""
         self._subject.close()
 
-    def receive(self, context: Context, claimed: Held) -> Task:
+    def _receive(self, context: Context, claimed: Held) -> Task:
         """The task that was taken, which is part of this transaction from now on."""
         return self._subject.add(context, claimed)
 

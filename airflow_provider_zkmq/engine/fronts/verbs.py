@@ -182,7 +182,7 @@ class QueueVerbs(Front[Context]):
         """Wake every call of this client that waits for the queue to change; they look again."""
         self._context.signal.fire()
 
-    def mark_used(self) -> None:
+    def _mark_used(self) -> None:
         """The queue is claimed from or enqueued to: its client takes part in clean-up from now on."""
         self._used(self._context)
 
