@@ -32,10 +32,8 @@ T_co = TypeVar("T_co", covariant=True)
 class Twins:
     """Two functions of one name: the blocking front's and the awaited one's. Subclasses say what their types are."""
 
-    def __init__(
-        self, procedure: Callable[..., Any], blocking: Callable[..., Any], awaited: Callable[..., Any]
-    ) -> None:
-        self.functions: Final = tuple(_shown(function, procedure) for function in (blocking, awaited))
+    def __init__(self, blocking: Callable[..., Any], awaited: Callable[..., Any]) -> None:
+        self.functions: Final = (blocking, awaited)
 
     def __set_name__(self, owner: type, name: str) -> None:
         for function in self.functions:
@@ -61,7 +59,7 @@ class verb(Twins, Generic[S, P, T]):  # noqa: N801  reads like a decorator
                 self._mark_used()
             return await self._carry_out(lambda subject: procedure(subject, *args, **kwargs))
 
-        super().__init__(procedure, blocking, awaited)
+        super().__init__(_shown(blocking, procedure), _shown(awaited, procedure))
 
     @overload
     def __get__(self, front: Blocking[S], owner: type) -> Callable[P, T]: ...
@@ -88,7 +86,7 @@ class claiming(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
         async def awaited(self: AwaitedTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
             return await self._take(lambda subject: ask(subject, *args, **kwargs))
 
-        super().__init__(ask, blocking, awaited)
+        super().__init__(_shown(blocking, ask), _shown(awaited, ask))
 
     @overload
     def __get__(self, front: BlockingTaker[S, C], owner: type) -> Callable[P, C | None]: ...
@@ -132,8 +130,8 @@ class by_token(Twins, Generic[P, T]):  # noqa: N801  reads like a decorator
                 if claimed.unsure:
                     context.claims.remember_unsure(claimed)
 
-        of_queue = verb(_shown(by_its_token, procedure, 2, "context", "task_id", "token"))
-        super().__init__(by_its_token, *of_queue.functions)
+        of_queue = verb(_shown(by_its_token, procedure, 2))
+        super().__init__(*of_queue.functions)
 
     @overload
     def __get__(self, front: Blocking[Context], owner: type) -> ByToken[P, T]: ...
@@ -152,21 +150,35 @@ def settling(procedure: Callable[Concatenate[Context, Held, P], Procedure[T]]) -
     def of_hand(hand: Hand, /, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:
         return procedure(hand.context, hand.claimed, *args, **kwargs)
 
-    return verb(_shown(of_hand, procedure, 2, "hand"))
+    return verb(_shown(of_hand, procedure, 2))
 
 
-def _shown(function: F, procedure: Callable[..., Any], taken: int = 1, *lead: str) -> F:
-    """A function with the documentation and parameters of a procedure, the first ones replaced by `lead`.
+def _shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
+    """A function with a procedure's documentation and parameters, less the first `taken`, which the function provides.
 
     What a procedure returns at its end is what the function returns.
     """
-    signature = inspect.signature(procedure)
-    own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in lead or ("self",)]
+    signature, own = inspect.signature(procedure), inspect.signature(function)
+    leading = [
+        parameter.replace(kind=parameter.POSITIONAL_OR_KEYWORD, annotation=_annotation(parameter))
+        for parameter in own.parameters.values()
+        if parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+    ]
     rest = list(signature.parameters.values())[taken:]
-    returns = str(signature.return_annotation)
-    if returns.startswith("Procedure["):
-        returns = returns.removeprefix("Procedure[").removesuffix("]")
     functools.update_wrapper(function, procedure)
-    shown = signature.replace(parameters=[*own, *rest], return_annotation=returns)
+    shown = signature.replace(parameters=[*leading, *rest], return_annotation=_returned(signature))
     function.__signature__ = shown  # type: ignore[attr-defined]
     return function
+
+
+def _annotation(parameter: inspect.Parameter) -> object:
+    return parameter.empty if parameter.name == "self" else parameter.annotation
+
+
+def _returned(signature: inspect.Signature) -> object:
+    """What is returned at the end of a procedure; what a claim is handed over as depends on the front."""
+    text = str(signature.return_annotation)
+    if not text.startswith("Procedure["):
+        return signature.return_annotation
+    inner = text.removeprefix("Procedure[").removesuffix("]")
+    return signature.empty if inner == Asked.__name__ else inner

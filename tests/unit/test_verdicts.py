@@ -1,0 +1,161 @@
+"""Workers know queues by protocols only, and make one decision of whatever a try at settling raised."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Error, Retry, Snooze, Success, Worker
+from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, Unavailable
+from airflow_provider_zkmq.engine.working import verdicts
+from airflow_provider_zkmq.engine.working.deliveries import Delivery
+from airflow_provider_zkmq.engine.working.verdicts import Tally, Verdict, judge
+from tests.unit.test_cli import a_task
+
+
+@dataclass
+class ListClaim:
+    """A claim of a queue in a list; `refusals` are raised by its first tries at settling."""
+
+    task: Any = field(default_factory=a_task)
+    refusals: list[Exception] = field(default_factory=list)
+    token: int = 1
+    settled: bool = False
+    cancelled: bool = False
+    span: float | None = None
+    over: bool = False
+    outcomes: list[Any] = field(default_factory=list)
+
+    def settle(self, outcome: Any, _progress: Any) -> bool:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.outcomes.append(outcome)
+        return isinstance(outcome, Success)
+
+    def extend(self, _lease: object) -> None: ...
+
+    def progress(self, _progress: float, _note: str = "") -> None: ...
+
+    def transaction(self) -> Any:
+        raise ConfigError("a list has no transactions")
+
+
+class ListQueue:
+    """A queue in a list, with what `Worker` needs and nothing else."""
+
+    name, closed, changes = "list", False, 0
+
+    def __init__(self, *claims: ListClaim) -> None:
+        self.claims = list(claims)
+
+    def check_wanted(self, **_choice: object) -> None: ...
+
+    def claim(self, **_asked: object) -> ListClaim | None:
+        return self.claims.pop(0) if self.claims else None
+
+    def counts(self) -> dict[str, int]:
+        return {"inserted": len(self.claims)}
+
+    def look_after(self) -> None: ...
+
+    def wait_for_change(self, _seen: int, _timeout: float) -> bool:
+        return False
+
+    def wake(self) -> None: ...
+
+
+class AsyncListClaim(ListClaim):
+    async def settle(self, outcome: Any, progress: Any) -> bool:  # type: ignore[override]
+        return ListClaim.settle(self, outcome, progress)
+
+
+class AsyncListQueue(ListQueue):
+    async def claim(self, **asked: object) -> Any:  # type: ignore[override]
+        return ListQueue.claim(self, **asked)
+
+
+def run_threads(*claims: ListClaim) -> Worker:
+    worker = Worker(ListQueue(*claims), lambda _task: "done")  # type: ignore[arg-type]
+    worker.run(until_empty=True)
+    return worker
+
+
+def run_loop(*claims: ListClaim) -> AsyncWorker:
+    async def handler(_task: object) -> str:
+        return "done"
+
+    async def work() -> AsyncWorker:
+        queue = AsyncListQueue(*(AsyncListClaim(**vars(claim)) for claim in claims))
+        worker = AsyncWorker(queue, handler)  # type: ignore[arg-type]
+        await worker.run(until_empty=True)
+        await worker._settler.background.wait(20)
+        return worker
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("run", [run_threads, run_loop])
+@pytest.mark.parametrize(
+    ("refusals", "finished"),
+    [
+        ([], 1),
+        ([Unavailable("away"), OutcomeUnknown("no reply"), SessionLost("a hiccup")], 1),
+        ([ClaimLost("taken away")], 0),
+        ([RuntimeError("not now")], 1),
+    ],
+    ids=["at once", "again", "lost", "later"],
+)
+def test_both_workers_settle_by_the_same_rules(
+    run: Callable[..., Any], refusals: list[Exception], finished: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a queue that is neither ZooKeeper's nor a file's: what can be settled is, once."""
+    for module in ("settler", "asettler", "worker", "verdicts"):
+        for name in ("RETRY_SECONDS", "LEFT_SECONDS"):
+            monkeypatch.setattr(f"airflow_provider_zkmq.engine.working.{module}.{name}", 0.01, raising=False)
+    claim = ListClaim(refusals=list(refusals))
+    worker = run(claim)
+    assert (worker.finished, worker.failed, claim.refusals) == (finished, 0, [])
+    assert claim.outcomes == [Success("done")] * finished
+
+
+@pytest.mark.parametrize(
+    ("error", "over", "verdict", "level"),
+    [
+        (ClaimLost("gone"), False, Verdict.LOST, "WARNING"),
+        (SessionLost("ended"), True, Verdict.LOST, "WARNING"),
+        (SessionLost("cut off"), False, Verdict.AGAIN, "WARNING"),
+        (Unavailable("away"), True, Verdict.AGAIN, "WARNING"),
+        (OutcomeUnknown("no reply"), False, Verdict.AGAIN, "WARNING"),
+        (ConfigError("no"), False, Verdict.LATER, "ERROR"),
+        (SystemExit(3), False, Verdict.LATER, "ERROR"),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_each_error_is_one_verdict_and_one_report(
+    error: BaseException, over: bool, verdict: Verdict, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session that is merely cut off still has its claims; what is in the way for good is told in full, once."""
+    delivery: Delivery[Any, Any] = Delivery(ListClaim(over=over), None)
+    assert judge(delivery, error) is verdict
+    assert [record.levelname for record in caplog.records] == [level]
+    assert bool(caplog.records[0].exc_info) is (verdict is Verdict.LATER)
+    caplog.clear()
+    assert judge(delivery, error) is verdict
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("outcome", [Success(), Error("no"), Retry("no"), Snooze(3)], ids=lambda it: type(it).__name__)
+def test_only_what_a_handler_was_called_for_counts(outcome: Any, begun: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """As finished or failed; a failure is told with its outcome."""
+    caplog.set_level(logging.INFO, verdicts.log.name)
+    delivery: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=begun)
+    tally, success = Tally(), isinstance(outcome, Success)
+    assert tally.settled(delivery, success=success) is Verdict.SETTLED
+    assert (tally.finished, tally.failed) == (begun * success, begun * (not success))
+    assert len(caplog.records) == (begun and not success)
