@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_root
-from airflow_provider_zkmq.engine.core.reading.configure import seconds
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 DEFAULT_HOSTS = "127.0.0.1:2181"

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_zkmq.engine.core.claiming.claim import claim
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import seconds
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.reading import (
     archiving,
-    configure,
+    counts,
     explain,
     following,
     ids,
@@ -20,11 +21,11 @@ from airflow_provider_zkmq.engine.core.reading import (
     many,
     register,
     settings,
+    trees,
 )
-from airflow_provider_zkmq.engine.core.reading.configure import seconds
 from airflow_provider_zkmq.engine.core.reading.wait import find_matching
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.fronts.handover import handed_over_async
 from airflow_provider_zkmq.engine.fronts.methods import (
@@ -51,8 +52,8 @@ class AsyncClaim(InHand):
     fail = settling_async(settle.fail)
     release = settling_async(settle.release)
     snooze = settling_async(settle.snooze)
-    extend = settling_async(settle.extend)
-    progress = settling_async(settle.progress)
+    extend = settling_async(holding.extend)
+    progress = settling_async(holding.progress)
 
 
 class AsyncQueue(Front):
@@ -74,6 +75,7 @@ class AsyncQueue(Front):
 
         return AsyncWorker(self, handler, **options)
 
+    publish_archive = awaitable(configure.publish_archive)
     pause = awaitable(configure.pause)
     resume = awaitable(configure.resume)
     configure = awaitable(configure.configure)
@@ -81,11 +83,11 @@ class AsyncQueue(Front):
     tasks = awaitable(inspect.list_tasks)
     ids = awaitable(ids.ids)
     read_many = awaitable(many.read_many)
-    counts = awaitable(inspect.counts)
+    counts = awaitable(counts.counts)
     conf = awaitable(settings.conf)
     consumers = awaitable(register.consumers)
     follow = awaitable(following.follow)
-    tree = awaitable(inspect.read_tree)
+    tree = awaitable(trees.read_tree)
     explain = awaitable(explain.explain)
     wait = awaitable(wait_for)
     find = awaitable(find_matching)
@@ -94,7 +96,6 @@ class AsyncQueue(Front):
     zxid = awaitable(archiving.zxid)
     ended_between = awaitable(archiving.ended_between)
     archive = awaitable(archiving.archive)
-    publish_archive = awaitable(archiving.publish_archive)
     collect_garbage = awaitable(collect.collect_garbage)
     redrive = awaitable(operate.redrive)
     cancel = awaitable(operate.cancel)
@@ -105,8 +106,8 @@ class AsyncQueue(Front):
     fail = awaitable(by_token(settle.fail))
     release = awaitable(by_token(settle.release))
     snooze = awaitable(by_token(settle.snooze))
-    extend = awaitable(by_token(settle.extend))
-    progress = awaitable(by_token(settle.progress))
+    extend = awaitable(by_token(holding.extend))
+    progress = awaitable(by_token(holding.progress))
 
     async def enqueue(
         self,

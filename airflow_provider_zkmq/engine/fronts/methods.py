@@ -17,12 +17,13 @@ from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import Paths
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
 from airflow_provider_zkmq.engine.core.model.states import State, derive_status
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.claims import current_claim
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.fronts.background import pay

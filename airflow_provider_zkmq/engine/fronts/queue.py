@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_zkmq.engine.core.claiming.claim import claim
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import seconds
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.reading import (
     archiving,
-    configure,
+    counts,
     explain,
     following,
     ids,
@@ -20,11 +21,11 @@ from airflow_provider_zkmq.engine.core.reading import (
     many,
     register,
     settings,
+    trees,
 )
-from airflow_provider_zkmq.engine.core.reading.configure import seconds
 from airflow_provider_zkmq.engine.core.reading.wait import find_matching
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.fronts.handover import handed_over
 from airflow_provider_zkmq.engine.fronts.methods import Front, InHand, Method, blocking, by_token, settling, wanted
@@ -46,8 +47,8 @@ class Claim(InHand):
     fail = settling(settle.fail)
     release = settling(settle.release)
     snooze = settling(settle.snooze)
-    extend = settling(settle.extend)
-    progress = settling(settle.progress)
+    extend = settling(holding.extend)
+    progress = settling(holding.progress)
 
 
 class Queue(Front):
@@ -66,6 +67,7 @@ class Queue(Front):
         super().__init__(session, context, used)
         self._begin = begin
 
+    publish_archive = blocking(configure.publish_archive)
     pause = blocking(configure.pause)
     resume = blocking(configure.resume)
     configure = blocking(configure.configure)
@@ -73,11 +75,11 @@ class Queue(Front):
     tasks = blocking(inspect.list_tasks)
     ids = blocking(ids.ids)
     read_many = blocking(many.read_many)
-    counts = blocking(inspect.counts)
+    counts = blocking(counts.counts)
     conf = blocking(settings.conf)
     consumers = blocking(register.consumers)
     follow = blocking(following.follow)
-    tree = blocking(inspect.read_tree)
+    tree = blocking(trees.read_tree)
     explain = blocking(explain.explain)
     wait = blocking(wait_for)
     find = blocking(find_matching)
@@ -86,7 +88,6 @@ class Queue(Front):
     zxid = blocking(archiving.zxid)
     ended_between = blocking(archiving.ended_between)
     archive = blocking(archiving.archive)
-    publish_archive = blocking(archiving.publish_archive)
     collect_garbage = blocking(collect.collect_garbage)
     redrive = blocking(operate.redrive)
     cancel = blocking(operate.cancel)
@@ -97,8 +98,8 @@ class Queue(Front):
     fail = blocking(by_token(settle.fail))
     release = blocking(by_token(settle.release))
     snooze = blocking(by_token(settle.snooze))
-    extend = blocking(by_token(settle.extend))
-    progress = blocking(by_token(settle.progress))
+    extend = blocking(by_token(holding.extend))
+    progress = blocking(by_token(holding.progress))
 
     def enqueue(
         self,

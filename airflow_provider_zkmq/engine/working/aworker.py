@@ -9,8 +9,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.reading.configure import seconds
+from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.errors import ConfigError, TransportError
 from airflow_provider_zkmq.engine.zk.session import log
 

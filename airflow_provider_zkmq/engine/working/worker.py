@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.tasks.outcome import settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError

@@ -28,23 +28,25 @@ from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import ZnodeStat
 
 from airflow_provider_zkmq.engine.core.protocol.ops import (
-    MAX_REQUEST,
-    Check,
     Children,
-    Create,
     CreateContainer,
-    Delete,
     Exists,
-    Failure,
     Get,
     GetMany,
-    Multi,
     Node,
-    Outcome,
-    SetData,
     Stat,
     Sync,
     Watch,
+)
+from airflow_provider_zkmq.engine.core.protocol.writes import (
+    MAX_REQUEST,
+    Check,
+    Create,
+    Delete,
+    Failure,
+    Multi,
+    Outcome,
+    SetData,
     WriteOp,
     request_size,
 )
