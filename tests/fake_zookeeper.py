@@ -12,27 +12,21 @@ from airflow_provider_zkmq.engine.core.model.paths import Paths
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Check,
     Children,
-    Create,
     CreateContainer,
-    Delete,
     EnsureRoot,
     Exists,
-    Failure,
     Get,
     GetMany,
-    Multi,
     Node,
-    Outcome,
     Pipeline,
     Reconnect,
-    SetData,
     Stat,
     Sync,
     Tell,
     Wait,
 )
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Delete, Failure, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
     from airflow_provider_zkmq.engine.connect import AnyClaim, AnyClient, AnyQueue, Zkmq
+    from airflow_provider_zkmq.engine.core.model.conditions import Condition
     from airflow_provider_zkmq.engine.core.model.filters import (
         FilterType,
         FilterTypes,
@@ -15,17 +16,18 @@ if TYPE_CHECKING:
         String,
         parse_type,
     )
+    from airflow_provider_zkmq.engine.core.model.messages import Message
     from airflow_provider_zkmq.engine.core.model.paths import check_name
     from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy
-    from airflow_provider_zkmq.engine.core.model.records import Attempt, Message
-    from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, Condition, Selector, parse_selector
+    from airflow_provider_zkmq.engine.core.model.records import Attempt
+    from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, Selector, parse_selector
     from airflow_provider_zkmq.engine.core.model.states import State, Status
     from airflow_provider_zkmq.engine.core.reading.archiving import Archive, Ended
     from airflow_provider_zkmq.engine.core.reading.explain import ConsumerVerdict, Explanation
-    from airflow_provider_zkmq.engine.core.reading.inspect import Task, Znode
+    from airflow_provider_zkmq.engine.core.reading.inspect import Task
     from airflow_provider_zkmq.engine.core.reading.register import Consumer
     from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
-    from airflow_provider_zkmq.engine.core.reading.trees import Part
+    from airflow_provider_zkmq.engine.core.reading.trees import Part, Znode
     from airflow_provider_zkmq.engine.core.reading.wait import WaitFor, wait_event
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
     from airflow_provider_zkmq.engine.errors import (
@@ -62,18 +64,20 @@ if TYPE_CHECKING:
 _HOME = {
     "connect": ("AnyClaim", "AnyClient", "AnyQueue", "Zkmq"),
     "config": ("ConnectionConfig", "Tls"),
+    "core.model.conditions": ("Condition",),
     "core.model.filters": ("FilterType", "FilterTypes", "Integer", "OrderedEnum", "String", "parse_type"),
     "core.model.paths": ("check_name",),
     "core.model.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
-    "core.model.records": ("Attempt", "Message"),
-    "core.model.selectors": ("AllOf", "AnyOf", "Condition", "Selector", "parse_selector"),
+    "core.model.messages": ("Message",),
+    "core.model.records": ("Attempt",),
+    "core.model.selectors": ("AllOf", "AnyOf", "Selector", "parse_selector"),
     "core.model.states": ("State", "Status"),
     "core.reading.archiving": ("Archive", "Ended"),
     "core.reading.explain": ("ConsumerVerdict", "Explanation"),
-    "core.reading.inspect": ("Task", "Znode"),
+    "core.reading.inspect": ("Task",),
     "core.reading.register": ("Consumer",),
     "core.reading.settings": ("QueueConf",),
-    "core.reading.trees": ("Part",),
+    "core.reading.trees": ("Part", "Znode"),
     "core.reading.wait": ("WaitFor", "wait_event"),
     "core.tasks.batches": ("Batch",),
     "errors": (

@@ -16,15 +16,17 @@ from airflow_provider_zkmq.engine.core.model.filters import (
     encode_types,
     parse_filters,
 )
+from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data, encode_metadata
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message, dump, encode_data, encode_metadata, load
+from airflow_provider_zkmq.engine.core.model.records import dump, load
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, as_selector, choose
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, derive_status
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
-from airflow_provider_zkmq.engine.core.reading.configure import ORDERS
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST
+from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS
+from airflow_provider_zkmq.engine.core.reading.counts import as_state
 from airflow_provider_zkmq.engine.core.reading.following import OnChange
-from airflow_provider_zkmq.engine.core.reading.inspect import Task, as_state
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.reading.many import checked_ids
 from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, Part, checked_parts

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from airflow_provider_zkmq.engine.core.protocol.ops import (
-    MAX_REQUEST,
-    Check,
     Children,
-    Create,
     CreateContainer,
-    Delete,
     Exists,
     Get,
     GetMany,
-    Multi,
     Pipeline,
-    SetData,
     Sync,
     Watch,
+)
+from airflow_provider_zkmq.engine.core.protocol.writes import (
+    MAX_REQUEST,
+    Check,
+    Create,
+    Delete,
+    Multi,
+    SetData,
     WriteOp,
 )
 from tests.conformance.world import Actor, World

@@ -6,16 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Create,
-    CreateContainer,
-    Delete,
-    Exists,
-    Multi,
-    Op,
-    Pipeline,
-    Sync,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import CreateContainer, Exists, Op, Pipeline, Sync
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.simulation.zookeeper import Ensemble

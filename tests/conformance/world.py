@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Node, Op, Outcome, Stat, Sync, Watch
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Op, Stat, Sync, Watch
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from tests.conformance.servers import Client, Server
 
 _SHOWN = 120

@@ -8,10 +8,10 @@ from typing import Any, Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
-from airflow_provider_zkmq.engine.core.reading import configure, wait
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.reading import wait
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, operate, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
@@ -181,7 +181,7 @@ def keeper(client: Client) -> Program:
             span = held.claim.get("lease")
             if span and not held.lost:
                 client.kept.setdefault(held.token, client.world.now)
-                yield Call("extend", settle.extend(client.context(), held, span), {"queue": "q", "held": held})
+                yield Call("extend", holding.extend(client.context(), held, span), {"queue": "q", "held": held})
         if client.context().registration.consumer is not None:
             yield Call("tend", rescue.tend(client.context()))
         yield Pause(1.0)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from tests.simulation.parts import Call, Client, Violation

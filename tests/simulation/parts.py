@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
 from airflow_provider_zkmq.engine.core.model.paths import Paths
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Multi, Node, Outcome, Watch
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Node, Watch
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory import marks
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.protocol.ops import Create
-from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.protocol.writes import Create
+from airflow_provider_zkmq.engine.core.tasks import configure
 from tests.simulation import actors, faults
 from tests.simulation.oracles import Oracles
 from tests.simulation.parts import Call, Client, Violation

@@ -16,8 +16,6 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     CreateContainer,
     EnsureRoot,
-    Multi,
-    Outcome,
     Pipeline,
     Reconnect,
     Sync,
@@ -25,6 +23,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Wait,
     Watch,
 )
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.simulation import faults

@@ -14,22 +14,24 @@ from typing import Any, Final, TypeAlias
 from weakref import ref
 
 from airflow_provider_zkmq.engine.core.protocol.ops import (
-    MAX_REQUEST,
-    Check,
     Children,
-    Create,
     CreateContainer,
-    Delete,
     Exists,
-    Failure,
     Get,
     GetMany,
-    Multi,
     Node,
-    Outcome,
-    SetData,
     Stat,
     Watch,
+)
+from airflow_provider_zkmq.engine.core.protocol.writes import (
+    MAX_REQUEST,
+    Check,
+    Create,
+    Delete,
+    Failure,
+    Multi,
+    Outcome,
+    SetData,
     WriteOp,
     request_size,
 )

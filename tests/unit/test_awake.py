@@ -8,14 +8,14 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Create, GetMany, Multi, Pipeline, Wait
-from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany, Pipeline, Wait
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
 from airflow_provider_zkmq.engine.core.reading.watched import listing
-from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, holding, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost
 from tests.fake_zookeeper import FakeZooKeeper, check_tree, drive, new_context
@@ -199,7 +199,7 @@ def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment():
         world.zk.advance(31)
         stepper = Stepper(world.zk, other_session, rescue.tend(other))
         stepper.until(GetMany if at == "before the read" else Multi, "tasks/a/state")
-        world.do(settle.extend(world.context, held, 30))
+        world.do(holding.extend(world.context, held, 30))
         stepper.finish()
         assert check_tree(world.zk, world.context)["a"].state is State.CLAIMED
         world.do(settle.complete(world.context, held))
@@ -216,7 +216,7 @@ def test_progress_of_an_earlier_run_of_the_same_id_is_refused():
     new = drive(world.zk, other_session, claim.claim(other, LEASED))
     assert new.version == old.version
     with pytest.raises(ClaimLost):
-        world.do(settle.progress(world.context, old, 0.5, "stale"))
+        world.do(holding.progress(world.context, old, 0.5, "stale"))
     assert b"stale" not in world.zk.node(world.context.paths.task("a", "claim")).data
     drive(world.zk, other_session, settle.complete(other, new))
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.memory.claims import Held
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Exists, Get, GetMany, Multi, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Sync
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi
 from airflow_provider_zkmq.engine.core.reading import inspect
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle, transaction
 from airflow_provider_zkmq.engine.core.upkeep import collect, debts

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Multi, Outcome, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.reading import configure
-from airflow_provider_zkmq.engine.core.tasks import enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, Wait
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi, Outcome
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, Unavailable
 from tests.fake_zookeeper import LOST, FakeZooKeeper, Faults, check_tree, drive, new_context
 from tests.stepping import Stepper

@@ -18,7 +18,8 @@ from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.cli.commands import CommandFailed, Commands
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.states import State, Status
-from airflow_provider_zkmq.engine.core.reading.inspect import Task, Znode
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.reading.trees import Znode
 from airflow_provider_zkmq.engine.errors import (
     AccessDenied,
     ClaimLost,
@@ -213,7 +214,7 @@ def test_common_options_stand_before_or_after_the_verb(monkeypatch: pytest.Monke
 def test_names_and_the_defaults_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
     from airflow_provider_zkmq.engine import config
-    from airflow_provider_zkmq.engine.core.reading.configure import ORDERS
+    from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS
 
     assert (options.DEFAULT_HOSTS, options.DEFAULT_ROOT) == (config.DEFAULT_HOSTS, config.DEFAULT_ROOT)
     assert (tuple(State), ORDERS) == (options.STATES, configuration.ORDERS)

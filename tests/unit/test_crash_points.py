@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.reading import configure
-from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, holding, operate, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from tests.fake_zookeeper import CRASHES, LOST, Crash, FakeZooKeeper, Faults, check_tree, drive, new_context
@@ -168,7 +167,7 @@ CASES = [
     Case("fail", held, lambda w: settle.fail(w.context, HELD(w), "e"), {"a": State.INSERTED}),
     Case("fail final", held, lambda w: settle.fail(w.context, HELD(w), "e", retry=False), {"a": State.DEAD}),
     Case("release", held, lambda w: settle.release(w.context, HELD(w)), {"a": State.INSERTED}),
-    Case("extend", leased, lambda w: settle.extend(w.context, HELD(w), 60), {"a": State.CLAIMED}),
+    Case("extend", leased, lambda w: holding.extend(w.context, HELD(w), 60), {"a": State.CLAIMED}),
     Case("rescue", abandoned, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
     Case("rescue lease", expired, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
     Case("promote", due, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
@@ -195,10 +194,10 @@ CASES = [
         lambda w: settle.fail(w.context, HELD(w), "e", retry=False),
         {"a": State.INSERTED},
     ),
-    Case("extend a lock", locked, lambda w: settle.extend(w.context, HELD(w), 60), {"a": State.CLAIMED}),
+    Case("extend a lock", locked, lambda w: holding.extend(w.context, HELD(w), 60), {"a": State.CLAIMED}),
     Case("lock ends", unlocked, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
     Case("snooze", held, lambda w: settle.snooze(w.context, HELD(w), 5), {"a": State.INSERTED}),
-    Case("progress", held, lambda w: settle.progress(w.context, HELD(w), 0.5, "half"), {"a": State.CLAIMED}),
+    Case("progress", held, lambda w: holding.progress(w.context, HELD(w), 0.5, "half"), {"a": State.CLAIMED}),
     Case("cancel claimed", requeued, lambda w: operate.cancel(w.context, "a"), {"a": State.CANCELLED}),
     Case("cancel abandoned", abandoned, lambda w: operate.cancel(w.context, "a"), {"a": State.CANCELLED}),
     Case("drop", cancelled, lambda w: operate.drop(w.context, "a"), {}),

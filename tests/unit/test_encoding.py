@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from tests.fake_zookeeper import FakeZooKeeper, drive, new_context
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Multi
+from airflow_provider_zkmq.engine.core.protocol.ops import Children
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.upkeep import collect as upkeep_collect
 from airflow_provider_zkmq.engine.core.upkeep import lock
 from airflow_provider_zkmq.engine.errors import Unavailable

@@ -7,21 +7,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Create,
-    Delete,
-    Exists,
-    Get,
-    Multi,
-    Outcome,
-    Pipeline,
-    Reconnect,
-    SetData,
-    Sync,
-)
-from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Reconnect, Sync
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, Outcome, SetData
+from airflow_provider_zkmq.engine.core.reading import configuration
 from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, transaction
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.core.writing import commit, pieces, transitions
@@ -217,7 +207,7 @@ def test_an_enqueue_into_a_queue_that_was_just_deleted_is_refused(order: str, kn
     client = new_queue(order=order)
     if known:
         client.put(task_id="a", delay=delay)
-    conf = client.do(configure.read_conf(client.context))
+    conf = client.do(configuration.read_conf(client.context))
     client.zk.watches.clear()
     delete_queue(client)
     assert client.context.configuration.conf is conf

@@ -9,11 +9,11 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.reading import configure, wait
-from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.reading import wait
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.errors import WaitTimeout
 from tests.fake_zookeeper import FakeZooKeeper, drive, new_context

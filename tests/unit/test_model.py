@@ -14,12 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.memory import marks
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.reading import configure
-from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.errors import ClaimLost, DuplicateTask, IllegalTransition, TaskNotFound
 from tests.fake_zookeeper import FakeZooKeeper, RandomLoss, check_tree, drive, new_context

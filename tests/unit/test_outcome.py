@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.memory.claims import Held
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, SetData
+from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
+from airflow_provider_zkmq.engine.core.protocol.writes import SetData
 from airflow_provider_zkmq.engine.core.tasks import settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TransportError, Unavailable, ZkmqError

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import SetData
-from airflow_provider_zkmq.engine.core.reading import configure
-from airflow_provider_zkmq.engine.core.tasks import enqueue, exhaust
+from airflow_provider_zkmq.engine.core.protocol.writes import SetData
+from airflow_provider_zkmq.engine.core.reading import configuration
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, exhaust
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.core.writing import place
 from airflow_provider_zkmq.engine.core.writing.record import Current
@@ -158,7 +158,7 @@ def test_a_tightened_policy_buries_what_used_up_its_attempts() -> None:
     client.do(enqueue.enqueue_batch(client.context, [Message(b"x", task_id="a")], "b"))
     client.fail(client.held(), "boom")
     current, now = tightened(client)
-    conf = client.do(configure.read_conf(client.context))
+    conf = client.do(configuration.read_conf(client.context))
     assert exhaust.used_up(conf, current.state)
     assert client.do(exhaust.bury_exhausted(client.context, current, now))
     dead = client.check()["a"]

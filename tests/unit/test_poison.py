@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Exists, SetData
-from airflow_provider_zkmq.engine.core.reading import explain, inspect
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData
+from airflow_provider_zkmq.engine.core.reading import counts, explain, inspect
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.core.writing import closing, escrow
@@ -93,7 +94,7 @@ def survive(client: Client, damage: Any) -> None:
         done.append(held.task_id)
         _complete(client, held, damage)
     assert "good" in done, damage
-    for procedure in (inspect.counts(context), inspect.list_tasks(context), explain.explain(context, "good")):
+    for procedure in (counts.counts(context), inspect.list_tasks(context), explain.explain(context, "good")):
         client.do(procedure)
     if "/batches/done" not in damage.path:
         assert client.do(batches.wait_batch(context, "done", 1)).done

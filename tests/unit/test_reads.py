@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.reading import archiving, following, ids,
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_task
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
-from airflow_provider_zkmq.engine.core.tasks import operate, settle
+from airflow_provider_zkmq.engine.core.tasks import configure, holding, operate, settle
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound, WaitTimeout
 from tests.fake_zookeeper import FakeZooKeeper
 from tests.unit.world import Client, new_queue
@@ -113,7 +113,7 @@ def test_what_is_there_needs_no_catching_up() -> None:
 def in_hand_with_progress(client: Client) -> Task:
     client.put(data=b"payload", metadata={"owner": "me"}, task_id="t")
     held = client.held()
-    client.do(settle.progress(client.context, held, 0.5, "half"))
+    client.do(holding.progress(client.context, held, 0.5, "half"))
     return client.do(read_task(client.context, "t"))
 
 
@@ -283,7 +283,7 @@ def test_a_task_is_followed_from_the_queue_to_its_end() -> None:
 
     def steps() -> Iterator[Callable[[], object]]:
         yield lambda: held.append(other.held())
-        yield lambda: other.do(settle.progress(other.context, held[0], 0.5))
+        yield lambda: other.do(holding.progress(other.context, held[0], 0.5))
         yield lambda: other.do(settle.release(other.context, held[0]))
         yield lambda: held.append(other.held())
         yield lambda: other.complete(held[1])
@@ -384,13 +384,13 @@ def test_who_publishes_the_archive_must_have_read_it() -> None:
     nothing = client.do(archiving.archive(client.context))
     assert nothing == Archive()
     first = replace(nothing, watermark=7, directory="/somewhere", run="a")
-    client.do(archiving.publish_archive(client.context, first))
+    client.do(configure.publish_archive(client.context, first))
     read = client.do(archiving.archive(client.context))
     assert read == replace(first, version=0)
     assert client.do(settings.conf(client.context)).archived == 7
-    client.do(archiving.publish_archive(client.context, replace(read, watermark=8)))
+    client.do(configure.publish_archive(client.context, replace(read, watermark=8)))
     with pytest.raises(ConfigError, match="another archive run"):
-        client.do(archiving.publish_archive(client.context, replace(read, watermark=9)))
+        client.do(configure.publish_archive(client.context, replace(read, watermark=9)))
     assert client.do(archiving.archive(client.context)).watermark == 8
 
 
@@ -398,7 +398,7 @@ def test_who_publishes_the_archive_must_have_read_it() -> None:
 def test_a_damaged_archive_is_refused_by_its_path(data: bytes) -> None:
     """Nobody archives on what cannot be read."""
     client = new_queue()
-    client.do(archiving.publish_archive(client.context, Archive()))
+    client.do(configure.publish_archive(client.context, Archive()))
     path = client.context.paths.at("archive")
     client.zk.nodes[path].data = data
     with pytest.raises(CorruptRecord, match=path):

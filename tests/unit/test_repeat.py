@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.memory import unresolved
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Multi, Reconnect
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Reconnect
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue
 from airflow_provider_zkmq.engine.errors import DuplicateTask, OutcomeUnknown, SessionLost, Unavailable
 from tests.fake_zookeeper import Crash

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_zkmq.engine.core.model.conditions import Condition
 from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String
-from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, Condition, choose, parse_selector
+from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, choose, parse_selector
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 TYPES = {"c": OrderedEnum("low", "standard", "high"), "n": Integer(), "s": String()}

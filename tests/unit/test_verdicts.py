@@ -99,6 +99,12 @@ def run_loop(*claims: ListClaim) -> AsyncWorker:
     return asyncio.run(work())
 
 
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logger of the test's own: another test's command may have silenced the engine's."""
+    monkeypatch.setattr(verdicts, "log", logging.getLogger("verdicts"))
+
+
 @pytest.mark.parametrize("run", [run_threads, run_loop])
 @pytest.mark.parametrize(
     ("refusals", "finished"),
@@ -137,7 +143,7 @@ def test_both_workers_settle_by_the_same_rules(
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_each_error_is_one_verdict_and_one_report(
-    error: BaseException, over: bool, verdict: Verdict, level: str, caplog: pytest.LogCaptureFixture
+    error: BaseException, over: bool, verdict: Verdict, level: str, log: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A session that is merely cut off still has its claims; what is in the way for good is told in full, once."""
     delivery: Delivery[Any, Any] = Delivery(ListClaim(over=over), None)
@@ -151,9 +157,11 @@ def test_each_error_is_one_verdict_and_one_report(
 
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("outcome", [Success(), Error("no"), Retry("no"), Snooze(3)], ids=lambda it: type(it).__name__)
-def test_only_what_a_handler_was_called_for_counts(outcome: Any, begun: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_what_a_handler_was_called_for_counts(
+    outcome: Any, begun: bool, log: None, caplog: pytest.LogCaptureFixture
+) -> None:
     """As finished or failed; a failure is told with its outcome."""
-    caplog.set_level(logging.INFO, verdicts.log.name)
+    caplog.set_level(logging.INFO, "verdicts")
     delivery: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=begun)
     tally, success = Tally(), isinstance(outcome, Success)
     assert tally.settled(delivery, success=success) is Verdict.SETTLED

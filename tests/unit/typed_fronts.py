@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
 from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue

@@ -10,12 +10,13 @@ from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
-from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Op, Pipeline
-from airflow_provider_zkmq.engine.core.reading import configure
-from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.protocol.ops import Op, Pipeline
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from tests.fake_zookeeper import UNKNOWN, Crash, FakeZooKeeper, Faults, check_tree, execute, new_context
 

@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine.core.claiming.claim import claim
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import seconds
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.inspect import Task

@@ -11,7 +11,7 @@ import threading
 import time
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.upkeep.collect import collect_if_due
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log

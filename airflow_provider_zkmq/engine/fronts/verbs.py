@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading import (
     archiving,
-    configure,
+    counts,
     explain,
     following,
     ids,
@@ -20,11 +20,12 @@ from airflow_provider_zkmq.engine.core.reading import (
     many,
     register,
     settings,
+    trees,
 )
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.reading.wait import find_matching
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
-from airflow_provider_zkmq.engine.core.tasks import batches, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, holding, operate, settle
 from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, keeper
@@ -60,8 +61,8 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     fail = settling(settle.fail)
     release = settling(settle.release)
     snooze = settling(settle.snooze)
-    extend = settling(settle.extend)
-    progress = settling(settle.progress)
+    extend = settling(holding.extend)
+    progress = settling(holding.progress)
     settle = settling(settle_by_outcome)
 
     @property
@@ -121,16 +122,17 @@ class QueueVerbs(Front[Context]):
 
     pause = verb(configure.pause)
     resume = verb(configure.resume)
+    publish_archive = verb(configure.publish_archive)
     configure = verb(configure.configure)
     task = verb(inspect.read_task)
     tasks = verb(inspect.list_tasks)
     ids = verb(ids.ids)
     read_many = verb(many.read_many)
-    counts = verb(inspect.counts)
+    counts = verb(counts.counts)
     conf = verb(settings.conf)
     consumers = verb(register.consumers)
     follow = verb(following.follow)
-    tree = verb(inspect.read_tree)
+    tree = verb(trees.read_tree)
     explain = verb(explain.explain)
     wait = verb(wait_for)
     find = verb(find_matching)
@@ -139,7 +141,6 @@ class QueueVerbs(Front[Context]):
     zxid = verb(archiving.zxid)
     ended_between = verb(archiving.ended_between)
     archive = verb(archiving.archive)
-    publish_archive = verb(archiving.publish_archive)
     collect_garbage = verb(collect.collect_garbage)
     redrive = verb(operate.redrive)
     cancel = verb(operate.cancel)
@@ -150,8 +151,8 @@ class QueueVerbs(Front[Context]):
     fail = by_token(settle.fail)
     release = by_token(settle.release)
     snooze = by_token(settle.snooze)
-    extend = by_token(settle.extend)
-    progress = by_token(settle.progress)
+    extend = by_token(holding.extend)
+    progress = by_token(holding.progress)
     enqueue_many = verb(enqueue_several, marks_used=True)
     enqueue = verb(enqueue_one, marks_used=True)
     claim = claiming(ask)

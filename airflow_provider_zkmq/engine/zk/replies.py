@@ -25,15 +25,13 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
     CreateContainer,
     Exists,
-    Failure,
     Get,
     GetMany,
-    Multi,
     Node,
-    Outcome,
     Stat,
     Sync,
 )
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome
 from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.wire import LOST, Sent

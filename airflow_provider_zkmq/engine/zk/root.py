@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Exists, Failure, Multi, Outcome
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Multi, Outcome
 from airflow_provider_zkmq.engine.errors import ZkmqError
 
 

@@ -15,21 +15,15 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization as wire
 
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, CreateContainer, Exists, Get, GetMany, Sync, Watch
+from airflow_provider_zkmq.engine.core.protocol.writes import (
     MAX_REQUEST,
     Check,
-    Children,
     Create,
-    CreateContainer,
     Delete,
-    Exists,
-    Get,
-    GetMany,
     Multi,
     Outcome,
     SetData,
-    Sync,
-    Watch,
     WriteOp,
     request_size,
 )

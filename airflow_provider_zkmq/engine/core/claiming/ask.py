@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 Method = FilterMethod | Mapping[str, FilterMethod]

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import register
 from airflow_provider_zkmq.engine.core.upkeep.crowd import take_turns

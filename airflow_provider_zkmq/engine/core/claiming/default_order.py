@@ -19,7 +19,8 @@ from airflow_provider_zkmq.engine.core.claiming.take import Taker, take
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Multi, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.crowd import any_of_the_first, share
 

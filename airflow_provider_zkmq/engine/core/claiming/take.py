@@ -19,14 +19,9 @@ from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Exists,
-    Failure,
-    GetMany,
-    Node,
-    Procedure,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, GetMany, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.tasks.exhaust import bury_exhausted, used_up
 from airflow_provider_zkmq.engine.core.writing import transitions

@@ -11,7 +11,8 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Signal
+from airflow_provider_zkmq.engine.core.protocol.ops import Signal
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 
 MAX_UNSURE: Final = 256
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Outcome
+from airflow_provider_zkmq.engine.core.protocol.writes import Outcome
 
 #: The server's clock is carried on by our own for so long.
 TRUSTED_SECONDS: Final = 300.0

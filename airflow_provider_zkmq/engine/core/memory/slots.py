@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, WriteOp
 
 #: Lanes whose newest segment a client remembers.
 MAX_OPEN: Final = 256

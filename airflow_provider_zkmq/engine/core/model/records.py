@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 MAX_HISTORY: Final = 10
 MAX_ERROR: Final = 4_000
@@ -209,55 +209,3 @@ def _slim(attempt: Attempt) -> dict[str, Any]:
 def clip(text: str | None, most: int = MAX_ERROR) -> str | None:
     """An error text at the length that is kept."""
     return text if text is None or len(text) <= most else text[: most - 1] + "…"
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What to enqueue.
-
-    ``data``: bytes, or text stored as UTF-8. ``filters``: values of declared filters. ``priority``: higher comes
-    first, -9999 to 9999. ``delay``: seconds (or a duration) before it may be handled. ``task_id``: the caller's
-    own id, else one is generated. ``metadata``: a JSON object of the caller's. ``policy``: overrides the queue's.
-    ``lock``: seconds (or a duration) that a claim of it holds without being extended; overrides the queue's.
-
-    With a task id that is in use: ``update`` replaces a task that is still queued. It keeps its place, and its time
-    unless ``delay`` is given: 0 brings it forward, None leaves it. A change of filters or priority gives it a place
-    in its new lane; in a queue of strict order at the end. ``requeue`` has this message run once more when the run
-    under way has ended.
-    """
-
-    data: bytes | str
-    filters: Mapping[str, object] | None = None
-    priority: int = 0
-    delay: Any = None
-    task_id: str | None = None
-    metadata: Mapping[str, Any] | None = None
-    policy: RetryPolicy | None = None
-    lock: Any = None
-    update: bool = False
-    requeue: bool = False
-
-
-def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
-    """The caller's metadata as stored. Raises `ConfigError` for what JSON cannot hold."""
-    if metadata is None:
-        return b"{}"
-    try:
-        return json.dumps(dict(metadata), separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        msg = f"metadata must be a JSON object: {error}"
-        raise ConfigError(msg) from error
-
-
-def encode_data(what: str, data: object) -> bytes:
-    """Payload bytes of bytes-like data or text. Raises `ConfigError`."""
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data)
-    if isinstance(data, str):
-        try:
-            return data.encode()
-        except UnicodeEncodeError as error:
-            msg = f"{what} is no valid text: {error}"
-            raise ConfigError(msg) from error
-    msg = f"{what} must be bytes or text, not {type(data).__name__}"
-    raise ConfigError(msg)

@@ -11,15 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Create,
-    CreateContainer,
-    Failure,
-    Multi,
-    Outcome,
-    Procedure,
-    Reconnect,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import CreateContainer, Procedure, Reconnect
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Multi, Outcome
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost, Unavailable, ZkmqError
 
 #: How often a write of unknown outcome is issued again before the caller is told that it is not known.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Failure, Multi, Outcome, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 #: Refusals of one transaction in the same way, one after the other, that may still be races with other clients.

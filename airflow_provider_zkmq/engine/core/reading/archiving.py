@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import tick
-from airflow_provider_zkmq.engine.core.reading.configure import read_archive, read_conf, set_archive
-from airflow_provider_zkmq.engine.core.reading.inspect import task_ids
+from airflow_provider_zkmq.engine.core.reading.configuration import read_archive, read_conf
+from airflow_provider_zkmq.engine.core.reading.counts import task_ids
 from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
 
 CHUNK: Final = 128
@@ -75,12 +74,3 @@ def archive(context: Context) -> Procedure[Archive]:
     if not isinstance(watermark, int) or not texts:
         raise CorruptRecord(f"{context.paths.at('archive')} does not hold an archive's record: {record!r}")
     return Archive(watermark, directory, run, version)
-
-
-def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
-    """Say how far the archive has come; clean-up deletes up to there. `reached` is an `archive()` with other values.
-
-    Raises `ConfigError` where another run has written since ``reached.version`` was read, `OutcomeUnknown`.
-    """
-    record = {"watermark": reached.watermark, "directory": reached.directory, "run": reached.run}
-    yield from set_archive(context, dump(record), reached.version)

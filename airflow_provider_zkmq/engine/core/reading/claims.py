@@ -9,7 +9,8 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Node, Outcome, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.writes import Outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound
 
 

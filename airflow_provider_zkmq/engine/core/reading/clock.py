@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Outcome, Procedure, SetData
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome, SetData
 
 #: How often the server's clock is asked for before a loose answer must do.
 CLOCK_TRIES: Final = 3

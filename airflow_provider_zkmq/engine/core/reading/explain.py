@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.selectors import parse_selector
 from airflow_provider_zkmq.engine.core.model.states import State, Status
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_task
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 

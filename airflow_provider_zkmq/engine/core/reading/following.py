@@ -7,9 +7,9 @@ from functools import partial
 from typing import TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.states import ENDED
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Tell, Wait
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_task
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.errors import WaitTimeout

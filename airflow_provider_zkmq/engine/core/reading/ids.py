@@ -11,8 +11,8 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
-from airflow_provider_zkmq.engine.core.reading.inspect import as_state, task_ids
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.counts import as_state, task_ids
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 CHUNK: Final = 128

@@ -9,7 +9,7 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany, Node, Pipeline, Procedure
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 CHUNK: Final = 64

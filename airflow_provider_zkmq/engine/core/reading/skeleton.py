@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Failure, Ops, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Ops
 
 
 def create_skeleton(context: Context, conf: dict[str, bytes]) -> Procedure[bool]:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, GetMany, Node, Pipeline, Procedure, Stat
+from airflow_provider_zkmq.engine.core.model.paths import check_name
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Children,
+    Exists,
+    GetMany,
+    Node,
+    Pipeline,
+    Procedure,
+    Stat,
+)
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 #: What may be left out of a task that is read. Its record, with state, filters, error and history, is always read.
@@ -51,3 +61,27 @@ def _bare_data(context: Context, ids: Sequence[str]) -> Procedure[list[Node | No
     """The Stats of the payloads without the payloads: they tell when the present run of an id was enqueued."""
     stats: list[Stat | None] = yield Pipeline(tuple(Exists(context.paths.task(each, "data")) for each in ids))
     return [None if stat is None else Node(b"", stat) for stat in stats]
+
+
+@dataclass(frozen=True, slots=True)
+class Znode:
+    """One znode of a task's tree: its size and the transactions that created and last changed it."""
+
+    path: str
+    bytes: int
+    czxid: int
+    mzxid: int
+
+
+def read_tree(context: Context, task_id: str) -> Procedure[list[Znode]]:
+    """Every znode of a task, to see what one enqueue wrote: equal czxids are one transaction."""
+    base = context.paths.task(check_name("task id", task_id))
+    parts = sorted((yield Children(base)) or ())
+    filters = sorted((yield Children(f"{base}/filters")) or ())
+    paths = (base, *(f"{base}/{part}" for part in parts), *(f"{base}/filters/{name}" for name in filters))
+    nodes: list[Node | None] = yield GetMany(paths)
+    return [
+        Znode(path, len(node.data), node.stat.czxid, node.stat.mzxid)
+        for path, node in zip(paths, nodes, strict=True)
+        if node is not None
+    ]

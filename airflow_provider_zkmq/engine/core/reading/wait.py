@@ -8,12 +8,13 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Signal, Sync, Tell, Wait, Watch
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import CHUNK, Task, read_many
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout

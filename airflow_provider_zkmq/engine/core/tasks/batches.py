@@ -12,27 +12,12 @@ from enum import Enum
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Children,
-    Create,
-    Delete,
-    Exists,
-    Failure,
-    Get,
-    GetMany,
-    Multi,
-    Node,
-    Outcome,
-    Procedure,
-    SetData,
-    Sync,
-    Wait,
-    WriteOp,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Node, Procedure, Sync, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Failure, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure
 from airflow_provider_zkmq.engine.core.tasks import reuse
 from airflow_provider_zkmq.engine.core.tasks.repeat import Call
 from airflow_provider_zkmq.engine.core.writing.commit import Sent, commit, send_together

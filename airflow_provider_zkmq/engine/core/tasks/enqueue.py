@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.tasks.batches import Opened, open_batch, seal_batch
 from airflow_provider_zkmq.engine.core.tasks.bulk import write_trees
 from airflow_provider_zkmq.engine.core.tasks.repeat import Call, begin, told

@@ -7,24 +7,16 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.messages import encode_data
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
-from airflow_provider_zkmq.engine.core.model.records import TaskState, encode_data
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Delete,
-    Exists,
-    Get,
-    GetMany,
-    Node,
-    Procedure,
-    SetData,
-    Sync,
-    WriteOp,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
-from airflow_provider_zkmq.engine.core.reading.inspect import as_state, task_ids
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.counts import as_state, task_ids
 from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.plan import Plan

@@ -17,18 +17,9 @@ from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, entry_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, Event, State, Status
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Create,
-    Delete,
-    Exists,
-    Get,
-    GetMany,
-    Node,
-    Procedure,
-    Stat,
-    Sync,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Node, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete
 from airflow_provider_zkmq.engine.core.reading.inspect import status_of
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of

@@ -6,39 +6,29 @@ znode, which dies with its session; and the note of who is working on it, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump, encode_data
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.messages import encode_data
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    MAX_REQUEST,
-    Check,
-    Failure,
-    Get,
-    Node,
-    Ops,
-    Procedure,
-    SetData,
-    Wait,
-    WriteOp,
-)
-from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Wait
+from airflow_provider_zkmq.engine.core.protocol.transact import refused
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failure
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, current_claim
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf, seconds
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
-from airflow_provider_zkmq.engine.core.writing.pieces import lease_path, notes_of
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES, Current
 from airflow_provider_zkmq.engine.core.writing.transitions import result_write
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
-    ConfigError,
     OutcomeUnknown,
     TaskNotFound,
     TaskTooLarge,
@@ -128,52 +118,6 @@ def release(context: Context, held: Held, delay: object = None) -> Procedure[Non
 def snooze(context: Context, held: Held, span: object) -> Procedure[None]:
     """Give the task back, not to be handled for `span` seconds (or a duration); counts as no attempt."""
     yield from release(context, held, seconds("snooze", span))
-
-
-def progress(context: Context, held: Held, value: float, note: str = "") -> Procedure[None]:
-    """Report how far the handling has come: `value` from 0 to 1, and a note. Raises `ClaimLost`.
-
-    It stands in the claim's znode, and goes with it.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        msg = f"progress {value!r} is not allowed: a number from 0 to 1"
-        raise ConfigError(msg)
-    path = context.paths.task(held.task_id, "claim")
-    record = dump(held.claim | {"progress": value, "note": clip(str(note))})
-    # The record's version alone may be that of another run of the same id; the claim's note is this one's.
-    notes = [Check(note) for note in notes_of(context, held.task_id, held.state)]
-    yield from _check_and_set(context, held, SetData(path, record), notes)
-
-
-def extend(context: Context, held: Held, lease: object) -> Procedure[None]:
-    """Hold the claim for `lease` more seconds from now; for a session-bound claim, check that it still holds.
-
-    Raises `ClaimLost`.
-    """
-    span = seconds("lease", lease)
-    if held.lost:
-        raise claim_lost(held.task_id, held.token)
-    if held.state.lease is None:
-        yield from current_claim(context, held.task_id, held.token)
-        return
-    record = dump({"seconds": span, "consumer": held.state.consumer})
-    yield from _check_and_set(context, held, SetData(lease_path(context, held.state), record))
-
-
-def _check_and_set(context: Context, held: Held, op: SetData, notes: Sequence[WriteOp] = ()) -> Procedure[None]:
-    """Write to a znode of the claim while it is the current one."""
-    if held.lost:
-        raise claim_lost(held.task_id, held.token)
-    while True:
-        tried = held.version
-        ops = Ops([Check(context.paths.task(held.task_id, "state"), tried), *notes, op])
-        outcome = yield from transact(ops.multi(), never)
-        if outcome.committed:
-            context.clock.learn(outcome)
-            return
-        if outcome.failure is Failure.OTHER:
-            raise refused("writing to the claim", outcome, ops.multi())
-        yield from still_ours(context, held, tried)
 
 
 def nonce_of(context: Context, held: Held, verb: str) -> str:

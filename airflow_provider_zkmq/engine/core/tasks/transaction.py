@@ -7,11 +7,12 @@ from functools import partial
 
 from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.records import Message, encode_data
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Failure, Multi, Outcome, Procedure, request_size
+from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failure, Multi, Outcome, request_size
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.tasks.giveback import owe, roll_back
 from airflow_provider_zkmq.engine.core.tasks.settle import still_ours
 from airflow_provider_zkmq.engine.core.writing import transitions

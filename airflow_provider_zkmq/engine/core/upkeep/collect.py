@@ -13,26 +13,14 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Children,
-    Delete,
-    Exists,
-    Failure,
-    GetMany,
-    Multi,
-    Node,
-    Outcome,
-    Pipeline,
-    Procedure,
-    SetData,
-    Stat,
-    WriteOp,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, GetMany, Node, Pipeline, Procedure, Stat
 from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.clock import tick
-from airflow_provider_zkmq.engine.core.reading.configure import optional_seconds, read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes

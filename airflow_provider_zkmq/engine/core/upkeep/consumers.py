@@ -8,20 +8,9 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.register import Consumer
 from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Delete,
-    Get,
-    GetMany,
-    Multi,
-    Node,
-    Ops,
-    Outcome,
-    Procedure,
-    Reconnect,
-    SetData,
-    Wait,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Node, Procedure, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, Ops, Outcome, SetData
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 MAX_ACCEPTS: Final = 16

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Get, Multi, Node, Outcome, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, Outcome
 from airflow_provider_zkmq.engine.errors import TransportError
 
 

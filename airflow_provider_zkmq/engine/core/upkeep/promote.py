@@ -17,7 +17,8 @@ from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_st
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Delete, GetMany, Multi, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.crowd import share

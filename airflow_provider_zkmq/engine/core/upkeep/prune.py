@@ -8,19 +8,9 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
 from airflow_provider_zkmq.engine.core.model.lanes import is_lane, segments_of
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Check,
-    Children,
-    Delete,
-    Exists,
-    Failure,
-    GetMany,
-    Multi,
-    Node,
-    Pipeline,
-    Procedure,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, GetMany, Node, Pipeline, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, transact
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Failure, Multi
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.writing.closing import close_batches
 from airflow_provider_zkmq.engine.core.writing.place import forget_lanes, ordered

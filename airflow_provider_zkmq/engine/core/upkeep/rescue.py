@@ -15,19 +15,10 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Check,
-    Children,
-    Delete,
-    GetMany,
-    Multi,
-    Node,
-    Ops,
-    Outcome,
-    Procedure,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi, Ops, Outcome
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import heed
 from airflow_provider_zkmq.engine.core.upkeep.debts import pay_debts

@@ -14,22 +14,18 @@ from airflow_provider_zkmq.engine.core.model.buckets import index_path
 from airflow_provider_zkmq.engine.core.model.records import dump, load
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
-    Delete,
     Exists,
-    Failure,
     Get,
     GetMany,
-    Multi,
     Node,
-    Outcome,
     Pipeline,
     Procedure,
-    SetData,
     Stat,
 )
 from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.configure import read_conf
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.writing.commit import commit
 from airflow_provider_zkmq.engine.core.writing.draft import unpack
 from airflow_provider_zkmq.engine.core.writing.inserting import insert, listed_at

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Outcome, Pipeline, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import resolved
 from airflow_provider_zkmq.engine.core.protocol.tries import Races
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 
 #: Makes the plan anew after a refusal; None: the refusal stands.

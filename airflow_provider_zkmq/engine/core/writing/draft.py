@@ -8,15 +8,17 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
 from airflow_provider_zkmq.engine.core.model.conf import Conf
+from airflow_provider_zkmq.engine.core.model.durations import lock_seconds, optional_seconds
 from airflow_provider_zkmq.engine.core.model.filters import parse_filters
 from airflow_provider_zkmq.engine.core.model.lanes import Lane, check_priority
+from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data, encode_metadata
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message, TaskState, dump, encode_data, encode_metadata, load
+from airflow_provider_zkmq.engine.core.model.records import TaskState, dump, load
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Create, Procedure, WriteOp, request_size
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, WriteOp, request_size
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.configure import lock_seconds, optional_seconds
 from airflow_provider_zkmq.engine.core.writing.place import known_bucket
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskTooLarge
 

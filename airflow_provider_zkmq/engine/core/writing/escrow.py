@@ -14,19 +14,10 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    MAX_REQUEST,
-    Create,
-    Delete,
-    Failure,
-    Get,
-    Node,
-    Procedure,
-    SetData,
-    WriteOp,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import damaged
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, Delete, Failure, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, pack, unpack

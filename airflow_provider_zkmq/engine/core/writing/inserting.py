@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket
+from airflow_provider_zkmq.engine.core.protocol.writes import Create
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, scheduled_index
 from airflow_provider_zkmq.engine.core.writing.place import open_segment
 from airflow_provider_zkmq.engine.core.writing.plan import Change

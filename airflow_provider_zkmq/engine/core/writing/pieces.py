@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.writing.record import Current
 
 

@@ -20,20 +20,9 @@ from airflow_provider_zkmq.engine.core.model.lanes import (
     segments_of,
 )
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Check,
-    Children,
-    Create,
-    Exists,
-    Failure,
-    Multi,
-    Outcome,
-    Procedure,
-    SetData,
-    Stat,
-    WriteOp,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat
 from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, ensure_node, failed_at
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 
 if TYPE_CHECKING:

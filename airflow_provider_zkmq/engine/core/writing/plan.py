@@ -16,8 +16,9 @@ from typing import TypeAlias, TypeGuard
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.ops import Failure, Multi, Outcome, Procedure, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.writing.place import remember_opened, reopens, slot_ops
 
 Ours: TypeAlias = Callable[[], Procedure[Outcome | None]]

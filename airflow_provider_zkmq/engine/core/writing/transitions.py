@@ -19,7 +19,8 @@ from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
 from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump
 from airflow_provider_zkmq.engine.core.model.states import Event, step
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Failure, Ops, Procedure, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Ops, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.claims import claimed
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.pieces import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Outcome, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.writes import Outcome
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown
 
 

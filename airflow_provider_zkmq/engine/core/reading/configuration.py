@@ -1,0 +1,122 @@
+"""A queue's configuration: read under watches, so that a change takes effect everywhere without a restart."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.conf import Conf
+from airflow_provider_zkmq.engine.core.model.durations import seconds, spell_seconds
+from airflow_provider_zkmq.engine.core.model.filters import decode_types
+from airflow_provider_zkmq.engine.core.model.paths import LAYOUT
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import load
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.reading.parts import reread, watched_parts
+from airflow_provider_zkmq.engine.core.reading.skeleton import create_skeleton
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+
+DEFAULT_GC_LIFETIME: Final = 86_400.0
+DEFAULT_GC_INTERVAL: Final = 300.0
+ORDERS: Final = ("default", "fifo")
+
+
+def check_layout(path: str, data: bytes) -> None:
+    """Raise `ConfigError` for a queue of another version's layout."""
+    if data != str(LAYOUT).encode():
+        found = data[:20]
+        msg = f"{path} is {found!r}: this version reads layout {LAYOUT}; upgrade airflow-provider-zkmq on this machine"
+        raise ConfigError(msg)
+
+
+def defaults() -> dict[str, bytes]:
+    """What a new queue is configured with."""
+    return {
+        "layout": str(LAYOUT).encode(),
+        "filters": b"{}",
+        "policy": RetryPolicy().encode(),
+        "task_gc_lifetime": spell_seconds(DEFAULT_GC_LIFETIME),
+        "task_gc_interval": spell_seconds(DEFAULT_GC_INTERVAL),
+        "lock": b"0",
+        "order": b"default",
+    }
+
+
+def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
+    """The queue's configuration, from memory while nothing changed.
+
+    `create`: make the queue with default values where it does not exist. Raises `ConfigError` where it does not
+    exist, or was written by a newer layout, and `CorruptRecord` for filters or a policy that cannot be read.
+    """
+    parts = watched_parts(context)
+    whole = context.configuration.watch
+    if whole is not None and context.configuration.conf is not None and all(part.fresh for part in parts.values()):
+        return context.configuration.conf
+    if whole is None:
+        for part in parts.values():
+            part.watch = None
+    yield from reread(context, parts)
+    if parts["layout"].value is None and not create:
+        yield Sync(context.root)  # the server that we read from may lag behind
+        yield from reread(context, parts)
+    if parts["layout"].value is None and create:
+        yield from create_skeleton(context, defaults())
+        yield from reread(context, parts)
+    context.configuration.conf = None  # what is refused below must not be followed by what stood before
+    context.configuration.conf = _parse(context, {name: part.value for name, part in parts.items()})
+    return context.configuration.conf
+
+
+def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
+    layout, archive = nodes["layout"], nodes["archive"]
+    if layout is None:
+        msg = f"queue {context.queue!r} does not exist under {context.root!r}; create it with configure() or enqueue()"
+        raise ConfigError(msg)
+    check_layout(context.paths.conf("layout"), layout.data)
+    return Conf(
+        types=decode_types(context.paths.conf("filters"), _data(nodes["filters"])),
+        policy=RetryPolicy.decode(context.paths.conf("policy"), _data(nodes["policy"])),
+        gc_lifetime=_number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME),
+        gc_interval=_number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL),
+        paused=nodes["paused"] is not None,
+        lock=_number(context, nodes, "lock", 0.0) or None,
+        order=_known_order(context, _data(nodes["order"])),
+        archive=None if archive is None else _watermark(context.paths.at("archive"), archive.data),
+    )
+
+
+def _data(node: Node | None) -> bytes:
+    return b"" if node is None else node.data
+
+
+def _number(context: Context, nodes: dict[str, Node | None], name: str, default: float) -> float:
+    """A number of seconds; an unreadable one is reported and the default used: it must not stop the queue."""
+    data = _data(nodes[name]).strip()
+    try:
+        return seconds(name, float(data)) if data else default
+    except ValueError as error:
+        context.report(context.paths.conf(name), f"not a number of seconds, using {default:.0f}: {error}")
+        return default
+
+
+def _known_order(context: Context, data: bytes) -> str:
+    order = data.decode(errors="replace").strip() or "default"
+    if order not in ORDERS:
+        context.report(context.paths.conf("order"), f"{order!r} is no order of ours, using 'fifo', which serves any")
+        return "fifo"
+    return order
+
+
+def _watermark(path: str, data: bytes) -> int:
+    """Up to which zxid finished tasks are archived; an unreadable mark allows nothing to be collected."""
+    try:
+        return int(load(path, data).get("watermark", 0))
+    except (CorruptRecord, TypeError, ValueError):
+        return 0
+
+
+def read_archive(context: Context) -> Procedure[tuple[dict[str, Any], int | None]]:
+    """The archive's record and version; ({}, None) where no archive was made yet."""
+    path = context.paths.at("archive")
+    node: Node | None = yield Get(path)
+    return ({}, None) if node is None else (load(path, node.data), node.stat.version)

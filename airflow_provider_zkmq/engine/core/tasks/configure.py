@@ -1,0 +1,145 @@
+"""What an operator does to a queue: configure, pause, resume, publish its archive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import seconds, spell_seconds
+from airflow_provider_zkmq.engine.core.model.filters import FilterType, check_types, encode_types
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Ops
+from airflow_provider_zkmq.engine.core.reading.archiving import Archive
+from airflow_provider_zkmq.engine.core.reading.configuration import (
+    ORDERS,
+    check_layout,
+    defaults,
+    read_conf,
+)
+from airflow_provider_zkmq.engine.core.reading.skeleton import create_skeleton
+from airflow_provider_zkmq.engine.errors import ConfigError
+
+
+def configure(
+    context: Context,
+    *,
+    filters: Mapping[str, FilterType] | None = None,
+    task_gc_lifetime: object = None,
+    task_gc_interval: object = None,
+    policy: RetryPolicy | None = None,
+    lock: object = None,
+    order: str | None = None,
+) -> Procedure[None]:
+    """Create the queue if it does not exist and set the given values; what is not given stays as it is.
+
+    ``filters`` replaces the declaration of filter types. ``task_gc_lifetime``: how long a finished task is kept,
+    ``task_gc_interval``: how often clean-up runs; seconds or a duration. ``policy``: when failed tasks run again.
+    ``lock``: how long a claim holds without being extended, also while its session lives (0: without bound, the
+    default). ``order``: ``"fifo"``: claims happen in the order in which enqueues were committed; ``"default"``: nearly
+    so, consumers keeping out of each other's way.
+    Raises `ConfigError` for values that are refused; then nothing is written.
+    """
+    values: dict[str, bytes] = {}
+    if filters is not None:
+        values["filters"] = encode_types(check_types(filters))
+    if task_gc_lifetime is not None:
+        values["task_gc_lifetime"] = spell_seconds(seconds("task_gc_lifetime", task_gc_lifetime))
+    if task_gc_interval is not None:
+        values["task_gc_interval"] = spell_seconds(seconds("task_gc_interval", task_gc_interval))
+    if policy is not None:
+        values["policy"] = policy.encode()
+    if lock is not None:
+        values["lock"] = spell_seconds(seconds("lock", lock))
+    if order is not None:
+        values["order"] = _order(order).encode()
+    created = yield from create_skeleton(context, defaults() | values)
+    if not created:
+        yield from _refuse_another_layout(context)
+    if not created and values:
+        yield from _set(context, values)
+
+
+def _refuse_another_layout(context: Context) -> Procedure[None]:
+    """Raise `ConfigError` before anything is written into a queue of another version's layout."""
+    path = context.paths.conf("layout")
+    node: Node | None = yield Get(path)
+    if node is not None:
+        check_layout(path, node.data)
+
+
+def _order(value: str) -> str:
+    if value not in ORDERS:
+        msg = f"order {value!r} is unknown: use one of {', '.join(ORDERS)}"
+        raise ConfigError(msg)
+    return value
+
+
+def _set(context: Context, values: Mapping[str, bytes]) -> Procedure[None]:
+    """Write several values at once; one that somebody deleted is created again."""
+    missing: set[str] = set()
+    while True:
+        ops = Ops()
+        for name, value in values.items():
+            path = context.paths.conf(name)
+            _ = ops.create(path, value) if path in missing else ops.set(path, value, -1)
+        outcome = yield from transact(ops.multi(), never)
+        if outcome.committed:
+            return
+        path = failed_at(outcome, ops.multi())
+        if outcome.failure is Failure.NO_NODE and path not in missing:
+            missing.add(path)
+        elif outcome.failure is Failure.NODE_EXISTS:
+            missing.discard(path)
+        else:
+            raise refused("configuring the queue", outcome, ops.multi())
+
+
+def pause(context: Context) -> Procedure[bool]:
+    """Hand out nothing until `resume`; True if it was not paused before."""
+    return (yield from _set_paused(context, paused=True))
+
+
+def resume(context: Context) -> Procedure[bool]:
+    """Hand out tasks again; True if it was paused."""
+    return (yield from _set_paused(context, paused=False))
+
+
+def _set_paused(context: Context, *, paused: bool) -> Procedure[bool]:
+    yield from read_conf(context, create=True)
+    ops = Ops()
+    path = context.paths.at("paused")
+    _ = ops.create(path) if paused else ops.delete(path)
+    outcome = yield from transact(ops.multi(), never)
+    done = Failure.NODE_EXISTS if paused else Failure.NO_NODE
+    if not outcome.committed and outcome.failure is not done:
+        raise refused("pausing the queue" if paused else "resuming the queue", outcome, ops.multi())
+    return bool(outcome.committed)
+
+
+def set_archive(context: Context, record: bytes, version: int | None) -> Procedure[None]:
+    """Publish how far the archive has come: the znode's version must be `version` (None: it must not exist)."""
+    path = context.paths.at("archive")
+    ops = Ops()
+    _ = ops.create(path, record) if version is None else ops.set(path, record, version)
+    outcome = yield from transact(ops.multi(), never)
+    if outcome.committed:
+        return
+    if outcome.failure in {Failure.BAD_VERSION, Failure.NODE_EXISTS, Failure.NO_NODE}:
+        node: Node | None = yield Get(path)
+        if node is not None and node.data == record:
+            return
+        msg = f"{path} was changed by another archive run; run this one again"
+        raise ConfigError(msg)
+    raise refused("publishing the archive", outcome, ops.multi())
+
+
+def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
+    """Say how far the archive has come; clean-up deletes up to there. `reached` is an `archive()` with other values.
+
+    Raises `ConfigError` where another run has written since ``reached.version`` was read, `OutcomeUnknown`.
+    """
+    record = {"watermark": reached.watermark, "directory": reached.directory, "run": reached.run}
+    yield from set_archive(context, dump(record), reached.version)
