@@ -13,7 +13,7 @@ from typing import Final
 from airflow_provider_zkmq.bridge.entries import append_task
 from airflow_provider_zkmq.bridge.header import MARKS, note_count, origin_of_queue, write_header
 from airflow_provider_zkmq.bridge.reading import LIMITS, MOST_LINES, MOST_MESSAGES, BadFile, survey
-from airflow_provider_zkmq.engine import AllOf, ConfigError, FilterTypes, Queue, Selector, State, Task
+from airflow_provider_zkmq.engine import AllOf, AnyQueue, ConfigError, FilterTypes, Selector, State, Task
 from airflow_provider_zkmq.textqueue import TextQueue
 
 #: So many tasks are in memory together.
@@ -25,7 +25,7 @@ _MOST_TASKS: Final = MOST_MESSAGES // 2
 
 
 def export_queue(
-    queue: Queue,
+    queue: AnyQueue,
     path: str | os.PathLike[str],
     state: State | str = State.DEAD,
     *,
@@ -65,7 +65,7 @@ def _wanted(state: State | str, limit: int | None) -> State:
     return State(state)
 
 
-def _tasks(queue: Queue, state: State, chosen: Selector, types: FilterTypes) -> Iterator[Task]:
+def _tasks(queue: AnyQueue, state: State, chosen: Selector, types: FilterTypes) -> Iterator[Task]:
     ids = queue.ids(state)
     for start in range(0, len(ids), AT_ONCE):
         for task in queue.read_many(ids[start : start + AT_ONCE], parts=["data"]):

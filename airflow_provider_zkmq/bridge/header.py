@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from airflow_provider_zkmq.bridge.payload import visible
-from airflow_provider_zkmq.engine import Queue, State
+from airflow_provider_zkmq.engine import AnyQueue, State
 from airflow_provider_zkmq.textqueue import Message, Status, TextQueue
 
 #: The sign that a task has in an export; whoever edits the file changes it.
@@ -34,7 +34,7 @@ class Origin:
     root: str
 
 
-def origin_of_queue(queue: Queue) -> Origin:
+def origin_of_queue(queue: AnyQueue) -> Origin:
     """Where a queue is. Raises `ConfigError` where it does not exist."""
     queue.conf()
     return Origin(queue.name, queue.root)

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.bridge.header import Origin, origin_of_queue
 from airflow_provider_zkmq.bridge.judging import Action, Step, judge
 from airflow_provider_zkmq.bridge.payload import Refusal
 from airflow_provider_zkmq.bridge.reading import BadFile, Refused, opened, read
-from airflow_provider_zkmq.engine import MAX_PAYLOAD, ConfigError, Queue, Task, TransportError, ZkmqError
+from airflow_provider_zkmq.engine import MAX_PAYLOAD, AnyQueue, ConfigError, Task, TransportError, ZkmqError
 from airflow_provider_zkmq.textqueue import TextQueue, TextQueueError
 
 
@@ -47,7 +47,7 @@ class Imported:
 
 
 def import_file(
-    queue: Queue, path: str | os.PathLike[str], dry_run: bool = False, *, elsewhere: bool = False
+    queue: AnyQueue, path: str | os.PathLike[str], dry_run: bool = False, *, elsewhere: bool = False
 ) -> Imported:
     """Do what a file asks for, each message for itself, in the order of the file.
 
@@ -82,7 +82,7 @@ def _check_origin(file: TextQueue, found: Origin | None, here: Origin, *, elsewh
     raise BadFile(f"{file.path} {said}: to import it into {here.root}/{here.queue}, say so explicitly")
 
 
-def _paired(queue: Queue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | None]]:
+def _paired(queue: AnyQueue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | None]]:
     """Each message with its task as it is now, read a few at a time."""
     for start in range(0, len(entries), AT_ONCE):
         chunk = entries[start : start + AT_ONCE]
@@ -91,7 +91,7 @@ def _paired(queue: Queue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | 
             yield entry, tasks.get(entry.id)
 
 
-def _one(queue: Queue, file: TextQueue, entry: Entry, task: Task | None, done: Imported) -> None:
+def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done: Imported) -> None:
     try:
         step = judge(entry, task)
         if step is None:
@@ -119,7 +119,7 @@ def _payload(file: TextQueue, entry: Entry) -> bytes:
     return data
 
 
-def _carry_out(queue: Queue, entry: Entry, step: Step, data: bytes | None) -> None:
+def _carry_out(queue: AnyQueue, entry: Entry, step: Step, data: bytes | None) -> None:
     match step.action:
         case Action.REDRIVE:
             queue.redrive(entry.id, version=entry.version, data=data)

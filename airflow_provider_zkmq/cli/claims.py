@@ -13,7 +13,7 @@ from airflow_provider_zkmq.cli.options import Common, pairs, read_file
 from airflow_provider_zkmq.cli.output import facts, payload, say, spread
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import Claim, Queue
+    from airflow_provider_zkmq.engine import AnyClaim, AnyQueue
 
 NOTHING = 3
 
@@ -58,7 +58,7 @@ def claim(args: argparse.Namespace, given: Common) -> int:
     return 0
 
 
-def _say_claim(found: Claim, args: argparse.Namespace, given: Common) -> None:
+def _say_claim(found: AnyClaim, args: argparse.Namespace, given: Common) -> None:
     task = found.task
     data = payload("data", task.data)
     head = {"id": task.id, "token": found.token, "attempt": task.attempt}
@@ -91,7 +91,7 @@ def complete(args: argparse.Namespace, given: Common) -> int:
     return _settle(args, given, None, lambda queue: _complete(queue, args, result))
 
 
-def _complete(queue: Queue, args: argparse.Namespace, result: bytes | None) -> str:
+def _complete(queue: AnyQueue, args: argparse.Namespace, result: bytes | None) -> str:
     """Finish the task; its state then, which is not finished where another run of it was held in escrow."""
     from airflow_provider_zkmq.engine import ZkmqError
 
@@ -158,7 +158,7 @@ def progress(args: argparse.Namespace, given: Common) -> int:
     return _settle(args, given, "claimed", lambda queue: queue.progress(args.task, args.token, args.value, note))
 
 
-def _settle(args: argparse.Namespace, given: Common, state: str | None, act: Callable[[Queue], str | None]) -> int:
+def _settle(args: argparse.Namespace, given: Common, state: str | None, act: Callable[[AnyQueue], str | None]) -> int:
     """Do something with a claim; `state`: the task's state after it, else what `act` returns."""
     with given.connect() as zk:
         told = act(zk.queue(args.queue))

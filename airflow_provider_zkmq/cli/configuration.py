@@ -11,7 +11,7 @@ from airflow_provider_zkmq.cli.options import Common, attempts, pairs
 from airflow_provider_zkmq.cli.output import facts, say, spread
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import FilterType, Queue, QueueConf, RetryPolicy, Zkmq
+    from airflow_provider_zkmq.engine import AnyClient, AnyQueue, FilterType, QueueConf, RetryPolicy
 
 ORDERS = ("default", "fifo")
 
@@ -81,7 +81,7 @@ def _types(given: Iterable[str] | None) -> dict[str, FilterType] | None:
     return {name: parse_type(text) for name, text in pairs("--filter", given).items()} or None
 
 
-def _policy(zk: Zkmq, queue: Queue, args: argparse.Namespace) -> RetryPolicy | None:
+def _policy(zk: AnyClient, queue: AnyQueue, args: argparse.Namespace) -> RetryPolicy | None:
     """The policy with the given values changed; None where none is given."""
     changes = _changes(args)
     if not changes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import Zkmq
+    from airflow_provider_zkmq.engine import AnyClient
 
 T = TypeVar("T")
 DEFAULT_HOSTS = "127.0.0.1:2181"
@@ -42,7 +42,7 @@ class Common:
     session_timeout: float | None
     connect_timeout: float | None
 
-    def connect(self, *, gc: bool = False) -> Zkmq:
+    def connect(self, *, gc: bool = False) -> AnyClient:
         """Open a connection; by default one that takes no part in clean-up."""
         from airflow_provider_zkmq.engine import Zkmq
 

@@ -10,7 +10,7 @@ from airflow_provider_zkmq.cli.options import Common
 from airflow_provider_zkmq.cli.output import facts, percent, printable, say, table, task_facts, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import Explanation, Queue, Task, Znode
+    from airflow_provider_zkmq.engine import AnyQueue, Explanation, Task, Znode
 
 FAILED = 5
 _LATER = ("claim", "result", "requeue")  # the znodes of a task that its enqueue does not write
@@ -82,7 +82,7 @@ def enqueue_transactions(tree: list[Znode]) -> int:
     return len({node.czxid for node in tree if node.path not in later})
 
 
-def _watch(queue: Queue, task_id: str, given: Common) -> int:
+def _watch(queue: AnyQueue, task_id: str, given: Common) -> int:
     """Print a line for each change until the task ends; 5 if it ends dead or cancelled."""
     told: list[tuple[object, ...]] = []
 

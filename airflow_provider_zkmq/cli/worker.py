@@ -143,14 +143,14 @@ def load(text: str) -> Callable[..., Any]:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module)
+        function: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            function = getattr(function, part)
     except Exception as error:
         raise UsageError(f"--handler {text!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not callable(found):
+    if not callable(function):
         raise UsageError(f"--handler {text!r} is no function")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
+    from airflow_provider_zkmq.engine.connect import AnyClaim, AnyClient, AnyQueue, Zkmq
     from airflow_provider_zkmq.engine.core.model.conditions import Condition
     from airflow_provider_zkmq.engine.core.model.filters import (
         FilterType,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
         ZkmqError,
     )
     from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
-    from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq, Zkmq
+    from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
     from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
     from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
     from airflow_provider_zkmq.engine.model import MAX_PAYLOAD
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
 #: The public names by the modules that hold them.
 _HOME = {
+    "connect": ("AnyClaim", "AnyClient", "AnyQueue", "Zkmq"),
     "config": ("ConnectionConfig", "Tls"),
     "core.model.conditions": ("Condition",),
     "core.model.filters": ("FilterType", "FilterTypes", "Integer", "OrderedEnum", "String", "parse_type"),
@@ -98,7 +100,7 @@ _HOME = {
         "ZkmqError",
     ),
     "fronts.aqueue": ("AsyncClaim", "AsyncQueue"),
-    "fronts.client": ("AsyncZkmq", "Zkmq"),
+    "fronts.client": ("AsyncZkmq",),
     "fronts.queue": ("Claim", "Queue"),
     "fronts.transaction": ("AsyncUnitOfWork", "UnitOfWork"),
     "model": ("MAX_PAYLOAD",),
@@ -113,7 +115,10 @@ __all__ = [
     "MAX_PAYLOAD",
     "AccessDenied",
     "AllOf",
+    "AnyClaim",
+    "AnyClient",
     "AnyOf",
+    "AnyQueue",
     "Archive",
     "AsyncClaim",
     "AsyncQueue",

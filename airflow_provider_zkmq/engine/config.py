@@ -14,6 +14,8 @@ from airflow_provider_zkmq.engine.errors import ConfigError
 
 DEFAULT_HOSTS = "127.0.0.1:2181"
 DEFAULT_ROOT = "/zkmq"
+#: Hosts that begin so are a folder of queue files on this machine; see `airflow_provider_zkmq.filequeue`.
+FILES = "textqueue://"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?\Z")
 
 

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by
 from airflow_provider_zkmq.engine.errors import ClaimLost, TaskNotFound
-from airflow_provider_zkmq.filequeue.refusals import PROGRESS, refused
-
-if TYPE_CHECKING:
-    from airflow_provider_zkmq.filequeue.queue import FileQueue
+from airflow_provider_zkmq.engine.outcomes import Success
+from airflow_provider_zkmq.filequeue.refusals import PROGRESS, TRANSACTIONS, refused
 
 T = TypeVar("T")
+
+
+class Settling(Protocol):
+    """A queue in a file, as far as its claims are settled by task id and token."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether its connection has been closed."""
+
+    def complete(self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: object = None) -> None:
+        """Finish the task."""
+
+    def fail(
+        self, task_id: str, token: int, error: str | BaseException, *, retry: bool = True, backoff: object = None
+    ) -> State:
+        """The delivery failed."""
+
+    def release(self, task_id: str, token: int, delay: object = None) -> None:
+        """Give the task back."""
+
+    def snooze(self, task_id: str, token: int, span: object) -> None:
+        """Give the task back, not to be handled for so long."""
+
+    def extend(self, task_id: str, token: int, lease: object) -> None:
+        """Hold the claim for longer."""
 
 
 class FileClaim:
@@ -27,8 +53,9 @@ class FileClaim:
     #: Nothing cancels a task in a file.
     cancelled = False
     progress = refused(PROGRESS)
+    transaction = refused(TRANSACTIONS)
 
-    def __init__(self, queue: FileQueue, task: Task, span: float) -> None:
+    def __init__(self, queue: Settling, task: Task, span: float) -> None:
         self.task = task
         self.token = task.version
         self.span = span
@@ -57,6 +84,15 @@ class FileClaim:
         """See `FileQueue.extend`."""
         self._carry_out(lambda name, token: self._queue.extend(name, token, lease), ends=False)
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to settle: a file's claim ends with its connection only."""
+        return self._queue.closed
+
+    def settle(self, outcome: Handled, progress: Settlement) -> bool:
+        """End the claim by what a handler has done; whether that is a success. See `settle_by`."""
+        return _driven(settle_by(_Ends(self), outcome, progress))
+
     def _carry_out(self, call: Callable[[str, int], T], *, ends: bool) -> T:
         if self.settled:
             msg = f"claim {self.token} of task {self.task.id!r} is over; nothing was changed"
@@ -71,3 +107,40 @@ class FileClaim:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.token} of task {self.task.id!r}>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """The ends of a claim out of a file, as procedures: they do at once what those of a queue ask a driver for."""
+
+    claim: FileClaim
+
+    def succeed(self, outcome: Success) -> Procedure[None]:
+        self.claim.complete(outcome.result, dedupe=outcome.dedupe)
+        yield from ()
+
+    def withdraw(self) -> Procedure[None]:
+        yield from ()
+
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: object) -> Procedure[None]:
+        self.claim.fail(error, retry=retry, backoff=backoff)
+        yield from ()
+
+    def snooze(self, delay: object) -> Procedure[None]:
+        self.claim.snooze(delay)
+        yield from ()
+
+    def recover(self) -> Procedure[bool]:
+        yield from ()
+        return False
+
+
+def _driven(procedure: Procedure[T]) -> T:
+    """A procedure that asks for nothing, carried out."""
+    try:
+        next(procedure)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    msg = "a file's procedure asks for no operation"
+    raise AssertionError(msg)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from airflow_provider_zkmq.engine.config import DEFAULT_ROOT, ConnectionConfig
 from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.filequeue import settling
 from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.queue import FileQueue
 from airflow_provider_zkmq.filequeue.refusals import SERVERS, TRANSACTIONS, refuse, refused
-
-log: Final = logging.getLogger("airflow_provider_zkmq")
 
 
 class FileClient:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.errors import ClaimLost, TaskNotFound, TaskTooLarge
 from airflow_provider_zkmq.engine.model import (
@@ -23,15 +23,15 @@ from airflow_provider_zkmq.filequeue import refusals, settling
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.claims import FileClaim
 from airflow_provider_zkmq.filequeue.conf import lock_span
+from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.looking import look_until
 from airflow_provider_zkmq.filequeue.putting import Putting
 from airflow_provider_zkmq.filequeue.refusals import refuse, refused
 from airflow_provider_zkmq.filequeue.view import FileView
-
-if TYPE_CHECKING:
-    from airflow_provider_zkmq.filequeue.worker import FileWorker
+from airflow_provider_zkmq.filequeue.worker import Handler, Worker, worker
 
 T = TypeVar("T")
+Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 
 
 class FileQueue(FileView):
@@ -47,6 +47,10 @@ class FileQueue(FileView):
     cancel = refused(refusals.CANCELLING)
     progress = refused(refusals.PROGRESS)
     publish_archive = refused(refusals.ARCHIVES)
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        super().__init__(folder, name)
+        self._wakes = 0
 
     def configure(
         self,
@@ -97,7 +101,7 @@ class FileQueue(FileView):
     def claim(
         self,
         node: Mapping[str, object] | None = None,
-        filter_method: FilterMethod | Mapping[str, FilterMethod] = "absolute",
+        filter_method: Method = "absolute",
         *,
         selector: Selector | str | None = None,
         timeout: object = 0,
@@ -125,9 +129,16 @@ class FileQueue(FileView):
             folder.hold(self.name, claim.task.id, claim.token, held=True)
         return claim
 
-    def check_wanted(self, asked: Mapping[str, Any]) -> None:
+    def check_wanted(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        selector: Selector | str | None = None,
+    ) -> None:
         """Raise `ConfigError` for a node or selector that the queue refuses."""
-        self._do(lambda book: choose(book.conf.types, **asked), create=True)
+        self._do(
+            lambda book: choose(book.conf.types, node=node, filter_method=filter_method, selector=selector), create=True
+        )
 
     def complete(self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: object = None) -> None:
         """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskNotFound`, `TaskTooLarge`."""
@@ -173,8 +184,26 @@ class FileQueue(FileView):
         self.folder.hold(self.name, task_id, token, held=False)
         return done
 
-    def worker(self, handler: Callable[..., Any], **options: Any) -> FileWorker:
-        """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``."""
-        from airflow_provider_zkmq.filequeue.worker import FileWorker
+    # --- what workers need
 
-        return FileWorker(self, handler, **options)
+    @property
+    def changes(self) -> int:
+        """How often the queue was woken; what changes in the file tells nobody who does not wait for that."""
+        return self._wakes
+
+    def wait_for_change(self, seen: int, timeout: float) -> bool:
+        """Wait until the queue is woken more than `seen` times, at most `timeout` seconds."""
+        with self.folder.alarms.one() as alarm:
+            return self._wakes > seen or alarm.event.wait(timeout)
+
+    def wake(self) -> None:
+        """Wake whoever waits for something in the folder; they look again."""
+        self._wakes += 1
+        self.folder.alarms.fire()
+
+    def look_after(self) -> None:
+        """Nothing is promoted or rescued in a file: whoever claims finds what is due."""
+
+    def worker(self, handler: Handler, **options: Any) -> Worker:
+        """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``."""
+        return worker(self, handler, **options)

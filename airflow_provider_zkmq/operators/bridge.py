@@ -10,7 +10,9 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_zkmq.bridge import export_queue, exported_from, import_file
 from airflow_provider_zkmq.engine import ConfigError
-from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, ZkmqHook, flag
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.templating import flag
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
-from airflow_provider_zkmq.hooks.zkmq import flag, items_of
+from airflow_provider_zkmq.hooks.templating import flag, items_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -11,7 +11,9 @@ from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import DuplicateTask, Message, WaitTimeout
-from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, ZkmqHook, check_batch, check_outcomes
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
 from airflow_provider_zkmq.operators.messages import all_spelled, message, origin_of, spelled
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
@@ -19,7 +21,7 @@ from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine import Queue
+    from airflow_provider_zkmq.engine import AnyQueue
 
 __all__ = ["ZkmqEnqueueOperator", "ZkmqExportOperator", "ZkmqImportOperator"]
 
@@ -149,7 +151,7 @@ class ZkmqEnqueueOperator(BaseOperator):
             _await_end(hook.queue(), event.get("batch"), ids, 0)
         return self._told(ids)
 
-    def _enqueue(self, queue: Queue, messages: list[Message], then: Message | None) -> list[str]:
+    def _enqueue(self, queue: AnyQueue, messages: list[Message], then: Message | None) -> list[str]:
         if not messages and self.batch is None:
             return []
         try:
@@ -159,7 +161,7 @@ class ZkmqEnqueueOperator(BaseOperator):
                 raise
             raise DuplicateTask(_written_before(queue, self.batch)) from error
 
-    def _await(self, queue: Queue, ids: list[str]) -> None:
+    def _await(self, queue: AnyQueue, ids: list[str]) -> None:
         """Wait here or deferred. Raises `AirflowException` where it was not in time or tasks failed."""
         left = self._span()
         if self.deferrable:
@@ -205,7 +207,7 @@ class ZkmqEnqueueOperator(BaseOperator):
         return {name: getattr(self, name) for name in ("filters", "priority", "delay", "metadata", "policy")}
 
 
-def _await_end(queue: Queue, batch: str | None, ids: list[str], left: float | None) -> None:
+def _await_end(queue: AnyQueue, batch: str | None, ids: list[str], left: float | None) -> None:
     """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` naming those that failed."""
     if batch is None:
         check_outcomes(queue.name, queue.wait(ids, timeout=left))
@@ -213,7 +215,7 @@ def _await_end(queue: Queue, batch: str | None, ids: list[str], left: float | No
         check_batch(queue.name, queue.wait_batch(batch, left))
 
 
-def _written_before(queue: Queue, name: str) -> str:
+def _written_before(queue: AnyQueue, name: str) -> str:
     batch = queue.batch(name)
     failed = f", {len(batch.failed)} failed (first: {batch.failed[0]})" if batch.failed else ""
     return (

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_zkmq.hooks.zkmq import check_batch, check_outcomes, outcome
+from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes, outcome
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import Batch, Explanation, Queue, Task
+    from airflow_provider_zkmq.engine import AnyQueue, Batch, Explanation, Task
 
 #: So many refusing consumers are told of.
 _SHOWN: Final = 3
 
 
-def outcomes(queue: Queue, tasks: Sequence[Task]) -> list[dict[str, object]]:
+def outcomes(queue: AnyQueue, tasks: Sequence[Task]) -> list[dict[str, object]]:
     """Return each task's outcome. Raises `AirflowException` where some are dead or cancelled."""
     check_outcomes(queue.name, tasks)
     return [outcome(task) for task in tasks]
 
 
-def batch_outcome(queue: Queue, batch: Batch) -> dict[str, object]:
+def batch_outcome(queue: AnyQueue, batch: Batch) -> dict[str, object]:
     """Return a batch's outcome. Raises `AirflowException` where members failed."""
     check_batch(queue.name, batch)
     return {"batch": batch.name, "total": batch.total, "failed": list(batch.failed)}

@@ -18,19 +18,17 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_provider_zkmq.engine import WaitTimeout, ZkmqError, wait_event
-from airflow_provider_zkmq.hooks.zkmq import (
-    DEFAULT_CONN_ID,
-    ZkmqHook,
-    flat_ids,
-    progress_log,
-)
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.outcomes import progress_log
+from airflow_provider_zkmq.hooks.templating import flat_ids
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.sensors.outcomes import batch_outcome, in_one_line, outcomes
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine import Queue, Task
+    from airflow_provider_zkmq.engine import AnyQueue, Task
 
 _Told: TypeAlias = list[dict[str, object]] | dict[str, object]
 
@@ -153,7 +151,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
             tell = progress_log(self.log) if self.log_progress else None
             return outcomes(queue, queue.wait(ids, self.event, max(0.0, end - time.monotonic()), tell))
 
-    def _read(self, queue: Queue, ids: list[str]) -> list[Task]:
+    def _read(self, queue: AnyQueue, ids: list[str]) -> list[Task]:
         """Read tasks that got there; one by one where something was claimed and has been given back since."""
         try:
             return queue.wait(ids, self.event, 0)
@@ -200,7 +198,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
             self.log.warning("Why it was not in time is unknown: %s", error)
             return ""
 
-    def _left(self, queue: Queue) -> str | None:
+    def _left(self, queue: AnyQueue) -> str | None:
         """Look once more: the first task that is not there yet."""
         try:
             if self.batch is not None:

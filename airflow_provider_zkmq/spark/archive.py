@@ -16,7 +16,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_zkmq.engine import Archive, ConfigError, Ended, Queue, ZkmqError, check_name
+from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, Ended, ZkmqError, check_name
 from airflow_provider_zkmq.spark.manifest import (
     RUNS,
     STAGING,
@@ -59,11 +59,11 @@ class ArchiveReport:
 class _Claim:
     """This run's hold on the archive's pointer: nobody else has written it since, or publishing fails."""
 
-    queue: Queue
+    queue: AnyQueue
     pointer: Archive
 
     @classmethod
-    def take(cls, queue: Queue, home: Path, manifest: Manifest) -> _Claim:
+    def take(cls, queue: AnyQueue, home: Path, manifest: Manifest) -> _Claim:
         """Bring the pointer up to the manifest, which also stops clean-up from deleting what is newer."""
         before = queue.archive()
         if before.watermark > manifest.watermark:
@@ -88,7 +88,7 @@ class _Claim:
         self.queue.publish_archive(replace(self.pointer, watermark=watermark))
 
 
-def _overtaken(queue: Queue) -> ConfigError:
+def _overtaken(queue: AnyQueue) -> ConfigError:
     return ConfigError(f"another archive run of queue {queue.name!r} began meanwhile; this one published nothing")
 
 
@@ -131,7 +131,7 @@ def archive_queue(
     return ArchiveReport(queue, len(ended), grown.rows, watermark, run.path if run else None, orphans)
 
 
-def _mark(queue: Queue, manifest: Manifest) -> int:
+def _mark(queue: AnyQueue, manifest: Manifest) -> int:
     watermark = queue.zxid()
     if watermark <= manifest.watermark:
         raise ConfigError(

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from airflow_provider_zkmq.engine import Queue, Task, Zkmq
+from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Task, Zkmq
 
 #: How to reach ZooKeeper: the arguments of `Zkmq.connect`, or a function that can be pickled and connects.
-Connect: TypeAlias = Mapping[str, Any] | Callable[[], Zkmq]
+Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient]
 
 #: So many whole tasks are in memory together.
 AT_ONCE: Final = 128
@@ -50,7 +50,7 @@ _ARROW: Final = pa.schema(
 )
 
 
-def open_client(connect: Connect) -> Zkmq:
+def open_client(connect: Connect) -> AnyClient:
     """Open a connection of its own that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
     return connect() if callable(connect) else Zkmq.connect(**{**connect, "gc": False})
 
@@ -63,17 +63,19 @@ def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], 
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with contextlib.ExitStack() as stack:
-            queue: Queue | None = None
+            queue: AnyQueue | None = None
             for batch in batches:
                 if queue is None and batch.num_rows:
-                    queue = stack.enter_context(open_client(connect)).queue(name)
+                    client = open_client(connect)
+                    stack.callback(client.close)
+                    queue = client.queue(name)
                 if queue is not None:
                     yield from _read_batch(queue, batch)
 
     return read
 
 
-def _read_batch(queue: Queue, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     wanted = dict(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
     ids = list(wanted)
     for start in range(0, len(ids), AT_ONCE):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from airflow_provider_zkmq.engine import AsyncZkmq
-from airflow_provider_zkmq.hooks.zkmq import async_connection_options
+from airflow_provider_zkmq.hooks.connections import async_connection_options
 
 _Key: TypeAlias = tuple[str, str]
 

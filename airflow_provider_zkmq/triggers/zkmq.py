@@ -12,7 +12,8 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_zkmq.engine import TransportError, Unavailable, WaitTimeout, ZkmqError
-from airflow_provider_zkmq.hooks.zkmq import DEFAULT_CONN_ID, progress_log
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.outcomes import progress_log
 from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
 
 if TYPE_CHECKING:

@@ -9,7 +9,9 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_zkmq.engine import AccessDenied, ConfigError, Unavailable, Zkmq
-from airflow_provider_zkmq.hooks.zkmq import ZkmqHook, connection_options, flat_ids, items_of
+from airflow_provider_zkmq.hooks.connections import connection_options
+from airflow_provider_zkmq.hooks.templating import flat_ids, items_of
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from tests.airflow.conftest import define
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jsonschema
 
-from airflow_provider_zkmq.hooks import zkmq as hook_module
+from airflow_provider_zkmq.hooks import connections
 from airflow_provider_zkmq.provider_info import get_provider_info
 
 
@@ -46,7 +46,7 @@ def test_every_class_and_module_named_exists():
 
 def test_the_form_has_exactly_the_fields_the_hook_reads():
     """No field of the form is ignored, and none that is read is missing from it."""
-    assert set(get_provider_info()["connection-types"][0]["conn-fields"]) == set(hook_module._KNOWN)
+    assert set(get_provider_info()["connection-types"][0]["conn-fields"]) == set(connections._KNOWN)
 
 
 def test_airflow_finds_the_connection_type():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ConsumeOnce, Retry, RetryPolicy, Snooze, Success
-from airflow_provider_zkmq.filequeue import worker
+from airflow_provider_zkmq.filequeue import claims
 from airflow_provider_zkmq.filequeue.queue import FileQueue
 from tests.support import eventually
 
@@ -58,7 +58,7 @@ def test_a_handler_that_outlasts_the_grace_has_been_delivered(q: FileQueue) -> N
 
 def test_what_cannot_be_settled_is_tried_again(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds up no other task meanwhile."""
-    settle_by, failed = worker.settle_by, []
+    settle_by, failed = claims.settle_by, []
 
     def stumble(ends: Any, outcome: Any, progress: Any) -> Any:
         if ends.claim.task.id == "bad" and not failed:
@@ -66,7 +66,7 @@ def test_what_cannot_be_settled_is_tried_again(q: FileQueue, monkeypatch: pytest
             raise RuntimeError("not now")
         return settle_by(ends, outcome, progress)
 
-    monkeypatch.setattr(worker, "settle_by", stumble)
+    monkeypatch.setattr(claims, "settle_by", stumble)
     q.enqueue("x", task_id="bad")
     q.enqueue("x", task_id="good")
     it = q.worker(lambda _task: "done")

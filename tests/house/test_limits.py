@@ -19,40 +19,13 @@ MODULE_LINES, MODULE_MEDIAN = 250, 120
 FUNCTION_MEDIAN, FUNCTION_P90 = 6, 15
 
 #: Modules of more than 250 lines.
-TOO_LONG: set[str] = {
-    "airflow_provider_zkmq/engine/core/model/records.py",
-    "airflow_provider_zkmq/engine/core/model/selectors.py",
-    "airflow_provider_zkmq/engine/core/protocol/ops.py",
-    "airflow_provider_zkmq/engine/core/reading/configure.py",
-    "airflow_provider_zkmq/engine/core/reading/inspect.py",
-    "airflow_provider_zkmq/engine/core/tasks/settle.py",
-    "airflow_provider_zkmq/engine/fronts/transaction.py",
-    "airflow_provider_zkmq/engine/working/aworker.py",
-    "airflow_provider_zkmq/engine/working/worker.py",
-    "airflow_provider_zkmq/engine/zk/wire.py",
-    "airflow_provider_zkmq/hooks/zkmq.py",
-}
+TOO_LONG: set[str] = set()
 
 #: Modules that call private members of others.
-PRIVATE_ACCESS: set[str] = {
-    "airflow_provider_zkmq/engine/working/asettler.py",
-    "airflow_provider_zkmq/engine/working/aworker.py",
-    "airflow_provider_zkmq/engine/working/worker.py",
-    "airflow_provider_zkmq/engine/zk/session.py",
-    "airflow_provider_zkmq/engine/zk/watches.py",
-}
+PRIVATE_ACCESS: set[str] = set()
 
 #: Modules that import each other in a circle.
-CIRCLES: list[set[str]] = [
-    {
-        "engine.fronts.aqueue",
-        "engine.fronts.queue",
-        "engine.working.aworker",
-        "engine.working.handling",
-        "engine.working.worker",
-    },
-    {"filequeue.claims", "filequeue.queue", "filequeue.worker"},
-]
+CIRCLES: list[set[str]] = []
 
 
 def shown(names: set[str]) -> str:

@@ -24,7 +24,7 @@ def test_configuration_takes_effect_at_once_in_every_client(zk: Zkmq, zookeeper:
         there.enqueue(b"x", {"size": 3})
         first = there.claim(selector="size>=3")
         assert first is not None
-        assert first._held.claim["lease"] == 1
+        assert first._claimed.claim["lease"] == 1
         assert first.fail("once is enough") == "dead"
         q.pause()
         eventually(told)

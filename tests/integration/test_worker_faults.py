@@ -28,9 +28,9 @@ from airflow_provider_zkmq.engine import (
     ZkmqError,
 )
 from airflow_provider_zkmq.engine.core.protocol.ops import Wait
+from airflow_provider_zkmq.engine.core.upkeep import keeper
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
-from airflow_provider_zkmq.engine.fronts import upkeep
-from airflow_provider_zkmq.engine.working import asettler, aworker, worker
+from airflow_provider_zkmq.engine.fronts import upkeep, verbs
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.integration.gate import Gate
 from tests.support import eventually
@@ -447,7 +447,7 @@ async def test_a_cancelled_worker_ends_at_whatever_moment(zookeeper: str, root: 
             running = asyncio.create_task(it.run())
             for _ in range(turns * 3):
                 await asyncio.sleep(0.0005)
-            it._pulse.set()
+            it._heart.quicken()
             it.stop() if turns % 3 == 0 else None
             running.cancel()
             await asyncio.wait({running}, timeout=20)
@@ -608,7 +608,7 @@ def _failing(*_: object) -> Any:
 @pytest.mark.parametrize("tend", [_blocked, _failing])
 def test_a_keeper_in_trouble_delays_no_heartbeat(q: Queue, monkeypatch: pytest.MonkeyPatch, tend: Any) -> None:
     """Looking after the queue takes for ever, or fails: the lock of what is in hand is extended all the same."""
-    monkeypatch.setattr(worker, "tend", tend)
+    monkeypatch.setattr(keeper, "tend", tend)
     _keeps_its_lock(q)
 
 
@@ -642,7 +642,7 @@ async def test_an_asynchronous_keeper_in_trouble_delays_no_heartbeat(
     zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch, tend: Any
 ) -> None:
     """The same of the asynchronous worker."""
-    monkeypatch.setattr(aworker, "tend", tend)
+    monkeypatch.setattr(keeper, "tend", tend)
     q.configure(lock=1)
     q.enqueue(b"x", task_id="a")
     go = asyncio.Event()
@@ -726,7 +726,7 @@ def _stumbling(settle: Any, failed: list[str]) -> Any:
 def test_what_cannot_be_settled_is_tried_again(q: Queue, monkeypatch: pytest.MonkeyPatch, *, stops: bool) -> None:
     """Later, or as the worker is stopped; meanwhile its thread handles other tasks, and it is not handled twice."""
     failed: list[str] = []
-    monkeypatch.setattr(worker, "settle_outcome", _stumbling(worker.settle_outcome, failed))
+    monkeypatch.setattr(verbs, "settle_outcome", _stumbling(verbs.settle_outcome, failed))
     q.enqueue(b"x", task_id="bad")
     q.enqueue(b"x", task_id="good")
     it = q.worker(lambda _task: "done")
@@ -744,7 +744,7 @@ async def test_what_a_coroutine_s_worker_cannot_settle_is_tried_again(
 ) -> None:
     """The same of the asynchronous worker."""
     failed: list[str] = []
-    monkeypatch.setattr(asettler, "settle_outcome", _stumbling(asettler.settle_outcome, failed))
+    monkeypatch.setattr(verbs, "settle_outcome", _stumbling(verbs.settle_outcome, failed))
     q.enqueue(b"x", task_id="bad")
     q.enqueue(b"x", task_id="good")
 

@@ -1,4 +1,4 @@
-"""`Zkmq` and `AsyncZkmq`: a connection to ZooKeeper and the queues on it."""
+"""The clients of both fronts: a connection to ZooKeeper and the queues on it."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ import asyncio
 import os
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Self
 
-from airflow_provider_zkmq.engine.config import DEFAULT_HOSTS, DEFAULT_ROOT, ConnectionConfig
+from airflow_provider_zkmq.engine.config import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, ConnectionConfig
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
-from airflow_provider_zkmq.engine.fronts.methods import new_context
+from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking, Front
+from airflow_provider_zkmq.engine.fronts.methods import verb
 from airflow_provider_zkmq.engine.fronts.queue import Queue
-from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
+from airflow_provider_zkmq.engine.fronts.runtime import new_context
+from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, Transaction, UnitOfWork
 from airflow_provider_zkmq.engine.fronts.upkeep import Upkeep
-from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session, log
-
-#: Hosts that begin so are a folder of queue files on this machine; see `airflow_provider_zkmq.filequeue`.
-FILES: Final = "textqueue://"
+from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.engine.zk.drivers import run
+from airflow_provider_zkmq.engine.zk.session import Session
 
 
-class _Client:
-    """What both fronts share: one session, one memory for each queue."""
+class ClientVerbs(Front[str]):
+    """What clients of both fronts are: one session, one memory for each queue."""
 
     def __init__(self, config: ConnectionConfig, *, gc: bool = True) -> None:
+        super().__init__(Session(config), config.root)
         self.config = config
-        self._session = Session(config)
         self._contexts: dict[str, Context] = {}
         self._upkeep = Upkeep(self._session) if gc else None
+
+    queues = verb(queue_names)
 
     def _context(self, name: str) -> Context:
         context = self._contexts.get(name)
@@ -76,42 +78,21 @@ def _leave(session: Session, context: Context) -> None:
         log.info("leaving queue %r: %s; the end of the session does the rest", context.queue, error)
 
 
-class Zkmq(_Client):
-    """A connection, blocking; usable from several threads, and as a context manager.
+class Client(ClientVerbs, Blocking[str]):
+    """A connection to ZooKeeper, blocking; usable from several threads, and as a context manager."""
 
-    One is enough for a process: every queue, claim, wait and transaction shares its session.
-    """
-
-    @classmethod
-    def connect(cls, hosts: str = DEFAULT_HOSTS, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: Any) -> Self:
-        """Connect to ZooKeeper, waiting at most ``connect_timeout``.
-
-        `hosts`: ``host:port,host:port``; `root`: the znode under which the queues live. Options: ``auth``
-        (``"user:password"``: what is created then belongs to that user), ``tls`` (`Tls` or a mapping),
-        ``session_timeout``, ``connect_timeout``, ``request_timeout`` (seconds). `gc`: take part in clean-up.
-        Raises `ConfigError`, `Unavailable` (naming the hosts), `AccessDenied`.
-
-        ``textqueue:///path/dir`` instead of hosts: a `FileClient`, which has the same methods over files.
-        """
-        if isinstance(hosts, str) and hosts.startswith(FILES):
-            from airflow_provider_zkmq.filequeue.client import FileClient
-
-            return cast("Self", FileClient.connect(hosts, root, gc=gc, **options))
-        client = cls(ConnectionConfig.of(hosts, root, **options), gc=gc)
-        client._session.start()
-        return client
+    def start(self) -> Self:
+        """Connect, waiting at most ``connect_timeout``. Raises `Unavailable` (naming the hosts), `AccessDenied`."""
+        self._session.start()
+        return self
 
     def queue(self, name: str) -> Queue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
         return Queue(self._session, self._context(name), self._used, self.transaction)
 
-    def queues(self) -> list[str]:
-        """The names of the queues under the root."""
-        return run(self._session, queue_names(self.config.root))
-
     def transaction(self) -> UnitOfWork:
         """A unit of work over the queues of this connection."""
-        return UnitOfWork(self._session, self._context)
+        return UnitOfWork(self._session, Transaction(self._session, self._context))
 
     def close(self) -> None:
         """End the session; what was claimed in it is given back at once. Idempotent."""
@@ -126,7 +107,7 @@ class Zkmq(_Client):
         self.close()
 
 
-class AsyncZkmq(_Client):
+class AsyncZkmq(ClientVerbs, Awaited[str]):
     """For event loops: ``async with AsyncZkmq.connect(…) as zk:`` or ``zk = await AsyncZkmq.connect(…)``."""
 
     @classmethod
@@ -160,11 +141,7 @@ class AsyncZkmq(_Client):
 
     def transaction(self) -> AsyncUnitOfWork:
         """A unit of work over the queues of this connection."""
-        return AsyncUnitOfWork(self._session, self._context)
-
-    async def queues(self) -> list[str]:
-        """The names of the queues under the root."""
-        return await arun(self._session, queue_names(self.config.root))
+        return AsyncUnitOfWork(self._session, Transaction(self._session, self._context))
 
     async def close(self) -> None:
         """End the session; what was claimed in it is given back at once. Idempotent."""

@@ -6,35 +6,35 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from airflow_provider_zkmq.engine.core.claiming.ask import Asked
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.errors import ZkmqError
-from airflow_provider_zkmq.engine.fronts.background import OF_CALLS
+from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.engine.working.background import OF_CALLS
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session, log
+from airflow_provider_zkmq.engine.zk.session import Session
 
 T = TypeVar("T")
-Claiming = Callable[[Caller], Procedure[Held | None]]
 
 #: For so many seconds a cancelled call waits until what it took has been given back; then that goes on behind it.
 PATIENCE: Final = 1.0
 
 
-def handed_over(session: Session, context: Context, claiming: Claiming, receive: Callable[[Held], T]) -> T | None:
+def handed_over(session: Session, asked: Asked, receive: Callable[[Held], T]) -> T | None:
     """Claim, and hand what `receive` makes of it to the caller; cut off, the client gives it back before it claims.
 
     Since it may never claim again, that is also done in the background, as soon as there is a connection.
     Nothing that an interrupt could cut in two stands between `deliver` and the return.
     """
-    caller = Caller()
+    context, caller = asked.context, Caller()
     try:
-        held = run(session, claiming(caller))
-        if held is None:
+        claimed = run(session, asked.claiming(caller))
+        if claimed is None:
             return None
-        got = receive(held)
-        context.claims.deliver(held)
+        got = receive(claimed)
+        context.claims.deliver(claimed)
         return got
     except BaseException:
         caller.left = True
@@ -43,17 +43,15 @@ def handed_over(session: Session, context: Context, claiming: Claiming, receive:
         raise
 
 
-async def handed_over_async(
-    session: Session, context: Context, claiming: Claiming, receive: Callable[[Held], T]
-) -> T | None:
+async def handed_over_async(session: Session, asked: Asked, receive: Callable[[Held], T]) -> T | None:
     """The same on an event loop. Cancelled, it stops the claim, and gives back what that may have taken.
 
     That is waited for, but not for long: then, or cancelled once more, it goes on in the background.
     """
-    caller = Caller()
-    job = asyncio.ensure_future(arun(session, claiming(caller)))
+    context, caller = asked.context, Caller()
+    job = asyncio.ensure_future(arun(session, asked.claiming(caller)))
     try:
-        held = await asyncio.shield(job)
+        claimed = await asyncio.shield(job)
     except asyncio.CancelledError:
         caller.left = True  # a claim that waits is told by the signal
         context.signal.fire()
@@ -64,10 +62,10 @@ async def handed_over_async(
         if context.claims.handovers:
             context.run.pay()
         raise
-    if held is None:
+    if claimed is None:
         return None
-    got = receive(held)
-    context.claims.deliver(held)
+    got = receive(claimed)
+    context.claims.deliver(claimed)
     return got
 
 

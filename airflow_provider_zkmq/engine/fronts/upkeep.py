@@ -14,8 +14,9 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.upkeep.collect import collect_if_due
 from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import run
-from airflow_provider_zkmq.engine.zk.session import Session, log
+from airflow_provider_zkmq.engine.zk.session import Session
 
 MIN_PAUSE = 0.2
 FIRST_LOOK = 1.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
 from airflow_provider_zkmq.engine.outcomes import Retry, Snooze
+from airflow_provider_zkmq.engine.protocols import Closing, InHand
 
 #: How a delivery ends whose handler was not called: it does not count.
 NOT_BEGUN: Final = Snooze(0)
@@ -17,21 +18,33 @@ OUTLASTED: Final = Retry("the worker was stopped before the handler had ended")
 #: The longest pause before a heartbeat that failed is tried again.
 SOON_SECONDS: Final = 0.5
 
+C = TypeVar("C", bound=InHand)
+U = TypeVar("U", bound=Closing)
+
 
 @dataclass(slots=True, eq=False)
-class Delivery:
+class Delivery(Generic[C, U]):
     """One claim in a worker's hand. ``span``: for how many seconds it holds unless it is extended; None: no end."""
 
-    claim: Any
+    claim: C
     span: float | None
     due: float = 0.0
-    transaction: Any = None
+    transaction: U | None = None
     begun: bool = False
     outcome: Handled | None = None
     progress: Settlement = field(default_factory=Settlement)
+    left: bool = False
+    """A try to settle it has failed for good once: it is tried again later."""
+
+    def ending(self) -> C | U:
+        """Who settles it: the claim, or the transaction that adopted the claim, in which no more is taken then."""
+        if self.transaction is None:
+            return self.claim
+        self.transaction.close()
+        return self.transaction
 
 
-class Deliveries:
+class Deliveries(Generic[C, U]):
     """The table of what is in hand, shared by a worker's threads.
 
     One lock guards the table and what stands in it; nothing is sent and nobody waited for under it. Who decides on an
@@ -40,20 +53,20 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._all: dict[int, Delivery] = {}
-        self._left: list[Delivery] = []
+        self._all: dict[int, Delivery[C, U]] = {}
+        self._left: list[Delivery[C, U]] = []
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, claim: Any, span: float | None, transaction: Any = None) -> Delivery:
+    def add(self, claim: C, span: float | None, transaction: U | None = None) -> Delivery[C, U]:
         """Something was claimed."""
         delivery = Delivery(claim, span, _next_beat(span), transaction)
         with self._lock:
             self._all[id(delivery)] = delivery
         return delivery
 
-    def drop(self, delivery: Delivery) -> None:
+    def drop(self, delivery: Delivery[C, U]) -> None:
         """It is out of our hands."""
         with self._lock:
             self._all.pop(id(delivery), None)
@@ -64,18 +77,18 @@ class Deliveries:
         with self._lock:
             return self._lock.wait_for(lambda: not self._all, timeout)
 
-    def in_hand(self) -> list[Delivery]:
+    def in_hand(self) -> list[Delivery[C, U]]:
         """Everything, as it stands."""
         with self._lock:
             return list(self._all.values())
 
-    def begin(self, delivery: Delivery) -> bool:
+    def begin(self, delivery: Delivery[C, U]) -> bool:
         """The handler is about to be called: from here on the delivery counts. False if it was given up before."""
         with self._lock:
             delivery.begun = delivery.outcome is None
             return delivery.begun
 
-    def decide(self, delivery: Delivery, outcome: Handled) -> bool:
+    def decide(self, delivery: Delivery[C, U], outcome: Handled) -> bool:
         """How it ends; False if that is decided already."""
         with self._lock:
             if delivery.outcome is not None:
@@ -83,7 +96,7 @@ class Deliveries:
             delivery.outcome = outcome
             return True
 
-    def give_up(self, delivery: Delivery) -> bool:
+    def give_up(self, delivery: Delivery[C, U]) -> bool:
         """The worker ends without waiting any longer; False if how it ends is decided already."""
         with self._lock:
             if delivery.outcome is not None:
@@ -93,12 +106,12 @@ class Deliveries:
 
     # --- what could not be settled by whatever means: another delivery's thread must not wait for that
 
-    def leave(self, delivery: Delivery) -> None:
+    def leave(self, delivery: Delivery[C, U]) -> None:
         """To be tried again later."""
         with self._lock:
             self._left.append(delivery)
 
-    def take_left(self) -> list[Delivery]:
+    def take_left(self) -> list[Delivery[C, U]]:
         """What is to be tried again, now the caller's."""
         with self._lock:
             left, self._left = self._left, []
@@ -106,12 +119,12 @@ class Deliveries:
 
     # --- heartbeats: a third of the span after the last one
 
-    def due(self) -> list[Delivery]:
+    def due(self) -> list[Delivery[C, U]]:
         """What is to be extended now."""
         now = time.monotonic()
         return [each for each in self.in_hand() if each.span and each.due <= now and not each.claim.settled]
 
-    def beaten(self, delivery: Delivery, *, good: bool) -> None:
+    def beaten(self, delivery: Delivery[C, U], *, good: bool) -> None:
         """It was extended, or that failed: then it is tried again soon, while there is time."""
         with self._lock:
             delivery.due = _next_beat(delivery.span) if good else _retry_beat(delivery.span)

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
-from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.protocols import Holding
 
-if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim
-    from airflow_provider_zkmq.engine.fronts.queue import Claim
-
-Handler = Callable[..., Any]
+R = TypeVar("R")
 
 
-class Running(Task):
-    """The task a handler gets: what it is, and what the handler can do while it has it."""
+class InHandler(Task, Generic[R]):
+    """What handlers of both fronts get; `R`: what its calls return, nothing or what is to be awaited."""
 
     __slots__ = ("_claim",)
-    _claim: Claim
+    _claim: Holding[R]
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: Holding[R]) -> None:
         super().__init__(**{spec.name: getattr(claim.task, spec.name) for spec in fields(Task)})
         object.__setattr__(self, "_claim", claim)
 
@@ -38,52 +34,25 @@ class Running(Task):
         """The fencing token of this delivery."""
         return self._claim.token
 
-    def report(self, progress: float, note: str = "") -> None:
+    def report(self, progress: float, note: str = "") -> R:
         """Tell how far it has come, from 0 to 1, for `Queue.task` and ``zkmq show --watch``. Raises `ClaimLost`."""
-        self._claim.progress(progress, note)
+        return self._claim.progress(progress, note)
 
-    def extend(self, lease: object) -> None:
+    def extend(self, lease: object) -> R:
         """Hold the task `lease` more seconds from now, where it has a lock or a lease. Raises `ClaimLost`."""
-        self._claim.extend(lease)
+        return self._claim.extend(lease)
 
 
-class RunningAsync(Task):
-    """`Running` for a coroutine: its methods are awaited."""
+class Running(InHandler[None]):
+    """The task a handler gets: what it is, and what the handler can do while it has it."""
 
-    __slots__ = ("_claim",)
-    _claim: AsyncClaim
-
-    def __init__(self, claim: AsyncClaim) -> None:
-        super().__init__(**{spec.name: getattr(claim.task, spec.name) for spec in fields(Task)})
-        object.__setattr__(self, "_claim", claim)
-
-    @property
-    def cancelled(self) -> bool:
-        """See `Running.cancelled`."""
-        return self._claim.cancelled
-
-    @property
-    def token(self) -> int:
-        """The fencing token of this delivery."""
-        return self._claim.token
-
-    async def report(self, progress: float, note: str = "") -> None:
-        """See `Running.report`."""
-        await self._claim.progress(progress, note)
-
-    async def extend(self, lease: object) -> None:
-        """See `Running.extend`."""
-        await self._claim.extend(lease)
+    __slots__ = ()
 
 
-def check_options(threads: object, least: int, lease: object, *, transactional: bool) -> None:
-    """What both workers refuse. Raises `ConfigError`."""
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < least:
-        msg = f"threads {threads!r} is not allowed: a whole number, {least} or more"
-        raise ConfigError(msg)
-    if transactional and lease is not None:
-        msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
-        raise ConfigError(msg)
+class RunningAsync(InHandler[Coroutine[Any, Any, None]]):
+    """`Running` for a coroutine: `report` and `extend` are awaited."""
+
+    __slots__ = ()
 
 
 def outcome_of(returned: object) -> Handled:

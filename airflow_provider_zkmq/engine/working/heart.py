@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import TypeVar
 
+from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncTransaction, Claim, Closing, InHand, Transaction
 from airflow_provider_zkmq.engine.working.deliveries import Deliveries, Delivery
-from airflow_provider_zkmq.engine.zk.session import log
+from airflow_provider_zkmq.engine.working.pauses import until
+from airflow_provider_zkmq.engine.working.rules import KEEPER_SECONDS
 
-#: The longest pause between two looks.
-LOOK_SECONDS: Final = 1.0
+C = TypeVar("C", bound=InHand)
+U = TypeVar("U", bound=Closing)
 
 
 class Heart:
     """Beats for the deliveries of one worker, in a thread of its own."""
 
-    def __init__(self, deliveries: Deliveries) -> None:
+    def __init__(self, deliveries: Deliveries[Claim, Transaction]) -> None:
         self._deliveries = deliveries
         self._pulse = threading.Event()
 
@@ -30,13 +34,47 @@ class Heart:
             self._pulse.clear()
             for delivery in self._deliveries.due():
                 self._extend(delivery)
-            self._pulse.wait(self._deliveries.until_next_beat(LOOK_SECONDS))
+            self._pulse.wait(self._deliveries.until_next_beat(KEEPER_SECONDS))
 
-    def _extend(self, delivery: Delivery) -> None:
+    def _extend(self, delivery: Delivery[Claim, Transaction]) -> None:
         try:
             delivery.claim.extend(delivery.span)
         except Exception as error:  # noqa: BLE001  the others are to be extended, too
-            log.warning("extending task %r: %s", delivery.claim.task.id, error)
-            self._deliveries.beaten(delivery, good=False)
+            _beaten(self._deliveries, delivery, error)
         else:
-            self._deliveries.beaten(delivery, good=True)
+            _beaten(self._deliveries, delivery)
+
+
+class AsyncHeart:
+    """Beats for the deliveries of one worker, in a task of its own."""
+
+    def __init__(self, deliveries: Deliveries[AsyncClaim, AsyncTransaction]) -> None:
+        self._deliveries = deliveries
+        self._pulse = asyncio.Event()
+
+    def quicken(self) -> None:
+        """There is one more to extend."""
+        self._pulse.set()
+
+    async def beat(self) -> None:
+        """Extend what is due, each time a third of its span has passed, until cancelled."""
+        while True:
+            self._pulse.clear()
+            for delivery in self._deliveries.due():
+                await self._extend(delivery)
+            await until(self._pulse, self._deliveries.until_next_beat(KEEPER_SECONDS))
+
+    async def _extend(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
+        try:
+            await delivery.claim.extend(delivery.span)
+        except Exception as error:  # noqa: BLE001  the others are to be extended, too
+            _beaten(self._deliveries, delivery, error)
+        else:
+            _beaten(self._deliveries, delivery)
+
+
+def _beaten(deliveries: Deliveries[C, U], delivery: Delivery[C, U], error: Exception | None = None) -> None:
+    """A claim was extended, or that failed: then it is tried again soon."""
+    if error is not None:
+        log.warning("extending task %r: %s", delivery.claim.task.id, error)
+    deliveries.beaten(delivery, good=error is None)

@@ -10,7 +10,7 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.errors import ConfigError, TransportError
-from airflow_provider_zkmq.engine.zk.session import log
+from airflow_provider_zkmq.engine.log import log
 
 SIX_HOURS: Final = 6 * 3600.0
 
@@ -39,7 +39,7 @@ class Looks:
         self._dry_runs = 0
         self._last = "nothing"
 
-    def found(self, what: str) -> None:
+    def ended(self, what: str) -> None:
         """A look has ended: ``"handled"``, ``"nothing"`` or ``"unavailable"``."""
         with self._lock:
             self._last = what

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.tasks.outcome import settle_outcome
-from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
-from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
-from airflow_provider_zkmq.engine.fronts.methods import Method, wanted
-from airflow_provider_zkmq.engine.fronts.transaction import UnitOfWork, is_over
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
-from airflow_provider_zkmq.engine.working.handling import Handler, Running, call, check_options
+from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.engine.protocols import Claim, Queue, Transaction
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
+from airflow_provider_zkmq.engine.working.handling import Running, call
 from airflow_provider_zkmq.engine.working.heart import Heart
 from airflow_provider_zkmq.engine.working.monitoring import Looks, Monitor, tell
-from airflow_provider_zkmq.engine.working.settler import LEFT_SECONDS, RETRY_SECONDS, Settler
-from airflow_provider_zkmq.engine.zk.drivers import run
-from airflow_provider_zkmq.engine.zk.session import log
-
-if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
-
-IDLE_SECONDS = 30.0
-BUSY_SECONDS = 0.5
-KEEPER_SECONDS = 1.0
-#: How long `join` waits beyond the grace for what is in hand to be settled.
-GIVE_UP_SECONDS = 2.0
+from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, check_handler
+from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS, Working
+from airflow_provider_zkmq.engine.working.settler import Settler
+from airflow_provider_zkmq.engine.working.threads import call_after, guarded
+from airflow_provider_zkmq.engine.working.verdicts import LEFT_SECONDS, RETRY_SECONDS
 
 
-class Worker:
+class Worker(Working[Claim, Transaction]):
     """Claims tasks of one queue and runs a handler on each.
 
     The handler gets the task (`Running`); what it returns (bytes, text or None) is the result, or it returns
@@ -77,67 +67,35 @@ class Worker:
         monitor: Monitor | None = None,
         auto_start: bool | float = False,
     ) -> None:
-        check_options(threads, 0, lease, transactional=transactional)
-        if not callable(handler) or inspect.iscoroutinefunction(handler):
-            msg = f"handler {handler!r} is no plain function: give one that takes a task and returns its result"
-            raise ConfigError(msg)
+        options = Options.of(
+            threads=threads, least=0, node=node, filter_method=filter_method, selector=selector, grace=grace,
+            transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle,
+        )  # fmt: skip
+        check_handler(handler, awaited=False)
+        super().__init__(queue, handler, options)
         self.queue = queue
-        self.handler = handler
-        self.grace = grace
-        self._asked: dict[str, Any] = {"node": node, "filter_method": filter_method, "selector": selector}
-        self._lease = optional_seconds("lease", lease)
-        self._throttle = seconds("throttle", throttle)
-        self._transactional = transactional
-        self._threads = [self._thread(self._loop, f"zkmq-worker-{n}") for n in range(threads)]
-        self._keeper = self._thread(self._keep, "zkmq-keeper")
-        self._others = [self._thread(self._beat, "zkmq-heart")] if threads and heartbeat else []
-        if monitor is not None:
-            self._others.append(self._thread(lambda: self._watch(monitor), "zkmq-monitor"))
-        self._stopping = threading.Event()
-        self._over = threading.Event()
-        self._wake = threading.Event()
-        self._until_empty = False
-        self._started = False
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-        self._deliveries = Deliveries()
-        self._settler = Settler(self._deliveries, self._settle_once, self._is_over)
+        self._settler = Settler(self._deliveries, self._tally)
         self._heart = Heart(self._deliveries)
         self._looks = Looks()
+        self._stopping = threading.Event()
+        self._over = threading.Event()
+        self._until_empty = False
+        self._started = False
+        self._lock = threading.Lock()
+        self._make_threads(monitor)
         if auto_start is not False:
-            self._start_in(0.0 if auto_start is True else seconds("auto_start", auto_start))
+            call_after(0.0 if auto_start is True else seconds("auto_start", auto_start), self.start)
 
-    @property
-    def finished(self) -> int:
-        """How many tasks were completed."""
-        return self._settler.finished
-
-    @property
-    def failed(self) -> int:
-        """How many deliveries ended otherwise."""
-        return self._settler.failed
+    def _make_threads(self, monitor: Monitor | None) -> None:
+        threads = self._options.threads
+        self._threads = [self._thread(self._loop, f"zkmq-worker-{n}") for n in range(threads)]
+        self._keeper = self._thread(self._keep, "zkmq-keeper")
+        self._others = [self._thread(self._beat, "zkmq-heart")] if threads and self._options.heartbeat else []
+        if monitor is not None:
+            self._others.append(self._thread(partial(self._watch, monitor), "zkmq-monitor"))
 
     def _thread(self, work: Callable[[], None], name: str) -> threading.Thread:
-        return threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
-
-    def _guard(self, work: Callable[[], None]) -> None:
-        """No thread of a worker ends silently, or before its time: whatever it met is logged, and it goes on."""
-        while True:
-            try:
-                work()
-            except BaseException:  # noqa: BLE001  also what was meant to end a thread
-                log.exception("a thread of the worker on queue %r met an error and goes on", self.queue.name)
-                time.sleep(RETRY_SECONDS)
-            else:
-                return
-
-    def _start_in(self, delay: float) -> None:
-        if delay == 0:
-            self.start()
-            return
-        timer = threading.Timer(delay, self.start)
-        timer.daemon = True
-        timer.start()
+        return guarded(work, name, self.queue.name)
 
     def run(self, *, until_empty: bool = False) -> None:
         """Work until `stop` is called; `until_empty`: or until nothing that fits is left to claim.
@@ -154,17 +112,10 @@ class Worker:
                 return False
             self._started = True
         self._until_empty = until_empty
-        self._check_selector()
+        self.queue.check_wanted(**self._options.choice)
         for thread in (*self._threads, self._keeper, *self._others):
             thread.start()
         return True
-
-    def _check_selector(self) -> None:
-        asked, queue = self._asked, self.queue
-        run(
-            queue._session,  # noqa: SLF001  the two are one piece
-            wanted(queue._context, asked["node"], asked["filter_method"], asked["selector"], None),  # noqa: SLF001
-        )
 
     def stop(self) -> bool:
         """Claim nothing more; callable from a signal handler. False if it was stopping already."""
@@ -172,7 +123,7 @@ class Worker:
             return False
         self._stopping.set()
         # The waiting threads are woken from another one: a signal handler may have interrupted the holder of a lock.
-        threading.Thread(target=self.queue._context.signal.fire, daemon=True).start()  # noqa: SLF001
+        threading.Thread(target=self.queue.wake, daemon=True).start()
         return True
 
     def join(self) -> None:
@@ -190,8 +141,7 @@ class Worker:
         self._stopping.set()
         self._give_up()
         self._over.set()
-        if self._error is not None:
-            raise self._error
+        self._raise_what_ended_it()
 
     def _alive(self) -> threading.Thread | None:
         """A thread that is still at work; of a worker without any, the keeper."""
@@ -201,13 +151,13 @@ class Worker:
         return not self._stopping.is_set() and (not self._threads or self._alive() is not None)
 
     def _give_up(self) -> None:
-        """Settle what handlers still hold; what they do with it afterwards is refused.
+        """Settle what handlers still have in hand; what they do with it afterwards is refused.
 
         Each in a thread of its own, which goes on where ZooKeeper is away for longer than we wait here.
         """
         for delivery in self._deliveries.in_hand():
             if self._deliveries.give_up(delivery):
-                self._thread(lambda it=delivery: self._settler.settle(it), "zkmq-give-up").start()  # type: ignore[misc]
+                self._thread(partial(self._settler.settle, delivery), "zkmq-give-up").start()
         if self._deliveries.wait_empty(GIVE_UP_SECONDS):
             self._settler.settle_left()
         else:
@@ -218,72 +168,41 @@ class Worker:
     def _loop(self) -> None:
         while not self._stopping.is_set():
             try:
-                claim = self.queue.claim(
-                    **self._asked,
-                    lease=self._lease,
-                    timeout=self._patience(),
-                    stopping=self._stopping.is_set,
-                )
-            except ConfigError as error:  # what was asked for; `join` raises it
-                self._error = error
-                self.stop()
-            except Exception as error:  # noqa: BLE001  of the transport, or of something foreign in the queue
-                if self.queue.closed:  # no other try would end otherwise; `join` raises it
-                    self._error = error
+                claim = self._claim()
+            except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
+                if self._ended_by(error):
                     self.stop()
                     return
-                log.warning("worker on queue %r: %s", self.queue.name, error, exc_info=not isinstance(error, ZkmqError))
-                self._looks.found("unavailable")
+                self._looks.ended("unavailable")
                 self._stopping.wait(RETRY_SECONDS)
             else:
-                self._looks.found("nothing" if claim is None else "handled")
+                self._looks.ended("nothing" if claim is None else "handled")
                 if claim is not None:
                     self._handle(claim)
-                    self._stopping.wait(self._throttle)
+                    self._stopping.wait(self._options.throttle)
                 elif self._until_empty and not self._deliveries:
                     return
 
-    def _patience(self) -> float:
-        """Seconds to wait for a task: to the end, unless the worker ends with the last one."""
-        if not self._until_empty:
-            return IDLE_SECONDS
-        return BUSY_SECONDS if self._deliveries else 0.0
+    def _claim(self) -> Claim | None:
+        return self.queue.claim(
+            **self._options.choice,
+            lease=self._options.lease,
+            timeout=self._patience(until_empty=self._until_empty),
+            stopping=self._stopping.is_set,
+        )
 
     def _handle(self, claim: Claim) -> None:
-        delivery = self._deliveries.add(claim, self._span(claim), self._begin(claim))
+        transaction = claim.transaction() if self._options.transactional else None
+        delivery = self._deliveries.add(claim, claim.span, transaction)
         self._heart.quicken()  # one more to extend
         begun = not self._stopping.is_set() and self._deliveries.begin(delivery)
         outcome = call(lambda: self._run(delivery)) if begun else NOT_BEGUN
         if self._deliveries.decide(delivery, outcome):
             self._settler.settle(delivery)
 
-    def _span(self, claim: Claim) -> float | None:
-        """For how many seconds a claim holds unless it is extended."""
-        return claim._held.claim.get("lease")  # noqa: SLF001  the two are one piece
-
-    def _begin(self, claim: Claim) -> UnitOfWork | None:
-        """The transaction that the handler gets, with the claim in it."""
-        if not self._transactional:
-            return None
-        transaction = self.queue._begin()  # noqa: SLF001
-        transaction.adopt(self.queue.name, claim._held)  # noqa: SLF001
-        return transaction
-
-    def _run(self, delivery: Delivery) -> object:
+    def _run(self, delivery: Delivery[Claim, Transaction]) -> object:
         task = Running(delivery.claim)
         return self.handler(task) if delivery.transaction is None else self.handler(task, delivery.transaction)
-
-    # --- settling
-
-    def _settle_once(self, delivery: Delivery) -> bool:
-        context, held, outcome = self.queue._context, delivery.claim._held, delivery.outcome or NOT_BEGUN  # noqa: SLF001
-        if delivery.transaction is not None:
-            return delivery.transaction.settle(context, held, outcome, delivery.progress)  # type: ignore[no-any-return]
-        return run(self.queue._session, settle_outcome(context, held, outcome, None, delivery.progress))  # noqa: SLF001
-
-    def _is_over(self, delivery: Delivery) -> bool:
-        """Whether the session that holds the claim has ended: merely cut off, it still holds it."""
-        return is_over(self.queue._session, delivery.claim._held)  # noqa: SLF001
 
     # --- the keeper, the heart and the monitor: none waits for another
 
@@ -291,32 +210,20 @@ class Worker:
         """Look after the queue while every thread is busy: rescue, promote, settle what was left."""
         tried = time.monotonic()
         while self._goes_on():
-            self._wake.clear()
-            seen = self._seen()
-            try:
-                self._look_after()
-            except ZkmqError as error:
-                log.warning("looking after queue %r: %s", self.queue.name, error)
-                self._stopping.wait(RETRY_SECONDS)
+            seen = self.queue.changes
+            self._look_after()
             if time.monotonic() - tried >= LEFT_SECONDS:
                 self._settler.settle_left()
                 tried = time.monotonic()
-            self._doze(seen)
-
-    def _seen(self) -> int:
-        return self.queue._context.signal.count  # noqa: SLF001
-
-    def _doze(self, seen: int) -> None:
-        """Until something changes in the queue, but no longer than it takes for something to come due."""
-        signal: Any = self.queue._context.signal  # noqa: SLF001
-        if signal.on_next(seen, self._wake.set):
-            self._wake.wait(KEEPER_SECONDS)
-            signal.forget(self._wake.set)
+            self.queue.wait_for_change(seen, KEEPER_SECONDS)  # no longer than it takes for something to come due
 
     def _look_after(self) -> None:
-        context, session = self.queue._context, self.queue._session  # noqa: SLF001
-        if context.registration.consumer is not None and self._threads and len(self._deliveries) >= len(self._threads):
-            run(session, tend(context))
+        try:
+            if self._busy():
+                self.queue.look_after()
+        except ZkmqError as error:
+            self._report_keeper(error)
+            self._stopping.wait(RETRY_SECONDS)
 
     def _beat(self) -> None:
         """Until the last handler has returned or been given up, also after `stop`."""

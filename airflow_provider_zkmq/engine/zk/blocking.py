@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait
 from airflow_provider_zkmq.engine.errors import TransportError
+from airflow_provider_zkmq.engine.zk.replies import failed, receive
 from airflow_provider_zkmq.engine.zk.root import ensure_root
 from airflow_provider_zkmq.engine.zk.session import Session, left
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
@@ -19,9 +20,7 @@ from airflow_provider_zkmq.engine.zk.wire import (
     Request,
     Sent,
     check_sizes,
-    failed,
     gathered,
-    receive,
     submit,
     troubled,
     unknown,
@@ -31,8 +30,10 @@ from airflow_provider_zkmq.engine.zk.wire import (
 def execute(session: Session, op: Op) -> Any:
     """Carry one operation out. What it raises is thrown into its procedure."""
     match op:
-        case Wait(signal, seen, timeout):
-            return wait_for(cast(ThreadSignal, signal), seen, timeout)
+        case Wait(ThreadSignal() as signal, seen, timeout):
+            return wait_for(signal, seen, timeout)
+        case Wait(signal):
+            raise TypeError(f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes")
         case Pipeline(ops):
             return _pipeline(session, ops)
         case Reconnect(since):

@@ -11,7 +11,7 @@ cancelled too, the procedure is closed and nothing of ours is left with signals 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from airflow_provider_zkmq.engine.core.protocol.ops import Op, Procedure
 from airflow_provider_zkmq.engine.zk.blocking import execute
@@ -34,7 +34,8 @@ def run(session: Session, procedure: Procedure[T]) -> T:
             else:
                 op = _resume(session, procedure.send, result)
     except StopIteration as stop:
-        return cast(T, stop.value)
+        value: T = stop.value
+        return value
     finally:
         with session.memory:
             procedure.close()
@@ -53,7 +54,8 @@ async def arun(session: Session, procedure: Procedure[T]) -> T:
             else:
                 op = _resume(session, procedure.send, result)
     except StopIteration as stop:
-        return cast(T, stop.value)
+        value: T = stop.value
+        return value
     finally:
         with session.memory:
             procedure.close()

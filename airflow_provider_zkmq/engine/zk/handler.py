@@ -19,6 +19,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
     kazoo does, a caller could see its own write acknowledged and what it remembers still unmarked.
     """
 
+    #: What wakes the connection's thread; None before the first connection.
+    bell: Any = None
+
     def dispatch_callback(self, callback: Any) -> None:
         """Run a watch of ours at once: it sets flags and wakes waiters, it neither blocks nor raises."""
         if isinstance(callback.func, Fan):
@@ -28,10 +31,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
 
     def create_socket_pair(self) -> tuple[Any, Any]:
         """How who sends a request wakes the connection's thread."""
-        if not hasattr(os, "eventfd"):
-            return super().create_socket_pair()  # type: ignore[no-any-return]
-        bell = Bell()
-        return bell, bell
+        pair = (bell := Bell(), bell) if hasattr(os, "eventfd") else super().create_socket_pair()
+        self.bell = pair[1]
+        return pair
 
 
 class Bell:

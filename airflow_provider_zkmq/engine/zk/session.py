@@ -9,27 +9,19 @@ import threading
 import time
 from typing import Any
 
-from kazoo.client import KazooClient
-from kazoo.exceptions import (
-    AuthFailedError,
-    ConnectionClosedError,
-    KazooException,
-    NoAuthError,
-    SessionExpiredError,
-)
+from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.errors import AccessDenied, SessionLost, TransportError, Unavailable
 from airflow_provider_zkmq.engine.zk.handler import Handler
+from airflow_provider_zkmq.engine.zk.kazoo_client import Client
 from airflow_provider_zkmq.engine.zk.requests import RemoveWatches
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.watches import DATA, Watches
-
-log = logging.getLogger("airflow_provider_zkmq")
 
 
 def _quiet_logger() -> logging.Logger:
@@ -37,14 +29,6 @@ def _quiet_logger() -> logging.Logger:
     logger = logging.getLogger("airflow_provider_zkmq.kazoo")
     logger.setLevel(logging.WARNING)
     return logger
-
-
-#: In these states of kazoo's a request is refused rather than queued.
-_REFUSED: dict[str, type[Exception]] = {
-    KeeperState.AUTH_FAILED: AuthFailedError,
-    KeeperState.CLOSED: ConnectionClosedError,
-    KeeperState.EXPIRED_SESSION: SessionExpiredError,
-}
 
 
 class Session:
@@ -67,7 +51,7 @@ class Session:
         self.id = 0
         self.requests: dict[str, int] = {}
         self.acl = list(CREATOR_ALL_ACL if config.auth else OPEN_ACL_UNSAFE)
-        self.client = KazooClient(**_client_options(config))
+        self.client = Client(**_client_options(config))
         self.watches = Watches(self.client)
         self.client.add_listener(self._on_state)
 
@@ -125,25 +109,9 @@ class Session:
         return (time.monotonic() if since is None else since) + self.config.request_timeout
 
     def send(self, name: str, request: Any, reply: Any) -> None:
-        """Queue a request; never blocks. Counted under `name`.
-
-        Without kazoo's own way to do it, which takes an interrupt of its caller for a closed connection. An interrupt
-        here leaves the request queued or not; a ring too many is answered by kazoo, one too few delays what follows.
-        """
+        """Queue a request; never blocks. Counted under `name`."""
         self.requests[name] = self.requests.get(name, 0) + 1
-        client = self.client
-        refused, bell = _REFUSED.get(client._state), client._connection._write_sock  # noqa: SLF001
-        if refused is not None or bell is None:
-            reply.set_exception((refused or ConnectionClosedError)())
-            return
-        try:
-            client._queue.append((request, reply))  # noqa: SLF001
-            bell.send(b"\0")
-        except OSError:
-            reply.set_exception(ConnectionClosedError())
-        except BaseException:
-            bell.send(b"\0")
-            raise
+        self.client.post(request, reply)
 
     def unwatch(self, path: str) -> None:
         """Nobody waits for changes of this znode's data any more: have the server forget it, unless somebody does.

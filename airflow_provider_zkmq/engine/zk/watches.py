@@ -96,7 +96,9 @@ class Callbacks(Protocol):
     """The part of kazoo's client that is meant here."""
 
     handler: Any
-    _data_watchers: dict[str, set[Any]]
+
+    def forget(self, path: str, callback: Any) -> None:
+        """Take back the callback of a watch on a znode's data."""
 
 
 class Watches:
@@ -163,11 +165,7 @@ class Watches:
         with self.lock:
             fan.standing, fan.leaving = False, False
             self._keep_or_drop(fan)
-            callbacks = self._client._data_watchers  # noqa: SLF001  kazoo has no public way to take a callback back
-            if fan.path in callbacks:
-                callbacks[fan.path].discard(fan)
-                if not callbacks[fan.path]:
-                    del callbacks[fan.path]
+            self._client.forget(fan.path, fan)
 
     def _keep_or_drop(self, fan: Fan) -> None:
         key = (fan.kind, fan.path)
@@ -178,4 +176,4 @@ class Watches:
 
 
 def _alive(refs: Iterable[ref[T]]) -> list[T]:
-    return [found for one in refs if (found := one()) is not None]
+    return [target for each in refs if (target := each()) is not None]

@@ -1,59 +1,18 @@
-"""What goes on whatever becomes of who asked for it: on an event loop, and what a client still owes."""
+"""What calls left to be put right (`core.upkeep.debts`) is put right in the background, by a thread of its own."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts
 from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.blocking import wait_for
 from airflow_provider_zkmq.engine.zk.drivers import run
-from airflow_provider_zkmq.engine.zk.session import Session, log
-
-T = TypeVar("T")
-
-
-class Background:
-    """Keeps its tasks alive until they are done: an event loop itself does not."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def do(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin something."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something and wait for it; a cancellation ends the waiting only, and what goes wrong then is logged."""
-        task = self.do(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_log)
-            raise
-
-    async def wait(self, timeout: float) -> None:
-        """Wait for everything; what takes longer goes on."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout)
-
-
-def _log(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("after a call was cancelled: %s", error)
-
-
-#: For calls that belong to no worker.
-OF_CALLS: Final = Background()
-
+from airflow_provider_zkmq.engine.zk.session import Session
 
 #: The longest pause between two tries to pay what is owed, while the connection is lost.
 LOOK_SECONDS: Final = 5.0

@@ -1,0 +1,41 @@
+"""`Zkmq.connect`, which chooses between ZooKeeper and queue files: the one module above both."""
+
+from __future__ import annotations
+
+from typing import Any, Self, TypeAlias
+
+from airflow_provider_zkmq.engine.config import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, ConnectionConfig
+from airflow_provider_zkmq.engine.fronts.client import Client
+from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
+from airflow_provider_zkmq.filequeue.claims import FileClaim
+from airflow_provider_zkmq.filequeue.client import FileClient
+from airflow_provider_zkmq.filequeue.queue import FileQueue
+
+#: What a connection, a queue and a claim of either are to whoever uses both.
+AnyClient: TypeAlias = "Zkmq | FileClient"
+AnyQueue: TypeAlias = Queue | FileQueue
+AnyClaim: TypeAlias = Claim | FileClaim
+
+
+class Zkmq(Client):
+    """A connection, blocking; usable from several threads, and as a context manager.
+
+    One is enough for a process: every queue, claim, wait and transaction shares its session.
+    """
+
+    @classmethod
+    def connect(
+        cls, hosts: str = DEFAULT_HOSTS, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: Any
+    ) -> Self | FileClient:
+        """Connect to ZooKeeper, waiting at most ``connect_timeout``.
+
+        `hosts`: ``host:port,host:port``; `root`: the znode under which the queues live. Options: ``auth``
+        (``"user:password"``: what is created then belongs to that user), ``tls`` (`Tls` or a mapping),
+        ``session_timeout``, ``connect_timeout``, ``request_timeout`` (seconds). `gc`: take part in clean-up.
+        Raises `ConfigError`, `Unavailable` (naming the hosts), `AccessDenied`.
+
+        ``textqueue:///path/dir`` instead of hosts: a `FileClient`, which has the same methods over files.
+        """
+        if isinstance(hosts, str) and hosts.startswith(FILES):
+            return FileClient.connect(hosts, root, gc=gc, **options)
+        return cls(ConnectionConfig.of(hosts, root, **options), gc=gc).start()

@@ -1,0 +1,125 @@
+"""The two kinds of front: objects whose calls block, and objects whose calls are awaited.
+
+Everything that the two do differently stands here and in `handover`, once; what can be asked of them is described
+in `methods` and `verbs`, once for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from airflow_provider_zkmq.engine.core.claiming.ask import Asked
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.fronts.handover import handed_over, handed_over_async
+from airflow_provider_zkmq.engine.zk.drivers import arun, run
+from airflow_provider_zkmq.engine.zk.session import Session
+
+S = TypeVar("S")
+T = TypeVar("T")
+C = TypeVar("C")
+
+
+class Front(Generic[S]):
+    """An object whose calls are procedures on its subject, carried out over one session."""
+
+    def __init__(self, session: Session, subject: S) -> None:
+        self._session = session
+        self._subject = subject
+
+    @property
+    def closed(self) -> bool:
+        """Whether its connection has been closed: nothing can be done with it any more."""
+        return self._session.closed
+
+    def _mark_used(self) -> None:
+        """Tasks are about to be enqueued or claimed. A queue overrides this: its client then takes part in clean-up."""
+
+
+class Blocking(Front[S]):
+    """A front whose calls block the calling thread until they are carried out."""
+
+    def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+        """Carry out the procedure that `call` makes of the subject."""
+        return run(self._session, call(self._subject))
+
+
+class Awaited(Front[S]):
+    """A front whose calls are coroutines; the event loop goes on meanwhile."""
+
+    async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+        """Carry out the procedure that `call` makes of the subject."""
+        return await arun(self._session, call(self._subject))
+
+
+class BlockingTaker(Blocking[S], Generic[S, C]):
+    """A blocking front that claims tasks and hands each over as a `C`."""
+
+    @abstractmethod
+    def _receive(self, context: Context, claimed: Held) -> C:
+        """What the caller gets for a claim. May neither block nor fail."""
+
+    def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+        """Claim what is asked for. After `deliver`, inside of `handed_over`, nothing may happen but returns.
+
+        An interrupt of the calling thread is raised at the next call or end of a ``with`` block; one that fell there
+        would lose a claim that the client does not remember any more.
+        """
+        asked = run(self._session, ask(self._subject))
+        self._mark_used()
+        return handed_over(self._session, asked, lambda claimed: self._receive(asked.context, claimed))
+
+
+class AwaitedTaker(Awaited[S], Generic[S, C]):
+    """An awaited front that claims tasks and hands each over as a `C`."""
+
+    @abstractmethod
+    def _receive(self, context: Context, claimed: Held) -> C:
+        """What the caller gets for a claim. May not fail."""
+
+    async def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+        """Claim what is asked for. Cancelled, it gives back what it took."""
+        asked = await arun(self._session, ask(self._subject))
+        self._mark_used()
+        return await handed_over_async(self._session, asked, lambda claimed: self._receive(asked.context, claimed))
+
+
+class BlockingInTurn(BlockingTaker[S, C]):
+    """A blocking front whose calls are carried out one after the other, from whichever threads they come."""
+
+    def __init__(self, session: Session, subject: S) -> None:
+        super().__init__(session, subject)
+        self._turn = threading.RLock()
+
+    def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+        """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
+        with self._turn:
+            return super()._carry_out(call)
+
+    def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+        """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
+        with self._turn:
+            return super()._take(ask)
+
+
+class AwaitedInTurn(AwaitedTaker[S, C]):
+    """An awaited front whose calls are carried out one after the other, from whichever coroutines they come."""
+
+    def __init__(self, session: Session, subject: S) -> None:
+        super().__init__(session, subject)
+        self._turn = asyncio.Lock()
+
+    async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+        """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
+        async with self._turn:
+            return await super()._carry_out(call)
+
+    async def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+        """Claim what is asked for, when it is this call's turn."""
+        async with self._turn:
+            return await super()._take(ask)

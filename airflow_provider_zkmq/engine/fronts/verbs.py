@@ -1,0 +1,191 @@
+"""What can be asked of claims and of queues: each verb once for both fronts, see `methods`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
+
+from airflow_provider_zkmq.engine.core.claiming.ask import ask, wanted
+from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.reading import (
+    archiving,
+    counts,
+    explain,
+    following,
+    ids,
+    inspect,
+    many,
+    register,
+    settings,
+    trees,
+)
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.reading.wait import find_matching
+from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, holding, operate, settle
+from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_outcome
+from airflow_provider_zkmq.engine.core.upkeep import collect, keeper
+from airflow_provider_zkmq.engine.fronts.hand import Hand, task_of
+from airflow_provider_zkmq.engine.fronts.kinds import Front
+from airflow_provider_zkmq.engine.fronts.methods import by_token, claiming, settling, verb
+from airflow_provider_zkmq.engine.zk.session import Session
+
+
+class Adopting(Protocol):
+    """A transaction, as far as a claim enters it."""
+
+    def adopt(self, hand: Hand) -> None:
+        """Make a claim of the same session part of the transaction, and the one that `settle` is about."""
+
+
+U = TypeVar("U", bound=Adopting)
+
+
+def settle_by_outcome(context: Context, claimed: Held, outcome: Handled, progress: Settlement) -> Procedure[bool]:
+    """End the claim by what a handler has done; whether that is a success. See `settle_outcome`."""
+    return settle_outcome(context, claimed, outcome, None, progress)
+
+
+class ClaimVerbs(Front[Hand], Generic[U]):
+    """What claims of both fronts are. `begin` begins a transaction over the same connection."""
+
+    def __init__(self, session: Session, hand: Hand, begin: Callable[[], U]) -> None:
+        super().__init__(session, hand)
+        self._begin = begin
+
+    complete = settling(settle.complete)
+    fail = settling(settle.fail)
+    release = settling(settle.release)
+    snooze = settling(settle.snooze)
+    extend = settling(holding.extend)
+    progress = settling(holding.progress)
+    settle = settling(settle_by_outcome)
+
+    @property
+    def _claimed(self) -> Held:
+        return self._subject.claimed
+
+    @cached_property
+    def task(self) -> Task:
+        """The task as it was handed out."""
+        return task_of(self._claimed)
+
+    @property
+    def token(self) -> int:
+        """The fencing token: the number of the claim's transaction, unique and rising."""
+        return self._claimed.token
+
+    @property
+    def settled(self) -> bool:
+        """Whether this object knows that the claim is over: settled here, or lost."""
+        return self._claimed.lost
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled while it was in hand; learnt by a watch, while its process claims or works."""
+        return self._claimed.cancelled
+
+    @property
+    def span(self) -> float | None:
+        """For how many seconds the claim holds unless it is extended; None: to the end of its session."""
+        return self._subject.span
+
+    @property
+    def over(self) -> bool:
+        """Whether what the claim is bound to has ended, its session: one that is merely cut off still holds it."""
+        return self._subject.is_over(self._session)
+
+    def transaction(self) -> U:
+        """A transaction with this claim in it, which ends the claim by what it does itself."""
+        transaction = self._begin()
+        transaction.adopt(self._subject)
+        return transaction
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.token} of task {self._claimed.task_id!r}>"
+
+
+class QueueVerbs(Front[Context]):
+    """What queues of both fronts are: a new verb is one line here.
+
+    The settling verbs take a task's id and its claim's token, from whichever process; see `Claim`. `used` is told of
+    the queue when it is claimed from or enqueued to.
+    """
+
+    def __init__(self, session: Session, context: Context, used: Callable[[Context], None]) -> None:
+        super().__init__(session, context)
+        self._used = used
+
+    publish_archive = verb(configure.publish_archive)
+    pause = verb(configure.pause)
+    resume = verb(configure.resume)
+    configure = verb(configure.configure)
+    task = verb(inspect.read_task)
+    tasks = verb(inspect.list_tasks)
+    ids = verb(ids.ids)
+    read_many = verb(many.read_many)
+    counts = verb(counts.counts)
+    conf = verb(settings.conf)
+    consumers = verb(register.consumers)
+    follow = verb(following.follow)
+    tree = verb(trees.read_tree)
+    explain = verb(explain.explain)
+    wait = verb(wait_for)
+    find = verb(find_matching)
+    wait_batch = verb(batches.wait_batch)
+    batch = verb(batches.read_batch)
+    zxid = verb(archiving.zxid)
+    ended_between = verb(archiving.ended_between)
+    archive = verb(archiving.archive)
+    collect_garbage = verb(collect.collect_garbage)
+    redrive = verb(operate.redrive)
+    cancel = verb(operate.cancel)
+    clear = verb(operate.clear)
+    replace = verb(operate.replace_data)
+    drop = verb(operate.drop)
+    complete = by_token(settle.complete)
+    fail = by_token(settle.fail)
+    release = by_token(settle.release)
+    snooze = by_token(settle.snooze)
+    extend = by_token(holding.extend)
+    progress = by_token(holding.progress)
+    enqueue_many = verb(enqueue_several, marks_used=True)
+    enqueue = verb(enqueue_one, marks_used=True)
+    claim = claiming(ask)
+    check_wanted = verb(wanted)
+    look_after = verb(keeper.look_after)
+    wait_for_change = verb(keeper.wait_for_change)
+
+    @property
+    def _context(self) -> Context:
+        return self._subject
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._context.queue
+
+    @property
+    def root(self) -> str:
+        """The znode under which the queue lives."""
+        return self._context.root
+
+    @property
+    def changes(self) -> int:
+        """How often the queue has changed, as far as this client was told: the `seen` of `wait_for_change`."""
+        return self._context.signal.count
+
+    def wake(self) -> None:
+        """Wake every call of this client that waits for the queue to change; they look again."""
+        self._context.signal.fire()
+
+    def _mark_used(self) -> None:
+        """The queue is claimed from or enqueued to: its client takes part in clean-up from now on."""
+        self._used(self._context)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._context.paths.base} at {self._session.config.hosts}>"

@@ -1,0 +1,162 @@
+"""What a worker needs of a queue, of a claim and of a transaction, whether they are kept in ZooKeeper or in files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
+
+Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class InHand(Protocol):
+    """A claim, as far as both kinds of worker only look at it."""
+
+    @property
+    def task(self) -> Task:
+        """The task as it was handed out."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the claim is known to be over: settled, or lost."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled while it was in hand."""
+
+    @property
+    def span(self) -> float | None:
+        """For how many seconds the claim holds unless it is extended; None: to the end of its session."""
+
+    @property
+    def over(self) -> bool:
+        """Whether what the claim is bound to has ended, so that nothing is left to settle."""
+
+
+class Holding(InHand, Protocol[T_co]):
+    """A claim, as far as its handler extends it and tells how far it has come; `T_co`: what its calls return."""
+
+    def extend(self, lease: object) -> T_co:
+        """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
+
+    def progress(self, progress: float, note: str = "") -> T_co:
+        """Tell how far the task has come, from 0 to 1. Raises `ClaimLost`."""
+
+
+class Ending(Protocol[T_co]):
+    """What can end a delivery: a claim, or the transaction that adopted it; `T_co`: what its calls return."""
+
+    def settle(self, outcome: Handled, progress: Settlement) -> T_co:
+        """End the delivery by what its handler has done; whether that is a success.
+
+        Raises `TransportError`, after which the call is to be repeated with the same `progress`, `ClaimLost`, or what
+        says that the delivery cannot be ended by whatever means.
+        """
+
+
+class Closing(Protocol):
+    """A transaction that its handler has had."""
+
+    def close(self) -> None:
+        """Let the handler take and put no more."""
+
+
+class Transaction(Closing, Ending[bool], Protocol):
+    """A transaction whose calls block."""
+
+
+class Claim(Holding[None], Ending[bool], Protocol):
+    """A claim whose calls block."""
+
+    def transaction(self) -> Transaction:
+        """A transaction with this claim in it, as a handler gets it."""
+
+
+class AsyncTransaction(Closing, Ending[Coroutine[Any, Any, bool]], Protocol):
+    """A transaction whose calls are awaited."""
+
+
+class AsyncClaim(Holding[Coroutine[Any, Any, None]], Ending[Coroutine[Any, Any, bool]], Protocol):
+    """A claim whose calls are awaited."""
+
+    def transaction(self) -> AsyncTransaction:
+        """A transaction with this claim in it, as a handler gets it."""
+
+
+class Named(Protocol):
+    """A queue, as far as both kinds of worker only look at it."""
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether its connection has been closed: nothing can be done with it any more."""
+
+
+class Queue(Named, Protocol):
+    """A queue whose calls block."""
+
+    def check_wanted(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        selector: Selector | str | None = None,
+    ) -> object:
+        """Raise `ConfigError` for what the queue's declarations refuse."""
+
+    def claim(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: object = 0,
+        lease: object = None,
+        stopping: Callable[[], bool] = ...,
+    ) -> Claim | None:
+        """Take the first task that fits, waiting at most `timeout` seconds, and until `stopping`."""
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks are in each state."""
+
+    def look_after(self) -> None:
+        """Rescue and promote what is due, as a claim would."""
+
+    @property
+    def changes(self) -> int:
+        """How often the queue has changed, as far as its client was told."""
+
+    def wait_for_change(self, seen: int, timeout: float) -> bool:
+        """Wait until `changes` is more than `seen`, or the queue is woken, at most `timeout` seconds."""
+
+    def wake(self) -> None:
+        """Wake every call that waits for the queue to change."""
+
+
+class AsyncQueue(Named, Protocol):
+    """A queue whose calls are awaited."""
+
+    def claim(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: object = 0,
+        lease: object = None,
+    ) -> Coroutine[Any, Any, AsyncClaim | None]:
+        """Take the first task that fits, waiting at most `timeout` seconds; cancelled, give back what was taken."""
+
+    def look_after(self) -> Coroutine[Any, Any, None]:
+        """Rescue and promote what is due, as a claim would."""

@@ -1,0 +1,71 @@
+"""What both workers are told: checked once, when a worker is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypedDict
+
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
+from airflow_provider_zkmq.engine.errors import ConfigError
+
+Handler: TypeAlias = Callable[..., Any]
+Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
+
+
+class Choice(TypedDict):
+    """Which tasks fit, in the terms of a queue's `claim`."""
+
+    node: Mapping[str, object] | None
+    filter_method: Method
+    selector: Selector | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a worker works; see `Worker`. `of` checks what a caller gives."""
+
+    threads: int
+    choice: Choice
+    grace: float
+    transactional: bool
+    lease: float | None
+    heartbeat: bool
+    throttle: float
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        threads: object,
+        least: int,
+        node: Mapping[str, object] | None,
+        filter_method: Method,
+        selector: Selector | str | None,
+        grace: float,
+        transactional: bool,
+        lease: object,
+        heartbeat: bool,
+        throttle: object,
+    ) -> Options:
+        """Check what both workers check; `least`: the fewest tasks in hand at once. Raises `ConfigError`."""
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < least:
+            msg = f"threads {threads!r} is not allowed: a whole number, {least} or more"
+            raise ConfigError(msg)
+        if transactional and lease is not None:
+            msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
+            raise ConfigError(msg)
+        choice = Choice(node=node, filter_method=filter_method, selector=selector)
+        span, pause = optional_seconds("lease", lease), seconds("throttle", throttle)
+        return cls(threads, choice, grace, transactional, span, heartbeat, pause)
+
+
+def check_handler(handler: object, *, awaited: bool) -> None:
+    """Raise `ConfigError` for a handler of the other kind, or of none."""
+    coroutine = inspect.iscoroutinefunction(handler)
+    if not callable(handler) or coroutine is not awaited:
+        kind = "coroutine function" if awaited else "plain function"
+        msg = f"handler {handler!r} is no {kind}: give one that takes a task and returns its result"
+        raise ConfigError(msg)

@@ -1,0 +1,76 @@
+"""What both workers go by: how long they wait, what ends them, and who they tell what went wrong."""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar
+
+from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
+from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.engine.protocols import Closing, InHand, Named
+from airflow_provider_zkmq.engine.working.deliveries import Deliveries
+from airflow_provider_zkmq.engine.working.options import Handler, Options
+from airflow_provider_zkmq.engine.working.verdicts import Tally
+
+#: How long one claim waits for a task.
+IDLE_SECONDS: Final = 30.0
+#: The same in a worker that ends with the last task, while others are in hand that may be given back.
+BUSY_SECONDS: Final = 0.5
+#: The longest pause between two looks of a keeper, a heart or a monitor.
+KEEPER_SECONDS: Final = 1.0
+#: How long the end of a worker waits beyond the grace for what is in hand to be settled.
+GIVE_UP_SECONDS: Final = 2.0
+
+C = TypeVar("C", bound=InHand)
+U = TypeVar("U", bound=Closing)
+
+
+class Working(Generic[C, U]):
+    """What both workers are: options, a table of what is in hand, a tally of how that ended, and their own end."""
+
+    def __init__(self, queue: Named, handler: Handler, options: Options) -> None:
+        self.handler = handler
+        self.grace = options.grace
+        self._named = queue
+        self._options = options
+        self._deliveries: Deliveries[C, U] = Deliveries()
+        self._tally = Tally()
+        self._error: Exception | None = None
+
+    @property
+    def finished(self) -> int:
+        """How many tasks were completed."""
+        return self._tally.finished
+
+    @property
+    def failed(self) -> int:
+        """How many deliveries ended otherwise."""
+        return self._tally.failed
+
+    def _patience(self, *, until_empty: bool) -> float:
+        """Seconds to wait for a task: to the end, unless the worker ends with the last one."""
+        if not until_empty:
+            return IDLE_SECONDS
+        return BUSY_SECONDS if self._deliveries else 0.0
+
+    def _ended_by(self, error: Exception) -> bool:
+        """Whether what a claim raised ends the worker: it is refused, or no other try would end otherwise.
+
+        Anything else, of the transport or of something foreign in the queue, is logged, and claiming goes on.
+        """
+        if isinstance(error, ConfigError) or self._named.closed:
+            self._error = error
+            return True
+        name = self._named.name
+        log.warning("worker on queue %r: %s", name, error, exc_info=not isinstance(error, ZkmqError))
+        return False
+
+    def _raise_what_ended_it(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _busy(self) -> bool:
+        """Whether every slot has a task in hand: nobody looks after the queue by claiming."""
+        return 0 < self._options.threads <= len(self._deliveries)
+
+    def _report_keeper(self, error: Exception) -> None:
+        log.warning("looking after queue %r: %s", self._named.name, error)

@@ -1,0 +1,47 @@
+"""kazoo's client with what we need of it besides: to queue a request without waiting, and to take a callback back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import AuthFailedError, ConnectionClosedError, SessionExpiredError
+from kazoo.protocol.states import KeeperState
+
+#: In these states of kazoo's a request is refused rather than queued.
+_REFUSED: dict[str, type[Exception]] = {
+    KeeperState.AUTH_FAILED: AuthFailedError,
+    KeeperState.CLOSED: ConnectionClosedError,
+    KeeperState.EXPIRED_SESSION: SessionExpiredError,
+}
+
+
+class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
+    """A kazoo client whose handler is a `Handler`, which knows how its connection's thread is woken."""
+
+    def post(self, request: Any, reply: Any) -> None:
+        """Queue a request; never blocks.
+
+        Without kazoo's own way to do it, which takes an interrupt of its caller for a closed connection. An interrupt
+        here leaves the request queued or not; a ring too many is answered by kazoo, one too few delays what follows.
+        """
+        refused, bell = _REFUSED.get(self._state), self.handler.bell
+        if refused is not None or bell is None or bell.fileno() < 0:
+            reply.set_exception((refused or ConnectionClosedError)())
+            return
+        try:
+            self._queue.append((request, reply))
+            bell.send(b"\0")
+        except OSError:
+            reply.set_exception(ConnectionClosedError())
+        except BaseException:
+            bell.send(b"\0")
+            raise
+
+    def forget(self, path: str, callback: Any) -> None:
+        """Take back the callback of a watch on a znode's data; kazoo has no public way to do that."""
+        callbacks = self._data_watchers
+        if path in callbacks:
+            callbacks[path].discard(callback)
+            if not callbacks[path]:
+                del callbacks[path]

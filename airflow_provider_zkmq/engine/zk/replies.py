@@ -1,0 +1,127 @@
+"""Replies of kazoo's, and its errors, as what procedures get for their operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    ConnectionClosedError,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+    UnimplementedError,
+)
+from kazoo.protocol.states import ZnodeStat
+
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Children,
+    CreateContainer,
+    Exists,
+    Get,
+    GetMany,
+    Node,
+    Stat,
+    Sync,
+)
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome
+from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
+from airflow_provider_zkmq.engine.zk.session import Session
+from airflow_provider_zkmq.engine.zk.wire import LOST, Sent
+
+_NO_NODE = NoNodeError.code
+_FAILURES: dict[type[Exception], Failure] = {
+    NoNodeError: Failure.NO_NODE,
+    NodeExistsError: Failure.NODE_EXISTS,
+    BadVersionError: Failure.BAD_VERSION,
+    NotEmptyError: Failure.NOT_EMPTY,
+}
+
+
+def receive(session: Session, sent: Sent, value: Any) -> Any:
+    """What a procedure gets for a reply. Raises `AccessDenied` where a transaction was refused for its credentials."""
+    match sent.op:
+        case Multi():
+            return replace(_outcome(session, value), sent=sent.at)
+        case CreateContainer():
+            return Outcome(committed=True, sent=sent.at)
+        case GetMany():
+            return [_many_item(session, item) for item in value]
+        case Get():
+            return Node(value[0], stat(value[1]))
+        case Exists():
+            return None if value is None else stat(value)
+        case Children():
+            return value
+        case Sync():
+            return None
+
+
+def failed(session: Session, sent: Sent, error: BaseException) -> Any:
+    """What a procedure gets for a failed request, or the error it is thrown. `LOST` errors are the driver's own."""
+    op = sent.op
+    if isinstance(op, CreateContainer) and isinstance(error, NodeExistsError | NoNodeError | UnimplementedError):
+        failure = _FAILURES.get(type(error), Failure.OTHER)
+        return Outcome(committed=False, failure=failure, detail=type(error).__name__, sent=sent.at)
+    if isinstance(error, NoNodeError) and not isinstance(op, Multi):
+        return None
+    raise mapped(session, error) from error
+
+
+def mapped(session: Session, error: BaseException) -> BaseException:
+    """kazoo's error as one of ours; what is not kazoo's stays as it is."""
+    if isinstance(error, NoAuthError | AuthFailedError):
+        return session.denied()
+    if isinstance(error, ConnectionClosedError) or (isinstance(error, SessionExpiredError) and session.closed):
+        return SessionLost("the connection was closed")
+    if isinstance(error, LOST):
+        return session.unavailable()
+    if isinstance(error, KazooException):
+        return ZkmqError(f"ZooKeeper refused a request: {type(error).__name__} {error}".strip())
+    return error
+
+
+def stat(raw: ZnodeStat) -> Stat:
+    """The part of a Stat that we use."""
+    return Stat(
+        czxid=raw.czxid,
+        mzxid=raw.mzxid,
+        ctime=raw.ctime,
+        mtime=raw.mtime,
+        version=raw.version,
+        owner=raw.ephemeralOwner,
+        children=raw.numChildren,
+    )
+
+
+def _many_item(session: Session, item: Any) -> Node | None:
+    if isinstance(item, tuple):
+        return Node(item[0], stat(item[1]))
+    if item == _NO_NODE:
+        return None
+    if item == NoAuthError.code:
+        raise session.denied()
+    msg = f"ZooKeeper refused a read with error {item}"
+    raise ZkmqError(msg)
+
+
+def _outcome(session: Session, results: list[Any]) -> Outcome:
+    for at, result in enumerate(results):
+        if isinstance(result, NoAuthError):
+            raise session.denied()
+        if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
+            failure = _FAILURES.get(type(result), Failure.OTHER)
+            return Outcome(committed=False, failed=at, failure=failure, detail=type(result).__name__)
+    if any(isinstance(result, Exception) for result in results):
+        return Outcome(committed=False, failure=Failure.OTHER, detail="the transaction was rolled back")
+    changed = next((result for result in results if isinstance(result, ZnodeStat)), None)
+    if changed is None:
+        return Outcome(committed=True)
+    return Outcome(committed=True, time=changed.mtime, zxid=changed.mzxid)

@@ -1,0 +1,85 @@
+"""An Airflow connection of type ``zkmq``, read as the arguments of `Zkmq.connect`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.sdk import BaseHook
+
+from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.hooks.templating import flag
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+DEFAULT_CONN_ID: Final = "zkmq_default"
+DEFAULT_QUEUE: Final = "queue"
+_PLAIN: Final = ("root", "session_timeout", "connect_timeout", "request_timeout")
+_TLS: Final = ("ca", "cert", "key", "key_password", "check_hostname")
+_KNOWN: Final = frozenset({*_PLAIN, "queue", "tls", *(f"tls_{name}" for name in _TLS)})
+
+
+def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return an Airflow connection as the arguments of `Zkmq.connect` plus ``queue``, the default queue's name.
+
+    The result holds the password: it is to be passed on, never logged. `extra`: the connection's extra if the
+    caller has read it already (reading it on an event loop takes an ``await``).
+
+    Raises:
+        ConfigError: something is missing or unknown; the message names the connection.
+
+    """
+    where = f"connection {conn.conn_id!r}"
+    if extra is None:
+        extra = conn.extra_dejson
+    if not isinstance(extra, Mapping):
+        raise ConfigError(f"{where}: extra must be a JSON object")
+    values = {name: value for name, value in extra.items() if value not in (None, "")}
+    if unknown := sorted(set(values) - _KNOWN):
+        raise ConfigError(f"{where}: unknown extra {', '.join(unknown)}; known: {', '.join(sorted(_KNOWN))}")
+    if not conn.host:
+        raise ConfigError(f"{where} has no host: give 'host' and 'port', or 'host1:port,host2:port'")
+    options: dict[str, Any] = {"hosts": _hosts(conn.host, conn.port), "queue": values.get("queue", DEFAULT_QUEUE)}
+    if "root" in values:
+        options["root"] = values["root"]
+    options |= {name: _number(where, name, values[name]) for name in _PLAIN[1:] if name in values}
+    if conn.login or conn.password:
+        if not (conn.login and conn.password):
+            raise ConfigError(f"{where}: give both login and password, or neither")
+        options["auth"] = [conn.login, conn.password]
+    tls = {name: values[f"tls_{name}"] for name in _TLS if f"tls_{name}" in values}
+    if "check_hostname" in tls:
+        tls["check_hostname"] = flag(f"{where}: tls_check_hostname", tls["check_hostname"])
+    # The form sends its checkboxes whether or not TLS is used: only files say that it is.
+    if flag(f"{where}: tls", values.get("tls", bool(set(tls) - {"check_hostname"}))):
+        options["tls"] = tls
+    return options
+
+
+async def async_connection_options(conn_id: str) -> dict[str, Any]:
+    """Look up a connection without blocking the event loop; see `connection_options`.
+
+    Raises:
+        AirflowNotFoundException: there is no such connection.
+        ConfigError: it is not understood.
+
+    """
+    conn = await BaseHook.aget_connection(conn_id)
+    return connection_options(conn, await conn.aextra_dejson())
+
+
+def _hosts(host: str, port: int | None) -> str:
+    parts = [part.strip() for part in host.split(",")]
+    if port is None:
+        return ",".join(parts)
+    return ",".join(part if ":" in part.rpartition("]")[2] else f"{part}:{port}" for part in parts)
+
+
+def _number(where: str, name: str, value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            raise ConfigError(f"{where}: {name} {value!r} is no number of seconds") from None
+    return value

@@ -1,0 +1,65 @@
+"""What became of tasks, for XComs, for the end of an Airflow task, and for its log."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.sdk.exceptions import AirflowException
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine.core.reading.inspect import Task
+    from airflow_provider_zkmq.engine.core.tasks.batches import Batch
+
+#: How many tasks an error names.
+_SHOWN: Final = 5
+
+
+def outcome(task: Task) -> dict[str, Any]:
+    """Return what an XCom tells about a task: ``id``, ``state``, ``attempt``, ``error``, and its result.
+
+    The result is text under ``result``, or, where the bytes are no UTF-8, base64 under ``result_b64``.
+    """
+    summary: dict[str, Any] = {
+        "id": task.id,
+        "state": str(task.state),
+        "attempt": task.attempt,
+        "error": task.error,
+        "result": None,
+    }
+    if task.result is not None:
+        try:
+            summary["result"] = task.result.decode()
+        except UnicodeDecodeError:
+            summary["result_b64"] = base64.b64encode(task.result).decode()
+    return summary
+
+
+def check_outcomes(queue: str, tasks: Iterable[Task]) -> None:
+    """Raise `AirflowException` naming the tasks that are dead or cancelled, the first few with their errors."""
+    bad = [task for task in tasks if task.state in {"dead", "cancelled"}]
+    if bad:
+        lines = [f"{task.id} is {task.state}" + (f" ({task.error})" if task.error else "") for task in bad]
+        raise AirflowException(f"{len(bad)} task(s) of queue {queue!r} failed: {_few(lines)}")
+
+
+def check_batch(queue: str, batch: Batch) -> None:
+    """Raise `AirflowException` naming the first few members of a batch that ended dead or cancelled."""
+    if batch.failed:
+        members = f"{len(batch.failed)} of {batch.total} task(s) of batch {batch.name!r} of queue {queue!r}"
+        raise AirflowException(f"{members} ended dead or cancelled: {_few(batch.failed)}")
+
+
+def _few(lines: Sequence[str]) -> str:
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return "; ".join([*lines[:_SHOWN], *more])
+
+
+def progress_log(log: Any) -> Callable[[str, float, str], None]:
+    """Return what logs the progress that a task's handler reports; see the `on_progress` of `Queue.wait`."""
+
+    def report(task_id: str, progress: float, note: str) -> None:
+        log.info("Task %s: %.0f %%%s", task_id, 100 * progress, f", {note}" if note else "")
+
+    return report

@@ -1,0 +1,62 @@
+"""Arguments as templates and forms give them: truth values, lists and task ids, or the text of one."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from airflow_provider_zkmq.engine.errors import ConfigError
+
+
+def flag(what: str, value: object) -> bool:
+    """Return a truth value, or the text that a form or a template makes of one. Raises `ConfigError`."""
+    known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    try:
+        return known[str(value).lower()]
+    except KeyError:
+        raise ConfigError(f"{what} {value!r} is neither true nor false") from None
+
+
+def items_of(what: str, value: object) -> list[Any]:
+    """Return a templated list: a list, any other series (as mapped tasks give it), or text that holds a list.
+
+    Raises:
+        ConfigError: `value` is none of these.
+
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if not text.startswith(("[", "(")):
+            return [text] if text else []
+        value = _literal(what, text)
+    if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
+        raise ConfigError(f"{what} must be a list, not {type(value).__name__}")
+    return list(value)
+
+
+def _literal(what: str, text: str) -> object:
+    """Read the text Jinja makes of a list, or JSON."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError):
+            continue
+    raise ConfigError(f"{what} is not a list: {text[:80]!r}")
+
+
+def flat_ids(value: object) -> list[str]:
+    """Return task ids from one id, a list, lists in lists, or the text of any of these; each id once, in order.
+
+    Raises:
+        ConfigError: there is something else in it.
+
+    """
+    ids: list[str] = []
+    for item in items_of("task_ids", value):
+        if isinstance(item, str) and not item.startswith(("[", "(")):
+            ids.append(item)
+        else:
+            ids += flat_ids(item)
+    return list(dict.fromkeys(ids))

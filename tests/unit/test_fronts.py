@@ -1,0 +1,149 @@
+"""Both fronts have each verb from one description, and show it to whoever looks: people, editors, type checkers."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine import (
+    AsyncClaim,
+    AsyncQueue,
+    AsyncUnitOfWork,
+    AsyncZkmq,
+    Claim,
+    ConfigError,
+    Queue,
+    UnitOfWork,
+    Zkmq,
+)
+from airflow_provider_zkmq.engine.config import ConnectionConfig
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Tell
+from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking
+from airflow_provider_zkmq.engine.fronts.methods import Twins, verb
+from airflow_provider_zkmq.engine.zk.session import Session
+
+TOP = Path(__file__).parents[2]
+FRONTS = [(Zkmq, AsyncZkmq), (Queue, AsyncQueue), (Claim, AsyncClaim), (UnitOfWork, AsyncUnitOfWork)]
+
+
+def verbs(front: type) -> dict[str, Twins]:
+    """The descriptors that a front's class inherits."""
+    return {name: it for kind in front.__mro__ for name, it in vars(kind).items() if isinstance(it, Twins)}
+
+
+TWINS = [(blocking, awaited, name) for blocking, awaited in FRONTS for name in verbs(blocking)]
+
+
+@pytest.mark.parametrize(
+    ("blocking", "awaited", "name"), TWINS, ids=[f"{one.__name__}.{name}" for one, _, name in TWINS]
+)
+def test_both_fronts_show_the_same_of_each_verb(blocking: type, awaited: type, name: str) -> None:
+    """Name, parameters and documentation; one is a function, the other a coroutine function."""
+    mine, theirs = getattr(blocking, name), getattr(awaited, name)
+    assert mine.__name__ == theirs.__name__ == name
+    assert mine.__qualname__.endswith(f".{name}")
+    assert inspect.signature(mine) == inspect.signature(theirs)
+    assert next(iter(inspect.signature(mine).parameters)) == "self"
+    assert "Procedure" not in str(inspect.signature(mine))
+    assert mine.__doc__ == theirs.__doc__
+    assert mine.__doc__
+    assert not inspect.iscoroutinefunction(mine)
+    assert inspect.iscoroutinefunction(theirs)
+
+
+def test_no_front_has_a_verb_of_its_own() -> None:
+    """What one of two fronts can be asked, the other can be asked, too."""
+    for blocking, awaited in FRONTS:
+        assert verbs(blocking).keys() == verbs(awaited).keys()
+
+
+def test_signatures_are_those_of_the_procedures() -> None:
+    """Less what the front provides; a bound method has no `self`."""
+    assert str(inspect.signature(Queue.pause)) == "(self) -> 'bool'"
+    assert list(inspect.signature(Queue.configure).parameters)[1:] == [
+        *list(inspect.signature(configure.configure).parameters)[1:]
+    ]
+    assert list(inspect.signature(AsyncQueue.fail).parameters) == [
+        *["self", "task_id", "token", "error", "retry", "backoff"]
+    ]
+    assert list(inspect.signature(AsyncClaim.fail).parameters) == ["self", "error", "retry", "backoff"]
+    queue = Zkmq(ConnectionConfig.of("127.0.0.1:1")).queue("q")
+    assert str(inspect.signature(queue.pause)) == "() -> 'bool'"
+    assert list(inspect.signature(queue.enqueue).parameters)[:2] == ["data", "filters"]
+
+
+@pytest.mark.parametrize("queue", [Queue, AsyncQueue])
+def test_help_shows_verbs(queue: type) -> None:
+    """As methods, with their parameters and what they do."""
+    shown = pydoc.plain(pydoc.render_doc(queue))
+    assert "enqueue(self, data: 'bytes | str', filters:" in shown
+    assert "Hand out nothing until `resume`" in shown
+    assert "Take the first task that fits" in shown
+
+
+def doubled(context: Context, number: int) -> Procedure[int]:
+    """Twice a number, asked for in the name of a queue."""
+    return len(context) + (yield Tell(lambda: 2 * number))  # type: ignore[arg-type]
+
+
+class Doubling:
+    """What both fronts of the next test are."""
+
+    double = verb(doubled)
+
+
+class Here(Doubling, Blocking[Any]):
+    pass
+
+
+class There(Doubling, Awaited[Any]):
+    pass
+
+
+async def test_a_verb_is_one_line() -> None:
+    """Described once, it is there in both fronts."""
+    session = Session(ConnectionConfig.of("127.0.0.1:1"))
+    assert Here(session, "").double(4) == 8
+    assert await There(session, "").double(number=4) == 8
+    assert Here.double(Here(session, "."), 4) == 9
+    with pytest.raises(TypeError, match="number"):
+        Here(session, "").double()
+
+
+def test_type_checkers_see_both_fronts() -> None:
+    """`typed_fronts` says what they see; it is checked strictly, refusals and all."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "tests/unit/typed_fronts.py"],
+        cwd=TOP,
+        env={**os.environ, "MYPYPATH": str(TOP)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_transaction_settles_only_what_it_adopted() -> None:
+    """Asked to settle a claim that never entered it, a transaction says so and sends nothing."""
+    unit = Zkmq(ConnectionConfig.of("127.0.0.1:1")).transaction()
+    with pytest.raises(Exception, match="adopted no claim"):
+        unit.settle(None, None)  # type: ignore[arg-type]
+
+
+def test_what_connects_chooses_by_the_address(tmp_path: Path) -> None:
+    """Files where the address says so, for one front only."""
+    with Zkmq.connect(f"textqueue://{tmp_path}") as files:
+        assert not isinstance(files, Zkmq)
+        assert files.queue("q").enqueue(b"x")
+    with pytest.raises(ConfigError, match="no asynchronous use"):
+        AsyncZkmq.connect(f"textqueue://{tmp_path}")

@@ -1,0 +1,97 @@
+"""What type checkers see of both fronts: checked by `test_fronts`, not run.
+
+Under ``mypy --strict`` an ignored error that does not occur is an error, too: the refusals below are all made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_type
+
+from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
+from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
+from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
+from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
+from airflow_provider_zkmq.engine.working.aworker import AsyncWorker
+from airflow_provider_zkmq.engine.working.handling import Running, RunningAsync
+from airflow_provider_zkmq.engine.working.worker import Worker
+from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
+
+
+def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None:
+    assert_type(Zkmq.connect(), Zkmq | FileClient)
+    assert_type(zk.queues(), list[str])
+    assert_type(zk.queue("q"), Queue)
+    assert_type(zk.transaction(), UnitOfWork)
+    assert_type(queue.pause, Callable[[], bool])
+    assert_type(queue.pause(), bool)
+    assert_type(queue.task("a"), Task)
+    assert_type(queue.counts(), dict[str, int])
+    assert_type(queue.enqueue(b"x", {"region": "eu"}, priority=3, task_id="a"), str)
+    assert_type(queue.enqueue_many([Message(b"x")], batch="b"), list[str])
+    assert_type(queue.claim({"region": "eu"}, "at_least", timeout=5), Claim | None)
+    assert_type(queue.fail("a", 1, "no", retry=False), State)
+    assert_type(queue.fail(task_id="a", token=1, error="no"), State)
+    assert_type(queue.worker(print), Worker)
+    claim = queue.claim()
+    assert claim is not None
+    assert_type(claim.task, Task)
+    assert_type(claim.fail("no", backoff=3), State)
+    assert_type(claim.complete(b"r", dedupe=60), None)
+    assert_type(claim.transaction(), UnitOfWork)
+    assert_type(unit.try_take("q", timeout=1), Task | None)
+    assert_type(unit.put("q", b"x"), str)
+    assert_type(unit.commit(b"r"), list[str])
+    assert_type(running.report(0.5, "half"), None)
+
+
+async def awaited(zk: AsyncZkmq, queue: AsyncQueue, unit: AsyncUnitOfWork, running: RunningAsync) -> None:
+    assert_type(AsyncZkmq.connect(), AsyncZkmq)
+    assert_type(await zk.queues(), list[str])
+    assert_type(zk.queue("q"), AsyncQueue)
+    assert_type(zk.transaction(), AsyncUnitOfWork)
+    assert_type(queue.pause, Callable[[], Coroutine[Any, Any, bool]])
+    assert_type(await queue.pause(), bool)
+    assert_type(await queue.task("a"), Task)
+    assert_type(await queue.counts(), dict[str, int])
+    assert_type(await queue.enqueue(b"x", {"region": "eu"}, priority=3, task_id="a"), str)
+    assert_type(await queue.enqueue_many([Message(b"x")], batch="b"), list[str])
+    assert_type(await queue.claim({"region": "eu"}, "at_least", timeout=5), AsyncClaim | None)
+    assert_type(await queue.fail("a", 1, "no", retry=False), State)
+    assert_type(await queue.fail(task_id="a", token=1, error="no"), State)
+    assert_type(queue.worker(print), AsyncWorker)
+    claim = await queue.claim()
+    assert claim is not None
+    assert_type(claim.task, Task)
+    assert_type(await claim.fail("no", backoff=3), State)
+    assert_type(await claim.complete(b"r", dedupe=60), None)
+    assert_type(claim.transaction(), AsyncUnitOfWork)
+    assert_type(await unit.try_take("q", timeout=1), Task | None)
+    assert_type(await unit.put("q", b"x"), str)
+    assert_type(await unit.commit(b"r"), list[str])
+    assert_type(await running.report(0.5, "half"), None)
+
+
+def files(queue: FileQueue, either: Queue | FileQueue) -> None:
+    """The same worker, and one code for both where either may come."""
+    assert_type(queue.worker(print), Worker)
+    assert_type(queue.claim(), FileClaim | None)
+    claim: AnyClaim | None = either.claim(timeout=1)
+    if claim is not None:
+        claim.complete(b"r")
+    assert_type(either.worker(print).finished, int)
+
+
+def refused(queue: Queue, aqueue: AsyncQueue, claim: Claim) -> None:
+    queue.pause(1)  # type: ignore[call-arg]
+    queue.task(3)  # type: ignore[arg-type]
+    queue.enqueue(b"x", prio=3)  # type: ignore[call-arg]
+    queue.claim(time_out=3)  # type: ignore[call-arg]
+    queue.fail("a", 1, message="no")  # type: ignore[call-arg]
+    claim.complete(3)  # type: ignore[arg-type]
+    _ = aqueue.claim(lease=3, at_once=True)  # type: ignore[call-arg]
+    _ = aqueue.pause() + 1  # type: ignore[operator]
