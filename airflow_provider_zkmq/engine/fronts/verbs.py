@@ -120,6 +120,7 @@ class QueueVerbs(Front[Context]):
         super().__init__(session, context)
         self._used = used
 
+    publish_archive = verb(configure.publish_archive)
     pause = verb(configure.pause)
     resume = verb(configure.resume)
     publish_archive = verb(configure.publish_archive)
