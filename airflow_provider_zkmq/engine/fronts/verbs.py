@@ -123,7 +123,6 @@ class QueueVerbs(Front[Context]):
     publish_archive = verb(configure.publish_archive)
     pause = verb(configure.pause)
     resume = verb(configure.resume)
-    publish_archive = verb(configure.publish_archive)
     configure = verb(configure.configure)
     task = verb(inspect.read_task)
     tasks = verb(inspect.list_tasks)
