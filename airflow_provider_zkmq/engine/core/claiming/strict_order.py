@@ -93,7 +93,7 @@ def _lowest(context: Context, look: _Look) -> Procedure[_Head | None]:
 def _listed(context: Context, look: _Look, path: str) -> Procedure[list[str]]:
     """A listing; `look` notes the reading, and the watch under which it was made.
 
-    What is remembered at its path may be another reading by the time the look is judged, which says nothing of this one.
+    What is remembered at its path may be another reading by the time the look is judged.
     """
     names = yield from listing(context, path)
     reading = context.listings.at(path)
