@@ -15,9 +15,27 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Node, Procedure, Sync, Wait
-from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Children,
+    Exists,
+    Get,
+    GetMany,
+    Node,
+    Procedure,
+    Sync,
+    Wait,
+)
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
+from airflow_provider_zkmq.engine.core.protocol.tries import Races
+from airflow_provider_zkmq.engine.core.protocol.writes import (
+    Create,
+    Delete,
+    Failure,
+    Multi,
+    Outcome,
+    SetData,
+    WriteOp,
+)
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack
@@ -69,14 +87,37 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
     def ours() -> Procedure[Outcome | None]:
         return Outcome(committed=True) if (yield from _is_of(base, nonce)) else None
 
-    outcome = yield from transact(multi, ours)
-    if outcome.committed:
-        return Opened.FRESH
-    if outcome.failure is not Failure.NODE_EXISTS:
-        raise refused(f"creating batch {name!r}", outcome, multi)
-    if (yield Exists(f"{base}/open/{WRITING}")) is not None:
+    races = Races()
+    while True:
+        outcome = yield from transact(multi, ours)
+        if outcome.committed:
+            return Opened.FRESH
+        if outcome.failure is not Failure.NODE_EXISTS or races.lost(outcome, multi):
+            raise refused(f"creating batch {name!r}", outcome, multi)
+        opened = yield from _as_it_stands(context, name, nonce)
+        if opened is not None:
+            return opened
+
+
+def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened | None]:
+    """How a batch stands that is there already; None: it is not any more. Raises `DuplicateTask` for another call's.
+
+    One that was never written to its end, and has no open members either, was given up by a clean-up, which may have
+    been cut off before the rest: what is left of it is deleted. Taken for written to its end it would tell of tasks
+    that are nowhere.
+    """
+    base = context.paths.batch(name)
+    nodes: list[Node | None] = yield GetMany((base, f"{base}/open", f"{base}/open/{WRITING}"))
+    node, members, marker = nodes
+    if node is None:
+        return None
+    if marker is not None:
         return Opened.UNFINISHED
-    if (yield from _is_of(base, nonce)):
+    record = load_batch(base, node.data)
+    if "total" not in record and members is None:
+        yield from delete_batch(context, None, base)
+        return None
+    if record.get("nonce") == nonce:
         return Opened.SEALED
     msg = f"batch {name!r} exists in queue {context.queue!r}; give each batch a name of its own"
     raise DuplicateTask(msg)
@@ -157,3 +198,28 @@ def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure
     finally:
         unsubscribe(context, [path], mine)
     return batch
+
+
+BATCH_CHUNK: Final = 500
+
+
+def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[None]:
+    """Delete what is kept of a batch that is over, and the entry that lists it, if it is listed."""
+    failed = (yield Children(f"{base}/failed")) or []
+    for start in range(0, len(failed), BATCH_CHUNK):
+        yield Multi(tuple(Delete(f"{base}/failed/{name}") for name in failed[start : start + BATCH_CHUNK]))
+    listed = [] if entry is None else [Delete(entry)]
+    multi = Multi((Delete(f"{base}/failed"), Delete(base), *listed))
+    outcome = yield from transact(multi, never)
+    if outcome.committed or (entry is not None and (yield from _entry_alone(entry, base))):
+        return
+    if outcome.failure is Failure.NOT_EMPTY:
+        context.report(failed_at(outcome, multi), "holds znodes that are not ours; the batch is kept")
+
+
+def _entry_alone(entry: str, base: str) -> Procedure[bool]:
+    """Whether the batch itself is gone: then its entry goes as well."""
+    if (yield Exists(base)) is not None:
+        return False
+    yield Multi((Delete(entry),))
+    return True
