@@ -1,0 +1,28 @@
+"""What a merged plan, and a plan sent more than once, owe to their callers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete
+from airflow_provider_zkmq.engine.core.tasks import enqueue, transaction
+from tests.unit.world import Client, new_queue
+
+
+@pytest.mark.parametrize("ghosts", [("b",), ("a",), ("a", "b")])
+def test_a_transaction_leaves_behind_the_membership_that_is_missing_and_no_other(ghosts: tuple[str, ...]) -> None:
+    client = new_queue()
+    members = [Message(b"x", task_id=task_id) for task_id in ("a", "b")]
+    client.do(enqueue.enqueue_batch(client.context, members, "batch"))
+    unit = transaction.Unit([(client.context, client.held()) for _ in members])
+    client.zk.multi(0, tuple(Delete(client.context.paths.batch("batch", "open", ghost)) for ghost in ghosts))
+    client.do(transaction.commit(unit))
+    for task_id in ("a", "b"):
+        state = client.state(task_id)
+        assert (state.state, state.batch) == (State.FINISHED, None if task_id in ghosts else "batch")
+    assert client.zk.names(client.context.paths.batch("batch", "open")) == []
+    assert len(client.reports) == len(ghosts)
