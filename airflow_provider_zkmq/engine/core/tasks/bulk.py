@@ -82,7 +82,8 @@ def _write(context: Context, groups: list[list[Tree]], call: Call) -> Procedure[
     errors: list[ZkmqError] = []
     for group, plan, sent in zip(groups, plans, (yield from _send(call, groups, plans)), strict=True):
         try:
-            status = yield from _carry_on(context, _Group(group, call), plan, sent)
+            uncertain = group[0].uncertain or sent.outcome.unknown
+            status = yield from _carry_on(context, _Group(group, call, uncertain), plan, sent)
         except TransportError:
             raise
         except ZkmqError as error:
@@ -117,11 +118,13 @@ def _send(call: Call, groups: list[list[Tree]], plans: list[Plan]) -> Procedure[
 class _Group:
     """Trees of one transaction, and the call whose they are.
 
-    ``status``: that of the task that has the id of the first one.
+    ``uncertain``: it may have been written, although no reply said so. ``status``: that of the task that has the id of
+    the first one.
     """
 
     trees: list[Tree]
     call: Call
+    uncertain: bool
     status: str | None = None
     written: bool = False
 
@@ -133,11 +136,10 @@ class _Group:
 def _carry_on(context: Context, group: _Group, plan: Plan, sent: Sent) -> Procedure[str | None]:
     """Carry a group to its end: None when it is written, or the status of the task that holds its first id."""
     tries = Tries(f"enqueue of task {group.first.task_id!r}")
-    uncertain = group.first.uncertain or sent.outcome.unknown
     try:
         verdict = yield from commit(plan, partial(_anew, context, group, tries), first=sent)
     except Unavailable:
-        if not uncertain:
+        if not group.uncertain:
             group.call.refused(group.trees)
         raise
     if verdict.committed or group.written:
@@ -150,14 +152,14 @@ def _carry_on(context: Context, group: _Group, plan: Plan, sent: Sent) -> Proced
 
 def _anew(context: Context, group: _Group, tries: Tries, refusal: Refusal) -> Procedure[Plan | None]:
     """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
-    uncertain = refusal.uncertain or group.first.uncertain
-    if not uncertain:
+    group.uncertain = group.uncertain or refusal.uncertain
+    if not group.uncertain:
         group.call.refused(group.trees)
     if refusal.why is not Why.PLACE:
         taken = refusal.path == context.paths.task(group.first.task_id)
         if not taken or refusal.outcome.failure is not Failure.NODE_EXISTS:
             return None
-        if not (yield from _met(context, group, uncertain=uncertain)):
+        if not (yield from _met(context, group)):
             return None
         yield from tries.refused(refusal.outcome, refusal.multi, None)
     plan = yield from _plan(context, group.trees)
@@ -165,10 +167,10 @@ def _anew(context: Context, group: _Group, tries: Tries, refusal: Refusal) -> Pr
     return plan
 
 
-def _met(context: Context, group: _Group, *, uncertain: bool) -> Procedure[bool]:
+def _met(context: Context, group: _Group) -> Procedure[bool]:
     """Deal with the task that has the id; whether it is gone, so that another try makes sense."""
     sending = partial(group.call.sending, group.trees)
-    met = yield from reuse.meet(context, group.first, uncertain=uncertain, sending=sending)
+    met = yield from reuse.meet(context, group.first, uncertain=group.uncertain, sending=sending)
     if met is reuse.Met.GONE:
         return True
     group.written = met is reuse.Met.WRITTEN
@@ -180,7 +182,7 @@ def _met(context: Context, group: _Group, *, uncertain: bool) -> Procedure[bool]
 
 def _refused(context: Context, group: _Group, refusal: Refusal) -> None:
     """Raise the error for a refusal that no other try would change."""
-    if not (refusal.uncertain or group.first.uncertain):
+    if not (refusal.uncertain or group.uncertain):
         group.call.refused(group.trees)
     if refusal.outcome.failure is not Failure.NO_NODE:
         raise refused("enqueue", refusal.outcome, refusal.multi)

@@ -64,6 +64,10 @@ class Change:
             self.ops = [SetData(op.path, after.encode(), op.version) if _writes(op, record) else op for op in self.ops]
         self._drop(lambda path: path.startswith(f"{self.context.paths.batch(self.batch or '')}/"))
 
+    def touches(self, path: str) -> bool:
+        """Whether it does something at `path`."""
+        return any(op.path == path for op in (*self.ops, *self.listing))
+
     def drop(self, path: str) -> None:
         """Go on without what is done at `path`."""
         self._drop(lambda other: other == path)
@@ -136,8 +140,7 @@ class Plan:
 
     def _changed_at(self, path: str) -> Change:
         """The change that has to do with a path."""
-        own = (change for change in self.changes if path in {op.path for op in (*change.ops, *change.listing)})
-        return next(own, self.changes[0])
+        return next((change for change in self.changes if change.touches(path)), self.changes[0])
 
 
 def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | None:
@@ -145,7 +148,8 @@ def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | Non
         return Why.CHANGED
     if path in change.homes and outcome.failure is Failure.NO_NODE:
         return Why.HOME
-    if change.batch is not None and path.startswith(f"{change.context.paths.batch(change.batch)}/"):
+    inside = change.batch is not None and path.startswith(f"{change.context.paths.batch(change.batch)}/")
+    if inside and change.touches(path):  # a merged plan may take several members off the same batch
         return Why.BATCH
     if change.slot is not None and reopens(change.context, change.slot, multi, outcome):
         return Why.PLACE

@@ -1,0 +1,50 @@
+"""What a merged plan, and a plan sent more than once, owe to their callers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
+from airflow_provider_zkmq.engine.core.tasks import enqueue, transaction
+from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
+from tests.unit.world import LOST_REPLY, new_queue
+
+
+@pytest.mark.parametrize("ghosts", [("b",), ("a",), ("a", "b")])
+def test_a_transaction_leaves_behind_the_membership_that_is_missing_and_no_other(ghosts: tuple[str, ...]) -> None:
+    client = new_queue()
+    members = [Message(b"x", task_id=task_id) for task_id in ("a", "b")]
+    client.do(enqueue.enqueue_batch(client.context, members, "batch"))
+    unit = transaction.Unit([(client.context, client.held()) for _ in members])
+    client.zk.multi(0, tuple(Delete(client.context.paths.batch("batch", "open", ghost)) for ghost in ghosts))
+    client.do(transaction.commit(unit))
+    for task_id in ("a", "b"):
+        state = client.state(task_id)
+        assert (state.state, state.batch) == (State.FINISHED, None if task_id in ghosts else "batch")
+    assert client.zk.names(client.context.paths.batch("batch", "open")) == []
+    assert len(client.reports) == len(ghosts)
+
+
+def test_an_enqueue_that_went_elsewhere_and_lost_its_reply_is_not_told_to_be_unsent() -> None:
+    client = new_queue()
+    segment = client.context.paths.entry(client.state(client.put(task_id="first")).place).rpartition("/")[0]
+    assert client.take() is not None
+    message, sent = Message(b"payload"), []
+
+    def fault(op: Any) -> Any:
+        if isinstance(op, Multi) and any(getattr(part, "data", None) == message.data for part in op.ops):
+            sent.append(op)
+            if len(sent) == 1:
+                client.zk.multi(0, (Delete(segment),))
+            return LOST_REPLY if len(sent) == 2 else None
+        return Unavailable("no server is connected") if len(sent) > 2 else None
+
+    with pytest.raises(OutcomeUnknown):
+        client.do(enqueue.enqueue(client.context, message), fault)
+    task_id = client.do(enqueue.enqueue(client.context, message))
+    assert len(sent) == 3
+    assert sorted(client.zk.names(client.context.paths.at("tasks"))) == sorted(["first", task_id])
