@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -160,7 +159,7 @@ def on_an_event_loop(connect: Callable[[], AsyncZkmq], claiming: bool, queue: Qu
 def encoding(queue: Queue, tasks: int) -> Answer:
     """How often a record is encoded, and how many creates are built, while so many tasks are enqueued.
 
-    Where the classes are differs between revisions; both are next to a class that has always been beside it.
+    Where the classes are differs between revisions: they are found by their names.
     """
     counts: dict[str, int] = {"records": 0, "creates": 0}
 
@@ -171,17 +170,13 @@ def encoding(queue: Queue, tasks: int) -> Answer:
 
         return call
 
-    record, create = _beside(Message).TaskState, _defined("Create")
+    record, create = _defined("TaskState"), _defined("Create")
     queue.enqueue(PAYLOAD)
     with ExitStack() as stack, measured(tasks) as answer:
         stack.enter_context(mock.patch.object(record, "encode", counted("records", record.encode)))
         stack.enter_context(mock.patch.object(create, "__init__", counted("creates", create.__init__)))
         fill(queue, tasks)
     return answer | {what: count / tasks for what, count in counts.items()}
-
-
-def _beside(thing: type) -> ModuleType:
-    return sys.modules[thing.__module__]
 
 
 def _defined(name: str) -> Any:
