@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine import (
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Tell
-from airflow_provider_zkmq.engine.core.reading import configure
+from airflow_provider_zkmq.engine.core.tasks import configure
 from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking
 from airflow_provider_zkmq.engine.fronts.methods import Twins, verb
 from airflow_provider_zkmq.engine.zk.session import Session

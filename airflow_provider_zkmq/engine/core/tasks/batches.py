@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Node, Procedure, Sync, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Sync, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack
@@ -84,20 +85,23 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
 
 def _is_of(base: str, nonce: str) -> Procedure[bool]:
     """Whether a batch was created by the call that has this nonce."""
+    return ((yield from _record(base)) or {}).get("nonce") == nonce
+
+
+def _record(base: str) -> Procedure[dict[str, Any] | None]:
+    """A batch's record; None where there is no such batch. Raises `CorruptRecord`."""
     node: Node | None = yield Get(base)
-    return node is not None and load_batch(base, node.data).get("nonce") == nonce
+    return None if node is None else load_batch(base, node.data)
 
 
 def seal_batch(context: Context, name: str, total: int) -> Procedure[None]:
     """All members are written: from now on the batch is done when the last of them has ended."""
     base = context.paths.batch(name)
-    nodes: list[Node | None] = yield GetMany((base,))
-    record = load_batch(base, nodes[0].data) if nodes[0] is not None else {}
+    record = (yield from _record(base)) or {}
     multi = Multi((Delete(f"{base}/open/{WRITING}"), SetData(base, dump(record | {"total": total}))))
 
     def ours() -> Procedure[Outcome | None]:
-        nodes: list[Node | None] = yield GetMany((base,))
-        sealed = nodes[0] is not None and "total" in load_batch(base, nodes[0].data)
+        sealed = "total" in ((yield from _record(base)) or {})
         return Outcome(committed=True) if sealed else None
 
     outcome = yield from transact(multi, ours)
@@ -110,10 +114,10 @@ def read_batch(context: Context, name: str) -> Procedure[Batch]:
     """How a batch stands. Raises `TaskNotFound` for one that does not exist or was collected."""
     base = context.paths.batch(check_name("batch", name))
     paths = (base, f"{base}/open", f"{base}/open/{WRITING}")
-    nodes: list[Node | None] = yield GetMany(paths)
+    nodes = yield from read_nodes(paths)
     if nodes[0] is None:
         yield Sync(base)  # the server that we read from may lag behind
-        nodes = yield GetMany(paths)
+        nodes = yield from read_nodes(paths)
     record, left, writing = nodes
     if record is None:
         msg = f"batch {name!r} is not in queue {context.queue!r}: never enqueued, or collected"
