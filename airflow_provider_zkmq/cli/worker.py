@@ -20,8 +20,7 @@ from airflow_provider_zkmq.cli.options import Common, UsageError
 from airflow_provider_zkmq.cli.output import say
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.working.monitoring import Monitor
-    from airflow_provider_zkmq.engine.working.worker import Worker
+    from airflow_provider_zkmq.engine import Monitor, Worker
 
 _MARGIN = 1.0
 
@@ -115,7 +114,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _monitor(size: int | None) -> Monitor | None:
-    from airflow_provider_zkmq.engine.working.monitoring import monitor
+    from airflow_provider_zkmq.engine import monitor
 
     return None if size is None else monitor(max_size=size)
 

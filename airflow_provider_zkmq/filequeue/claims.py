@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by
 from airflow_provider_zkmq.engine.errors import ClaimLost, TaskNotFound
+from airflow_provider_zkmq.engine.model import State, Task
 from airflow_provider_zkmq.engine.outcomes import Success
 from airflow_provider_zkmq.filequeue.refusals import PROGRESS, TRANSACTIONS, refused
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseHook
 
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.hooks.templating import flag
 
 if TYPE_CHECKING:

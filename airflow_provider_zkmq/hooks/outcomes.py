@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowException
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.core.reading.inspect import Task
-    from airflow_provider_zkmq.engine.core.tasks.batches import Batch
+    from airflow_provider_zkmq.engine import Batch, Task
 
 #: How many tasks an error names.
 _SHOWN: Final = 5

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine import ConfigError
 
 
 def flag(what: str, value: object) -> bool:

@@ -15,9 +15,7 @@ from airflow_provider_zkmq.hooks.connections import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine.connect import AnyClient, AnyQueue
-    from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
-    from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
+    from airflow_provider_zkmq.engine import AnyClient, AnyQueue, AsyncQueue, AsyncZkmq
 
 
 class ZkmqHook(BaseHook):
@@ -53,7 +51,7 @@ class ZkmqHook(BaseHook):
 
         """
         if self._client is None:
-            from airflow_provider_zkmq.engine.connect import Zkmq
+            from airflow_provider_zkmq.engine import Zkmq
 
             conn = self.get_connection(self.zkmq_conn_id)
             options = connection_options(conn)
@@ -68,7 +66,7 @@ class ZkmqHook(BaseHook):
 
     async def get_async_conn(self) -> AsyncZkmq:
         """Open a connection for the running event loop, the caller's to close. Raises what `get_conn` does."""
-        from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
+        from airflow_provider_zkmq.engine import AsyncZkmq
 
         options = await async_connection_options(self.zkmq_conn_id)
         self._default_queue = options.pop("queue")

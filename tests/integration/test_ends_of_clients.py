@@ -30,7 +30,7 @@ def test_a_worker_whose_connection_is_closed_ends(zookeeper: str, root: str) -> 
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    eventually(lambda: zk._contexts["q"].consumer is not None)
+    eventually(lambda: zk._contexts["q"].registration.consumer is not None)
     zk.close()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()

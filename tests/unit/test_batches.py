@@ -117,6 +117,35 @@ def test_a_member_s_end_that_nobody_heard_of_ends_its_batch(name: str, goes_on: 
     client.check()
 
 
+def given_up(client: Client) -> None:
+    """A batch that was begun, and that a clean-up gave up, which was cut off before the batch itself was deleted."""
+    started = enqueue.enqueue_batch(client.context, [Message(b"x", task_id="a")], "b")
+    opens = lambda op: isinstance(op, Multi) and any("/open/~writing" in part.path for part in op.ops)
+    with pytest.raises(Crash):
+        client.do(started, lambda op: BROKEN_OFF if opens(op) else None)
+    client.zk.advance(3_600)
+    with pytest.raises(Crash):
+        client.do(collect.collect_garbage(client.context, 1), lambda op: BROKEN_OFF if opens(op) else None)
+    assert client.zk.names(client.context.paths.at("batches")) == ["b"]
+
+
+def test_a_batch_that_a_clean_up_gave_up_is_written_anew() -> None:
+    """The call made again finds a batch without members and without an end: it does not take it for written."""
+    client = new_queue()
+    given_up(client)
+    assert write(client, "a") == ["a"]
+    assert client.work() == ["a"]
+    assert done(client)
+
+
+def test_what_a_clean_up_left_of_a_batch_the_next_one_deletes() -> None:
+    """Else its name would be taken for ever."""
+    client = new_queue()
+    given_up(client)
+    client.do(collect.collect_garbage(client.context, 1))
+    assert client.zk.names(client.context.paths.at("batches")) == []
+
+
 def test_a_sealed_batch_is_told_as_written_though_it_cannot_be_ended() -> None:
     """All members had ended before the producer was through; the connection is lost right after it was."""
     client = new_queue()

@@ -18,6 +18,7 @@ from airflow_provider_zkmq.engine.core.claiming.take import Taker, take
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.listings import Reading
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Watch
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
@@ -32,9 +33,13 @@ class _Look:
     """One look at the queue: what was read for it, and how often it has tried what."""
 
     taker: Taker
-    read: list[Watch] = field(default_factory=list)
-    """The watches of what was read for it."""
+    read: list[tuple[Reading, Watch]] = field(default_factory=list)
+    """What was read for it."""
     tried: Counter[str] = field(default_factory=Counter)
+
+    def stands(self) -> bool:
+        """Whether all that was read for it still stands: then it is all of one moment."""
+        return all(reading.fresh and reading.watch is watch for reading, watch in self.read)
 
 
 def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[Held | None]:
@@ -66,7 +71,7 @@ def _head(context: Context, look: _Look) -> Procedure[_Head | None]:
         seen = context.run.zxid()
         look.read.clear()
         first = yield from _lowest(context, look)
-        if (first is not None and first[0][0] <= seen) or not any(watch.fired for watch in look.read):
+        if (first is not None and first[0][0] <= seen) or look.stands():
             return first
 
 
@@ -85,14 +90,14 @@ def _lowest(context: Context, look: _Look) -> Procedure[_Head | None]:
 
 
 def _listed(context: Context, look: _Look, path: str) -> Procedure[list[str]]:
-    """A listing, and in `look` the watch under which it was read.
+    """A listing; `look` notes the reading, and the watch under which it was made.
 
-    What is remembered at its path may be another reading by the time the look is judged: its watch is not ours.
+    What is remembered at its path may be another reading by the time the look is judged.
     """
     names = yield from listing(context, path)
-    watch = context.listings.at(path).watch if names is not None else None
-    if watch is not None:
-        look.read.append(watch)
+    reading = context.listings.at(path)
+    if names is not None and reading.watch is not None:
+        look.read.append((reading, reading.watch))
     return names or []
 
 

@@ -15,10 +15,11 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Sync, Wait
-from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Sync, Wait
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
+from airflow_provider_zkmq.engine.core.protocol.tries import Races
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome, SetData, WriteOp
-from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
+from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack
@@ -26,6 +27,7 @@ from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskNotFound, Wai
 
 #: Stands among the open members while they are being written; no task can have this name.
 WRITING: Final = "~writing"
+DELETES_PER_MULTI: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +62,56 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
     `DuplicateTask` for a batch that another call wrote.
     """
     base = context.paths.batch(name)
+    multi = _opening(base, then, nonce)
+
+    def ours() -> Procedure[Outcome | None]:
+        return Outcome(committed=True) if (yield from _is_of(base, nonce)) else None
+
+    races = Races()
+    while True:
+        outcome = yield from transact(multi, ours)
+        if outcome.committed:
+            return Opened.FRESH
+        if outcome.failure is not Failure.NODE_EXISTS or races.lost(outcome, multi):
+            raise refused(f"creating batch {name!r}", outcome, multi)
+        opened = yield from _as_it_stands(context, name, nonce)
+        if opened is not None:
+            return opened
+
+
+def _opening(base: str, then: Tree | None, nonce: str) -> Multi:
+    """The transaction that creates a batch, whose members are about to be written."""
     record = dump({"v": 1, "nonce": nonce, "then": None if then is None else then.task_id})
     ops: list[WriteOp] = [Create(base, record), *(Create(f"{base}/{part}") for part in ("open", "failed"))]
     ops.append(Create(f"{base}/open/{WRITING}"))
     if then is not None:
         ops.append(Create(f"{base}/then", pack(then)))
-    multi = Multi(tuple(ops))
+    return Multi(tuple(ops))
 
-    def ours() -> Procedure[Outcome | None]:
-        return Outcome(committed=True) if (yield from _is_of(base, nonce)) else None
 
-    outcome = yield from transact(multi, ours)
-    if outcome.committed:
-        return Opened.FRESH
-    if outcome.failure is not Failure.NODE_EXISTS:
-        raise refused(f"creating batch {name!r}", outcome, multi)
-    if (yield Exists(f"{base}/open/{WRITING}")) is not None:
+def _read_parts(base: str) -> Procedure[list[Node | None]]:
+    """A batch's own znode, that of its open members, and the marker among these, as long as they are being written."""
+    return read_nodes((base, f"{base}/open", f"{base}/open/{WRITING}"))
+
+
+def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened | None]:
+    """How a batch stands that is there already; None: it is not any more. Raises `DuplicateTask` for another call's.
+
+    One that was never written to its end, and has no open members either, was given up by a clean-up, which may have
+    been cut off before the rest: what is left of it is deleted. Taken for written to its end it would tell of tasks
+    that are nowhere.
+    """
+    base = context.paths.batch(name)
+    node, members, marker = yield from _read_parts(base)
+    if node is None:
+        return None
+    if marker is not None:
         return Opened.UNFINISHED
-    if (yield from _is_of(base, nonce)):
+    record = load_batch(base, node.data)
+    if "total" not in record and members is None:
+        yield from delete_batch(context, None, base)
+        return None
+    if record.get("nonce") == nonce:
         return Opened.SEALED
     msg = f"batch {name!r} exists in queue {context.queue!r}; give each batch a name of its own"
     raise DuplicateTask(msg)
@@ -113,20 +147,17 @@ def seal_batch(context: Context, name: str, total: int) -> Procedure[None]:
 def read_batch(context: Context, name: str) -> Procedure[Batch]:
     """How a batch stands. Raises `TaskNotFound` for one that does not exist or was collected."""
     base = context.paths.batch(check_name("batch", name))
-    paths = (base, f"{base}/open", f"{base}/open/{WRITING}")
-    nodes = yield from read_nodes(paths)
-    if nodes[0] is None:
+    record, left, writing = yield from _read_parts(base)
+    if record is None:
         yield Sync(base)  # the server that we read from may lag behind
-        nodes = yield from read_nodes(paths)
-    record, left, writing = nodes
+        record, left, writing = yield from _read_parts(base)
     if record is None:
         msg = f"batch {name!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)
-    told = load_batch(base, record.data)
-    failed = yield Children(f"{base}/failed")
-    still = 0 if left is None else left.stat.children - (writing is not None)
-    ended = tuple(sorted(failed or ()))
-    return Batch(name, told.get("total", 0), still, ended, left is None, writing is None, told.get("refused"))
+    fields, failed = load_batch(base, record.data), sorted((yield Children(f"{base}/failed")) or ())
+    members = 0 if left is None else left.stat.children - (writing is not None)
+    total, refusal = fields.get("total", 0), fields.get("refused")
+    return Batch(name, total, members, tuple(failed), left is None, writing is None, refusal)
 
 
 def _not_done(context: Context, batch: Batch) -> Procedure[WaitTimeout]:
@@ -153,11 +184,36 @@ def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure
             if nodes[0] is not None:
                 yield from close_batch(context, name)  # whoever ended the last one may have died before this
             if nodes[0] is not None and mine.count == seen:
-                pause = None if deadline is None else deadline - context.run.monotonic()
-                if pause is not None and pause <= 0:
-                    raise (yield from _not_done(context, batch))
-                yield Wait(mine, seen, pause)
+                yield from _pause(context, batch, mine, seen, deadline)
             batch = yield from read_batch(context, name)
     finally:
         unsubscribe(context, [path], mine)
     return batch
+
+
+def _pause(context: Context, batch: Batch, mine: Signal, seen: int, deadline: float | None) -> Procedure[None]:
+    pause = None if deadline is None else deadline - context.run.monotonic()
+    if pause is not None and pause <= 0:
+        raise (yield from _not_done(context, batch))
+    yield Wait(mine, seen, pause)
+
+
+def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[None]:
+    """Delete what is kept of a batch that is over, and the entry that lists it, if it is listed."""
+    for names in chunked((yield Children(f"{base}/failed")) or (), DELETES_PER_MULTI):
+        yield Multi(tuple(Delete(f"{base}/failed/{name}") for name in names))
+    listed = [] if entry is None else [Delete(entry)]
+    multi = Multi((Delete(f"{base}/failed"), Delete(base), *listed))
+    outcome = yield from transact(multi, never)
+    if outcome.committed or (entry is not None and (yield from _entry_alone(entry, base))):
+        return
+    if outcome.failure is Failure.NOT_EMPTY:
+        context.report(failed_at(outcome, multi), "holds znodes that are not ours; the batch is kept")
+
+
+def _entry_alone(entry: str, base: str) -> Procedure[bool]:
+    """Whether the batch itself is gone: then its entry goes as well."""
+    if (yield Exists(base)) is not None:
+        return False
+    yield Multi((Delete(entry),))
+    return True

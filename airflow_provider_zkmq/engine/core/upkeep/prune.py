@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
 from airflow_provider_zkmq.engine.core.model.lanes import is_lane, segments_of
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, transact
-from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Failure, Multi
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
-from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes, read_stats
-from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
-from airflow_provider_zkmq.engine.core.writing.closing import close_batches
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, read_stats, unless_corrupt
+from airflow_provider_zkmq.engine.core.tasks.batches import WRITING, delete_batch
+from airflow_provider_zkmq.engine.core.writing.closing import close_batches, load_batch
 from airflow_provider_zkmq.engine.core.writing.place import forget_lanes
 
-DELETES_PER_MULTI: Final = 500
 LANE_IDLE_MS: Final = 3_600_000
 
 
@@ -72,36 +71,28 @@ def _collect_bucket(context: Context, bucket: str, cutoff: int) -> Procedure[Non
         if when is None:
             context.report(f"{bucket}/{entry}", "no batch of ours; stepped over")
         elif when <= cutoff:
-            yield from _delete_batch(context, f"{bucket}/{entry}", context.paths.batch(entry_task(entry) or ""))
+            yield from delete_batch(context, f"{bucket}/{entry}", context.paths.batch(entry_task(entry) or ""))
 
 
 def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
-    """Delete batches that were never written to their end, once their members have ended and been kept long enough."""
+    """Delete batches that were never written to their end, once their members have ended and been kept long enough.
+
+    A clean-up that is cut off in between leaves a batch without members and without an end, which the next one deletes.
+    """
     for name in (yield Children(context.paths.at("batches"))) or ():
         base = context.paths.batch(name)
-        members, marker, then = yield from read_nodes((f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then"))
+        parts = (base, f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then")
+        node, members, marker, then = yield from read_nodes(parts)
         alone = members is not None and members.stat.children == 1
         if alone and marker is not None and marker.stat.ctime <= cutoff:
             last = [Delete(f"{base}/then")] if then is not None else []
             yield Multi((Delete(f"{base}/open/{WRITING}"), Delete(f"{base}/open"), *last))
-            yield from _delete_batch(context, None, base)
+            yield from delete_batch(context, None, base)
+        elif node is not None and members is None and _has_no_end(context, base, node):
+            yield from delete_batch(context, None, base)
 
 
-def _delete_batch(context: Context, entry: str | None, base: str) -> Procedure[None]:
-    for names in chunked((yield Children(f"{base}/failed")) or (), DELETES_PER_MULTI):
-        yield Multi(tuple(Delete(f"{base}/failed/{name}") for name in names))
-    listed = [] if entry is None else [Delete(entry)]
-    multi = Multi((Delete(f"{base}/failed"), Delete(base), *listed))
-    outcome = yield from transact(multi, never)
-    if outcome.committed or (entry is not None and (yield from _entry_alone(entry, base))):
-        return
-    if outcome.failure is Failure.NOT_EMPTY:
-        context.report(failed_at(outcome, multi), "holds znodes that are not ours; the batch is kept")
-
-
-def _entry_alone(entry: str, base: str) -> Procedure[bool]:
-    """Whether the batch itself is gone: then its entry goes as well."""
-    if (yield Exists(base)) is not None:
-        return False
-    yield Multi((Delete(entry),))
-    return True
+def _has_no_end(context: Context, base: str, node: Node) -> bool:
+    """Whether a batch was never written to its end."""
+    record = unless_corrupt(context, base, partial(load_batch, base, node.data))
+    return record is not None and "total" not in record
