@@ -64,7 +64,7 @@ def test_vanished_lanes_are_forgotten() -> None:
 def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
     """A slot whose lane another thread is about to create is kept; one whose lane is gone is not."""
     client = new_queue()
-    slot = client.do(place.open_segment(client.context, Lane(0, {})))
+    slot = client.do(place.open_segment(client.context, Lane(0, {}), ordered=False))
     place.forget_lanes(client.context, [])
     assert list(client.context.slots.open.values()) == [slot]
     client.put()

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.model.filters import Integer, String
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Op, Sync, Wait
-from airflow_provider_zkmq.engine.core.reading import archiving, following, ids, many, register, settings
+from airflow_provider_zkmq.engine.core.reading import archiving, following, ids, many, nodes, register, settings
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_task
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, Task
 from tests.fake_zookeeper import FakeZooKeeper
 from tests.unit.world import Client, new_queue
 
-BEYOND_A_CHUNK = 150
+BEYOND_A_CHUNK = nodes.AT_ONCE + 22
 
 
 class Log:
@@ -421,4 +421,4 @@ def test_a_long_register_is_read_in_chunks() -> None:
         Client(client.zk, f"c{number:03}").held()
     log = Log()
     assert len(client.do(register.consumers(client.context), log)) == BEYOND_A_CHUNK
-    assert max(len(op.paths) for op in log.ops if isinstance(op, GetMany)) <= register.CHUNK
+    assert max(len(op.paths) for op in log.ops if isinstance(op, GetMany)) <= nodes.AT_ONCE

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 from airflow_provider_zkmq.engine.core.claiming.take import Taker
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import Lane, is_shortened, parse_lane
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Node, Procedure
-from airflow_provider_zkmq.engine.errors import CorruptRecord
-
-READ_CHUNK: Final = 128
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
+from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, read_records, unless_corrupt
 
 
 def fitting_lanes(context: Context, taker: Taker, names: Iterable[str]) -> Procedure[list[tuple[str, bool]]]:
@@ -50,11 +47,10 @@ def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
         node: Node | None = yield Get(path)
         if node is None:
             return None
-        try:
-            filters = dict(Lane.decode(path, node.data).filters or {})
-        except CorruptRecord as error:
-            context.report(path, str(error))
+        lane = unless_corrupt(context, path, partial(Lane.decode, path, node.data))
+        if lane is None:
             return None
+        filters = dict(lane.filters or {})
         context.listings.at(path).lane = filters
     return Lane(0, filters)
 
@@ -66,25 +62,18 @@ def judged(context: Context, taker: Taker, segment: str, names: list[str]) -> Pr
     """
     known = context.listings.at(segment).verdicts
     unknown = [name for name in names if name not in known and entry_task(name)]
-    if unknown or len(known) > 2 * len(names) + READ_CHUNK:
+    if unknown or len(known) > 2 * len(names) + AT_ONCE:
         known = {name: known[name] for name in names if name in known}
-        for start in range(0, len(unknown), READ_CHUNK):
-            known |= yield from _read_filters(context, unknown[start : start + READ_CHUNK])
+        known |= yield from _read_filters(context, unknown)
         context.listings.at(segment).verdicts = known
     return [name for name in names if (found := known.get(name)) is not None and taker.accepts(found)]
 
 
-def _read_filters(context: Context, names: list[str]) -> Procedure[dict[str, dict[str, str] | None]]:
+def _read_filters(context: Context, names: list[str]) -> Procedure[dict[str, Mapping[str, str] | None]]:
     """The filters of some entries' tasks; what is gone, or comes back, is not to be remembered."""
-    paths = [context.paths.task(entry_task(name) or "", "state") for name in names]
-    nodes: list[Node | None] = yield GetMany(tuple(paths))
-    found = zip(names, paths, nodes, strict=True)
-    return {name: _filters(context, path, node) for name, path, node in found if node is not None}
-
-
-def _filters(context: Context, path: str, node: Node) -> dict[str, str] | None:
-    try:
-        return dict(TaskState.decode(path, node.data).filters)
-    except CorruptRecord as error:
-        context.report(path, str(error))
-        return None
+    records = yield from read_records(context, [entry_task(name) or "" for name in names])
+    return {
+        name: record.state.filters if isinstance(record, Record) else None
+        for name, record in zip(names, records, strict=True)
+        if record is not Unread.MISSING
+    }

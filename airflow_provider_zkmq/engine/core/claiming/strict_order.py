@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final
 
 from airflow_provider_zkmq.engine.core.claiming.default_order import SOON, TRIES, drop_if_empty
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes, judged
@@ -21,11 +20,11 @@ from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.listings import Reading
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure, Watch
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Watch
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.crowd import step_back
 
-READ_CHUNK: Final = 128
 _Head = tuple[tuple[int, str], str]
 
 
@@ -136,11 +135,9 @@ def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[d
     known = context.listings.at(segment).ranks
     ranks = {name: known[name] for name in names if name in known}
     unknown = [name for name in names if name not in known]
-    for start in range(0, len(unknown), READ_CHUNK):
-        chunk = unknown[start : start + READ_CHUNK]
-        nodes: list[Node | None] = yield GetMany(tuple(f"{segment}/{name}" for name in chunk))
-        for name, node in zip(chunk, nodes, strict=True):
-            if node is not None:
-                ranks[name] = int(node.data) if node.data.isdigit() else node.stat.czxid
+    nodes = yield from read_nodes([f"{segment}/{name}" for name in unknown])
+    for name, node in zip(unknown, nodes, strict=True):
+        if node is not None:
+            ranks[name] = int(node.data) if node.data.isdigit() else node.stat.czxid
     context.listings.at(segment).ranks = ranks
     return ranks

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Handover, Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -19,16 +20,16 @@ from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, GetMany, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, unless_corrupt
 from airflow_provider_zkmq.engine.core.tasks.exhaust import bury_exhausted, used_up
 from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import commit
 from airflow_provider_zkmq.engine.core.writing.plan import Refusal
 from airflow_provider_zkmq.engine.core.writing.record import Current
-from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 #: How often a candidate whose record changes under our eyes is read again.
 TRIES: Final = 4
@@ -89,32 +90,35 @@ def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | N
 
 def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: int | None) -> Procedure[Held | None]:
     """The entry's task as it is now, ready to be claimed; None if it cannot be."""
-    paths = context.paths
-    parts = [paths.task(task_id, part) for part in ("state", "data", "metadata")]
-    nodes: list[Node | None] = yield GetMany(tuple(parts))
-    node, data, metadata = nodes
+    parts = [context.paths.task(task_id, part) for part in ("state", "data", "metadata")]
+    node, data, metadata = yield from read_nodes(parts)
     if node is None or data is None:
         if (yield Exists(entry)) is not None:  # else it was claimed, finished and collected meanwhile
             context.report(entry, "a pending entry without a task; stepped over")
         return None
-    try:
-        state = TaskState.decode(parts[0], node.data)
-        extra = load(parts[2], metadata.data) if metadata is not None else {}
-    except CorruptRecord as error:
-        context.report(entry, str(error))
+    records = unless_corrupt(context, entry, partial(_records, parts, node, metadata))
+    if records is None or not _is_pending_at(context, entry, records[0]):
         return None
-    if state.state is not State.INSERTED or state.index is not None or paths.entry(state.place) != entry:
-        return None
+    state, extra = records
     if used_up(taker.conf, state):  # its policy was lowered meanwhile
-        yield from bury_exhausted(
-            context, Current(task_id, node.stat.version, state), (yield from server_time(context))
-        )
+        current = Current(task_id, node.stat.version, state)
+        yield from bury_exhausted(context, current, (yield from server_time(context)))
         return None
     if rank is not None:
         state = replace(state, rank=rank)
     held = Held(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
     held.session = taker.consumer.session
     return held
+
+
+def _records(parts: list[str], node: Node, metadata: Node | None) -> tuple[TaskState, dict[str, Any]]:
+    """A candidate's record and its metadata. Raises `CorruptRecord`."""
+    return TaskState.decode(parts[0], node.data), load(parts[2], metadata.data) if metadata is not None else {}
+
+
+def _is_pending_at(context: Context, entry: str, state: TaskState) -> bool:
+    """Whether a task is pending, and this is its entry."""
+    return state.state is State.INSERTED and state.index is None and context.paths.entry(state.place) == entry
 
 
 def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_archive, read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
+from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
 from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
-
-CHUNK: Final = 128
 
 
 class Ended(NamedTuple):
@@ -58,9 +57,8 @@ def ended_between(context: Context, after: int, until: int) -> Procedure[list[En
     yield from read_conf(context)
     listed = [*(yield from task_ids(context, State.FINISHED)), *(yield from task_ids(context, State.CANCELLED))]
     ended: list[Ended] = []
-    for start in range(0, len(listed), CHUNK):
-        chunk = listed[start : start + CHUNK]
-        nodes: list[Node | None] = yield GetMany(tuple(context.paths.task(each, "state") for each in chunk))
+    for chunk in chunked(listed):
+        nodes = yield from read_nodes([context.paths.task(each, "state") for each in chunk])
         numbers = [0 if node is None else node.stat.mzxid for node in nodes]
         ended += [Ended(*pair) for pair in zip(chunk, numbers, strict=True) if after < pair[1] <= until]
     return ended

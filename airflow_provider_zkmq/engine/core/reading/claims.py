@@ -9,8 +9,9 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Outcome
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound
 
 
@@ -44,8 +45,7 @@ def current_claim(context: Context, task_id: str, token: int) -> Procedure[Held]
 
 def _current(context: Context, task_id: str, token: int) -> Procedure[Held]:
     path = context.paths.task(task_id, "state")
-    nodes: list[Node | None] = yield GetMany((path, context.paths.task(task_id, "claim")))
-    node, claim = nodes
+    node, claim = yield from read_nodes((path, context.paths.task(task_id, "claim")))
     if node is None:
         msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)

@@ -67,6 +67,14 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
     return context.configuration.conf
 
 
+def known_conf(context: Context) -> Procedure[Conf]:
+    """The configuration as this client read it last, changed or not since; read now only where it never was.
+
+    For what goes on in the middle of a write: a queue that is deleted meanwhile must be refused by the write itself.
+    """
+    return context.configuration.conf or (yield from read_conf(context))
+
+
 def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
     layout, archive = nodes["layout"], nodes["archive"]
     if layout is None:

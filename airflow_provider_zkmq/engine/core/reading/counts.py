@@ -9,14 +9,9 @@ from airflow_provider_zkmq.engine.core.model.buckets import bucket_start
 from airflow_provider_zkmq.engine.core.model.lanes import is_lane, segments_of
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, entry_task
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Children,
-    Exists,
-    Pipeline,
-    Procedure,
-    Stat,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Stat
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.nodes import list_children, read_stats
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 
@@ -55,8 +50,8 @@ def _tasks_of(entries: Iterable[str]) -> list[str]:
 
 def _two_levels(context: Context, index: str) -> Procedure[list[str]]:
     buckets = yield from _parts(context, index)
-    found = yield Pipeline(tuple(Children(context.paths.at(index, bucket)) for bucket in buckets))
-    return [name for names in found for name in sorted(names or ())]
+    listings = yield from list_children([context.paths.at(index, bucket) for bucket in buckets])
+    return [name for names in listings for name in names]
 
 
 def _parts(context: Context, index: str) -> Procedure[list[str]]:
@@ -76,10 +71,10 @@ def _pending_entries(context: Context) -> Procedure[list[str]]:
 
 def _claimed_ids(context: Context) -> Procedure[list[str]]:
     consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
-    notes = yield Pipeline(tuple(Children(context.paths.consumer(name, "current")) for name in consumers))
+    notes = yield from list_children([context.paths.consumer(name, "current") for name in consumers])
     leases = (yield Children(context.paths.at("leases"))) or ()
     leased = [name.rpartition(SEPARATOR)[0] for name in leases]
-    return sorted({task for names in notes for task in names or ()} | set(filter(None, leased)))
+    return sorted({task for names in notes for task in names} | set(filter(None, leased)))
 
 
 def counts(context: Context) -> Procedure[dict[str, int]]:
@@ -94,8 +89,8 @@ def counts(context: Context) -> Procedure[dict[str, int]]:
     finished = (yield from _count_two(context, "finished")) + (yield from _count_two(context, "requeued"))
     cancelled = yield from _count_two(context, "cancelled")
     consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
-    stats = yield Pipeline(tuple(Exists(context.paths.consumer(name, "current")) for name in consumers))
-    dlq, leases = yield Pipeline((Exists(context.paths.at("dlq")), Exists(context.paths.at("leases"))))
+    stats = yield from read_stats([context.paths.consumer(name, "current") for name in consumers])
+    dlq, leases = yield from read_stats((context.paths.at("dlq"), context.paths.at("leases")))
     return {
         "inserted": pending + scheduled,
         "scheduled": scheduled,
@@ -112,7 +107,7 @@ def _sum(stats: Iterable[Stat | None]) -> int:
 
 def _count_two(context: Context, index: str) -> Procedure[int]:
     buckets = yield from _parts(context, index)
-    return _sum((yield Pipeline(tuple(Exists(context.paths.at(index, bucket)) for bucket in buckets))))
+    return _sum((yield from read_stats([context.paths.at(index, bucket) for bucket in buckets])))
 
 
 def _count_lanes(context: Context) -> Procedure[int]:

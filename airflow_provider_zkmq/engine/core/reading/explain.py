@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.records import load
 from airflow_provider_zkmq.engine.core.model.selectors import parse_selector
 from airflow_provider_zkmq.engine.core.model.states import State, Status
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_task
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
-
-CHUNK: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +102,14 @@ def _span(milliseconds: int) -> str:
 
 def _verdicts(context: Context, conf: Conf, task: Task) -> Procedure[tuple[ConsumerVerdict, ...]]:
     live = sorted((yield Children(context.paths.at("live"))) or ())
-    found: list[ConsumerVerdict] = []
-    for start in range(0, len(live), CHUNK):
-        names = live[start : start + CHUNK]
-        paths = [
-            path for name in names for path in (context.paths.consumer(name), context.paths.consumer(name, "current"))
-        ]
-        nodes: list[Node | None] = yield GetMany(tuple(paths))
-        for at, name in enumerate(names):
-            record, current = nodes[2 * at], nodes[2 * at + 1]
-            if record is not None:
-                in_hand = 0 if current is None else current.stat.children
-                found.append(_verdict(context, conf, task, name, record, in_hand))
-    return tuple(found)
+    parts = [(context.paths.consumer(name), context.paths.consumer(name, "current")) for name in live]
+    nodes = yield from read_nodes([path for both in parts for path in both])
+    consumers = zip(live, nodes[::2], nodes[1::2], strict=True)
+    return tuple(
+        _verdict(context, conf, task, name, record, 0 if current is None else current.stat.children)
+        for name, record, current in consumers
+        if record is not None
+    )
 
 
 def _verdict(context: Context, conf: Conf, task: Task, name: str, record: Node, in_hand: int) -> ConsumerVerdict:

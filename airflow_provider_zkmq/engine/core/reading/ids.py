@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
-
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
-from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
+from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
-from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.counts import as_state, task_ids
-from airflow_provider_zkmq.engine.errors import CorruptRecord
-
-CHUNK: Final = 128
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.reading.chosen import chosen
+from airflow_provider_zkmq.engine.core.reading.counts import task_ids
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, chunked, read_records
 
 
 def ids(
@@ -28,33 +21,12 @@ def ids(
     is read, and what cannot be read is reported in the log and left out.
     Raises `ConfigError` for an unknown state or selector, or where the queue does not exist.
     """
-    wanted = as_state(state)
-    conf = yield from read_conf(context)
-    chosen = None if selector is None else as_selector(selector).bind(conf.types)
-    listed = yield from task_ids(context, wanted)
-    if chosen is None:
+    wanted = yield from chosen(context, state, selector)
+    listed = yield from task_ids(context, wanted.state)
+    if wanted.selector is None:
         return listed
-    return (yield from _matching(context, listed, wanted, chosen, conf.types))
-
-
-def _matching(
-    context: Context, listed: Sequence[str], wanted: State | None, chosen: Selector, types: FilterTypes
-) -> Procedure[list[str]]:
     matching: list[str] = []
-    for start in range(0, len(listed), CHUNK):
-        chunk = listed[start : start + CHUNK]
-        nodes: list[Node | None] = yield GetMany(tuple(context.paths.task(each, "state") for each in chunk))
-        for task_id, node in zip(chunk, nodes, strict=True):
-            record = None if node is None else _record(context, task_id, node)
-            if record is not None and wanted in {None, record.state} and chosen.matches(record.filters, types):
-                matching.append(task_id)
+    for chunk in chunked(listed):
+        records = [record for record in (yield from read_records(context, chunk)) if isinstance(record, Record)]
+        matching += [each.task_id for each in records if wanted.accepts(each.state.state, each.state.filters)]
     return matching
-
-
-def _record(context: Context, task_id: str, node: Node) -> TaskState | None:
-    path = context.paths.task(task_id, "state")
-    try:
-        return TaskState.decode(path, node.data)
-    except CorruptRecord as error:
-        context.report(path, str(error))
-        return None

@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import partial
+from typing import Any, NamedTuple
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load
-from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
+from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status, derive_status
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Node,
-    Procedure,
-    Sync,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.reading.chosen import chosen
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.counts import as_state, task_ids
+from airflow_provider_zkmq.engine.core.reading.counts import task_ids
+from airflow_provider_zkmq.engine.core.reading.nodes import chunked, unless_corrupt
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, WHOLE_AT_ONCE, at_once, read_trees
-from airflow_provider_zkmq.engine.errors import CorruptRecord, TaskNotFound
-
-CHUNK: Final = WHOLE_AT_ONCE
+from airflow_provider_zkmq.engine.errors import TaskNotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +69,27 @@ class _Tree:
     claim: Node | None
 
 
-def _build(context: Context, task_id: str, tree: _Tree, state: TaskState, status: Status) -> Task:
-    stat = tree.state.stat
+class _Content(NamedTuple):
+    """What the records in a task's tree say."""
+
+    state: TaskState
+    claim: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def _content(context: Context, task_id: str, tree: _Tree) -> _Content:
+    """Raises `CorruptRecord`."""
+    paths, claim, metadata = context.paths, tree.claim, tree.metadata
+    return _Content(
+        TaskState.decode(paths.task(task_id, "state"), tree.state.data),
+        {} if claim is None else load(paths.task(task_id, "claim"), claim.data),
+        {} if metadata is None else load(paths.task(task_id, "metadata"), metadata.data),
+    )
+
+
+def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task:
+    stat, state = tree.state.stat, content.state
     came = stat if tree.data is None else tree.data.stat  # the data's znode is made anew for each run of the same id
-    claim = {} if tree.claim is None else load(context.paths.task(task_id, "claim"), tree.claim.data)
     return Task(
         id=task_id,
         state=state.state,
@@ -84,7 +97,7 @@ def _build(context: Context, task_id: str, tree: _Tree, state: TaskState, status
         attempt=state.attempt,
         priority=state.priority,
         filters=dict(state.filters),
-        metadata={} if tree.metadata is None else load(context.paths.task(task_id, "metadata"), tree.metadata.data),
+        metadata=content.metadata,
         data=b"" if tree.data is None else tree.data.data,
         result=None if tree.result is None else tree.result.data,
         error=state.error,
@@ -95,8 +108,8 @@ def _build(context: Context, task_id: str, tree: _Tree, state: TaskState, status
         due_ms=state.due,
         history=state.history,
         version=stat.mzxid,
-        progress=claim.get("progress"),
-        note=claim.get("note"),
+        progress=content.claim.get("progress"),
+        note=content.claim.get("note"),
         dedupe_ms=state.dedupe,
         batch=state.batch,
     )
@@ -126,28 +139,24 @@ def read_many(
 ) -> Procedure[list[Task]]:
     """The tasks among `ids` that exist, in order; malformed ones are reported and left out (`strict`: raised)."""
     tasks: list[Task] = []
-    size = at_once(parts)
-    for start in range(0, len(ids), size):
-        for task_id, nodes in (yield from read_trees(context, ids[start : start + size], parts)):
-            try:
-                task = yield from _assemble(context, task_id, nodes)
-            except CorruptRecord as error:
-                if strict:
-                    raise
-                context.report(context.paths.task(task_id), str(error))
-                continue
+    for chunk in chunked(ids, at_once(parts)):
+        for task_id, nodes in (yield from read_trees(context, chunk, parts)):
+            task = yield from _assemble(context, task_id, nodes, strict=strict)
             if task is not None:
                 tasks.append(task)
     return tasks
 
 
-def _assemble(context: Context, task_id: str, nodes: list[Node | None]) -> Procedure[Task | None]:
-    node = nodes[0]
-    if node is None:
+def _assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict: bool) -> Procedure[Task | None]:
+    record, *others = nodes
+    if record is None:
         return None
-    state = TaskState.decode(context.paths.task(task_id, "state"), node.data)
-    status = yield from status_of(context, state)
-    return _build(context, task_id, _Tree(node, *nodes[1:]), state, status)
+    tree = _Tree(record, *others)
+    read = partial(_content, context, task_id, tree)
+    content = read() if strict else unless_corrupt(context, context.paths.task(task_id), read)
+    if content is None:
+        return None
+    return _build(task_id, tree, content, (yield from status_of(context, content.state)))
 
 
 def list_tasks(
@@ -161,17 +170,11 @@ def list_tasks(
 
     Raises `ConfigError` for an unknown state or selector, or where the queue does not exist.
     """
-    wanted = as_state(state)
-    conf = yield from read_conf(context)
-    chosen = None if selector is None else as_selector(selector).bind(conf.types)
-    ids = yield from task_ids(context, wanted)
+    wanted = yield from chosen(context, state, selector)
     tasks: list[Task] = []
-    for start in range(0, len(ids), CHUNK):
-        for task in (yield from read_many(context, ids[start : start + CHUNK])):
-            if (wanted is None or task.state is wanted) and (
-                chosen is None or chosen.matches(task.filters, conf.types)
-            ):
-                tasks.append(task)
+    for chunk in chunked((yield from task_ids(context, wanted.state)), WHOLE_AT_ONCE):
+        read = yield from read_many(context, chunk)
+        tasks += [task for task in read if wanted.accepts(task.state, task.filters)]
         if limit is not None and len(tasks) >= limit:
             return tasks[:limit]
     return tasks

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import load
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany, Node, Pipeline, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.errors import CorruptRecord
-
-CHUNK: Final = 64
+from airflow_provider_zkmq.engine.core.reading.nodes import list_children, read_nodes, unless_corrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +43,15 @@ def consumers(context: Context) -> Procedure[list[Consumer]]:
     # The register is listed first: who registers in between is seen alive, and no live consumer is taken for dead.
     registered: list[str] = (yield Children(context.paths.at("consumers"))) or []
     live = frozenset((yield Children(context.paths.at("live"))) or ())
-    names = sorted(live.union(registered))
-    listed: list[Consumer] = []
-    for start in range(0, len(names), CHUNK):
-        listed += yield from _read(context, names[start : start + CHUNK], live)
-    return listed
+    return (yield from _read(context, sorted(live.union(registered)), live))
 
 
 def _read(context: Context, names: Sequence[str], live: frozenset[str]) -> Procedure[list[Consumer]]:
     """The consumers of these names; one that left meanwhile is left out."""
-    records = GetMany(tuple(context.paths.consumer(name) for name in names))
-    notes = [Children(context.paths.consumer(name, "current")) for name in names]
-    nodes, *in_hand = yield Pipeline((records, *notes))
+    nodes = yield from read_nodes([context.paths.consumer(name) for name in names])
+    in_hand = yield from list_children([context.paths.consumer(name, "current") for name in names])
     return [
-        _consumer(context, name, node, tuple(sorted(tasks or ())), alive=name in live)
+        _consumer(context, name, node, tuple(tasks), alive=name in live)
         for name, node, tasks in zip(names, nodes, in_hand, strict=True)
         if node is not None
     ]
@@ -65,11 +59,7 @@ def _read(context: Context, names: Sequence[str], live: frozenset[str]) -> Proce
 
 def _consumer(context: Context, name: str, node: Node, in_hand: tuple[str, ...], *, alive: bool) -> Consumer:
     path = context.paths.consumer(name)
-    record: dict[str, Any] = {}
-    try:
-        record = load(path, node.data)
-    except CorruptRecord as error:
-        context.report(path, str(error))
+    record: dict[str, Any] = unless_corrupt(context, path, partial(load, path, node.data)) or {}
     pid, accepts = record.get("pid"), record.get("accepts")
     return Consumer(
         id=name,

@@ -8,15 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Children,
-    Exists,
-    GetMany,
-    Node,
-    Pipeline,
-    Procedure,
-    Stat,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, read_stats
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 #: What may be left out of a task that is read. Its record, with state, filters, error and history, is always read.
@@ -45,8 +38,8 @@ def read_trees(
 ) -> Procedure[list[tuple[str, list[Node | None]]]]:
     """Each task's record, data, metadata, result and claim, with None for what is missing or was not asked for."""
     wanted = ["state", *(znode for part, znode in _ZNODE.items() if part in parts)]
-    nodes: list[Node | None] = yield GetMany(tuple(context.paths.task(each, znode) for each in ids for znode in wanted))
-    rows = iter(nodes)
+    paths = [context.paths.task(each, znode) for each in ids for znode in wanted]
+    rows = iter((yield from read_nodes(paths, len(wanted) * at_once(parts))))
     trees = [{znode: next(rows) for znode in wanted} for _ in ids]
     if "data" not in parts:
         for tree, bare in zip(trees, (yield from _bare_data(context, ids)), strict=True):
@@ -59,7 +52,7 @@ def read_trees(
 
 def _bare_data(context: Context, ids: Sequence[str]) -> Procedure[list[Node | None]]:
     """The Stats of the payloads without the payloads: they tell when the present run of an id was enqueued."""
-    stats: list[Stat | None] = yield Pipeline(tuple(Exists(context.paths.task(each, "data")) for each in ids))
+    stats = yield from read_stats([context.paths.task(each, "data") for each in ids])
     return [None if stat is None else Node(b"", stat) for stat in stats]
 
 
@@ -79,7 +72,7 @@ def read_tree(context: Context, task_id: str) -> Procedure[list[Znode]]:
     parts = sorted((yield Children(base)) or ())
     filters = sorted((yield Children(f"{base}/filters")) or ())
     paths = (base, *(f"{base}/{part}" for part in parts), *(f"{base}/filters/{name}" for name in filters))
-    nodes: list[Node | None] = yield GetMany(paths)
+    nodes = yield from read_nodes(paths)
     return [
         Znode(path, len(node.data), node.stat.czxid, node.stat.mzxid)
         for path, node in zip(paths, nodes, strict=True)

@@ -15,7 +15,9 @@ from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selec
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Signal, Sync, Tell, Wait, Watch
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.inspect import CHUNK, Task, read_many
+from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_many
+from airflow_provider_zkmq.engine.core.reading.nodes import chunked
+from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
 
@@ -95,8 +97,7 @@ def _look(
     """Which of the tasks have not got there yet, and which of these are claimed."""
     left: list[str] = []
     claimed: list[str] = []
-    for start in range(0, len(ids), WINDOW):
-        chunk = ids[start : start + WINDOW]
+    for chunk in chunked(ids, WINDOW):
         paths = [context.paths.task(task_id, "state") for task_id in chunk]
         nodes = yield from shared_nodes(context, paths, mine)
         if None in nodes:  # the server that we are connected to may lag behind
@@ -119,8 +120,7 @@ def _tell_progress(
     context: Context, ids: Sequence[str], mine: Signal, told: dict[str, tuple[float, str]], tell: OnProgress
 ) -> Procedure[None]:
     """Call `tell` for what is new; a claim's znode comes and goes with the claim, which the record's watch tells."""
-    for start in range(0, len(ids), WINDOW):
-        chunk = ids[start : start + WINDOW]
+    for chunk in chunked(ids, WINDOW):
         paths = [context.paths.task(task_id, "claim") for task_id in chunk]
         nodes = yield from shared_nodes(context, paths, mine)
         for task_id, path, node in zip(chunk, paths, nodes, strict=True):
@@ -172,8 +172,8 @@ def find_matching(
         watch = Watch(signal)  # kept until the wait is over: a watch that nobody holds tells nobody
         names = yield Children(context.paths.at("tasks"), watch)
         fresh = [name for name in sorted(names or ()) if name not in known]
-        for start in range(0, len(fresh), CHUNK):
-            for task in (yield from read_many(context, fresh[start : start + CHUNK])):
+        for chunk in chunked(fresh, WHOLE_AT_ONCE):
+            for task in (yield from read_many(context, chunk)):
                 known[task.id] = chosen.matches(task.filters, conf.types)
         found = [task_id for task_id in sorted(names or ()) if known.get(task_id)]
         if len(found) >= at_least:

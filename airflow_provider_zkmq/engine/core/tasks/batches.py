@@ -9,33 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Children,
-    Exists,
-    Get,
-    GetMany,
-    Node,
-    Procedure,
-    Sync,
-    Wait,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Sync, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Races
-from airflow_provider_zkmq.engine.core.protocol.writes import (
-    Create,
-    Delete,
-    Failure,
-    Multi,
-    Outcome,
-    SetData,
-    WriteOp,
-)
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack
@@ -43,6 +27,7 @@ from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskNotFound, Wai
 
 #: Stands among the open members while they are being written; no task can have this name.
 WRITING: Final = "~writing"
+DELETES_PER_MULTI: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +62,7 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
     `DuplicateTask` for a batch that another call wrote.
     """
     base = context.paths.batch(name)
-    record = dump({"v": 1, "nonce": nonce, "then": None if then is None else then.task_id})
-    ops: list[WriteOp] = [Create(base, record), *(Create(f"{base}/{part}") for part in ("open", "failed"))]
-    ops.append(Create(f"{base}/open/{WRITING}"))
-    if then is not None:
-        ops.append(Create(f"{base}/then", pack(then)))
-    multi = Multi(tuple(ops))
+    multi = _opening(base, then, nonce)
 
     def ours() -> Procedure[Outcome | None]:
         return Outcome(committed=True) if (yield from _is_of(base, nonce)) else None
@@ -99,6 +79,21 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
             return opened
 
 
+def _opening(base: str, then: Tree | None, nonce: str) -> Multi:
+    """The transaction that creates a batch, whose members are about to be written."""
+    record = dump({"v": 1, "nonce": nonce, "then": None if then is None else then.task_id})
+    ops: list[WriteOp] = [Create(base, record), *(Create(f"{base}/{part}") for part in ("open", "failed"))]
+    ops.append(Create(f"{base}/open/{WRITING}"))
+    if then is not None:
+        ops.append(Create(f"{base}/then", pack(then)))
+    return Multi(tuple(ops))
+
+
+def _read_parts(base: str) -> Procedure[list[Node | None]]:
+    """A batch's own znode, that of its open members, and the marker among these, as long as they are being written."""
+    return read_nodes((base, f"{base}/open", f"{base}/open/{WRITING}"))
+
+
 def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened | None]:
     """How a batch stands that is there already; None: it is not any more. Raises `DuplicateTask` for another call's.
 
@@ -107,8 +102,7 @@ def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened |
     that are nowhere.
     """
     base = context.paths.batch(name)
-    nodes: list[Node | None] = yield GetMany((base, f"{base}/open", f"{base}/open/{WRITING}"))
-    node, members, marker = nodes
+    node, members, marker = yield from _read_parts(base)
     if node is None:
         return None
     if marker is not None:
@@ -125,20 +119,23 @@ def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened |
 
 def _is_of(base: str, nonce: str) -> Procedure[bool]:
     """Whether a batch was created by the call that has this nonce."""
+    return ((yield from _record(base)) or {}).get("nonce") == nonce
+
+
+def _record(base: str) -> Procedure[dict[str, Any] | None]:
+    """A batch's record; None where there is no such batch. Raises `CorruptRecord`."""
     node: Node | None = yield Get(base)
-    return node is not None and load_batch(base, node.data).get("nonce") == nonce
+    return None if node is None else load_batch(base, node.data)
 
 
 def seal_batch(context: Context, name: str, total: int) -> Procedure[None]:
     """All members are written: from now on the batch is done when the last of them has ended."""
     base = context.paths.batch(name)
-    nodes: list[Node | None] = yield GetMany((base,))
-    record = load_batch(base, nodes[0].data) if nodes[0] is not None else {}
+    record = (yield from _record(base)) or {}
     multi = Multi((Delete(f"{base}/open/{WRITING}"), SetData(base, dump(record | {"total": total}))))
 
     def ours() -> Procedure[Outcome | None]:
-        nodes: list[Node | None] = yield GetMany((base,))
-        sealed = nodes[0] is not None and "total" in load_batch(base, nodes[0].data)
+        sealed = "total" in ((yield from _record(base)) or {})
         return Outcome(committed=True) if sealed else None
 
     outcome = yield from transact(multi, ours)
@@ -150,20 +147,17 @@ def seal_batch(context: Context, name: str, total: int) -> Procedure[None]:
 def read_batch(context: Context, name: str) -> Procedure[Batch]:
     """How a batch stands. Raises `TaskNotFound` for one that does not exist or was collected."""
     base = context.paths.batch(check_name("batch", name))
-    paths = (base, f"{base}/open", f"{base}/open/{WRITING}")
-    nodes: list[Node | None] = yield GetMany(paths)
-    if nodes[0] is None:
+    record, left, writing = yield from _read_parts(base)
+    if record is None:
         yield Sync(base)  # the server that we read from may lag behind
-        nodes = yield GetMany(paths)
-    record, left, writing = nodes
+        record, left, writing = yield from _read_parts(base)
     if record is None:
         msg = f"batch {name!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)
-    told = load_batch(base, record.data)
-    failed = yield Children(f"{base}/failed")
-    still = 0 if left is None else left.stat.children - (writing is not None)
-    ended = tuple(sorted(failed or ()))
-    return Batch(name, told.get("total", 0), still, ended, left is None, writing is None, told.get("refused"))
+    fields, failed = load_batch(base, record.data), sorted((yield Children(f"{base}/failed")) or ())
+    members = 0 if left is None else left.stat.children - (writing is not None)
+    total, refusal = fields.get("total", 0), fields.get("refused")
+    return Batch(name, total, members, tuple(failed), left is None, writing is None, refusal)
 
 
 def _not_done(context: Context, batch: Batch) -> Procedure[WaitTimeout]:
@@ -190,24 +184,24 @@ def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure
             if nodes[0] is not None:
                 yield from close_batch(context, name)  # whoever ended the last one may have died before this
             if nodes[0] is not None and mine.count == seen:
-                pause = None if deadline is None else deadline - context.run.monotonic()
-                if pause is not None and pause <= 0:
-                    raise (yield from _not_done(context, batch))
-                yield Wait(mine, seen, pause)
+                yield from _pause(context, batch, mine, seen, deadline)
             batch = yield from read_batch(context, name)
     finally:
         unsubscribe(context, [path], mine)
     return batch
 
 
-BATCH_CHUNK: Final = 500
+def _pause(context: Context, batch: Batch, mine: Signal, seen: int, deadline: float | None) -> Procedure[None]:
+    pause = None if deadline is None else deadline - context.run.monotonic()
+    if pause is not None and pause <= 0:
+        raise (yield from _not_done(context, batch))
+    yield Wait(mine, seen, pause)
 
 
 def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[None]:
     """Delete what is kept of a batch that is over, and the entry that lists it, if it is listed."""
-    failed = (yield Children(f"{base}/failed")) or []
-    for start in range(0, len(failed), BATCH_CHUNK):
-        yield Multi(tuple(Delete(f"{base}/failed/{name}") for name in failed[start : start + BATCH_CHUNK]))
+    for names in chunked((yield Children(f"{base}/failed")) or (), DELETES_PER_MULTI):
+        yield Multi(tuple(Delete(f"{base}/failed/{name}") for name in names))
     listed = [] if entry is None else [Delete(entry)]
     multi = Multi((Delete(f"{base}/failed"), Delete(base), *listed))
     outcome = yield from transact(multi, never)

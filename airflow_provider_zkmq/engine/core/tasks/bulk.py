@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure
+from airflow_provider_zkmq.engine.core.reading.nodes import chunked
 from airflow_provider_zkmq.engine.core.tasks import reuse
 from airflow_provider_zkmq.engine.core.tasks.repeat import Call
 from airflow_provider_zkmq.engine.core.writing.commit import Sent, commit, send_together
@@ -38,8 +39,8 @@ def write_trees(context: Context, trees: Sequence[Tree], call: Call) -> Procedur
     """Write validated trees; see `enqueue_many`. `call` learns what may have been written, at every moment."""
     refusals: list[_Refused] = []
     groups = _groups(context, [tree for tree in trees if tree.task_id not in call.written])
-    for start in range(0, len(groups), WINDOW):
-        refusals += yield from unless_deleted(context, _write(context, groups[start : start + WINDOW], call))
+    for window in chunked(groups, WINDOW):
+        refusals += yield from unless_deleted(context, _write(context, window, call))
     if refusals:
         raise _duplicates(refusals, [tree.task_id for tree in trees if tree.task_id in call.written])
     return [tree.task_id for tree in trees]
@@ -70,7 +71,7 @@ def _groups(context: Context, trees: Sequence[Tree]) -> list[list[Tree]]:
     return groups
 
 
-def _write(context: Context, groups: list[list[Tree]], call: Call) -> Procedure[list[_Refused]]:
+def _write(context: Context, groups: Sequence[list[Tree]], call: Call) -> Procedure[list[_Refused]]:
     """One window of transactions in flight together; each that did not commit at once is carried on singly.
 
     An error of one of them is raised when all have been carried to their end; without a connection none can be.
@@ -102,7 +103,7 @@ def _plan(context: Context, group: list[Tree]) -> Procedure[Plan]:
     return Plan(changes)
 
 
-def _send(call: Call, groups: list[list[Tree]], plans: list[Plan]) -> Procedure[list[Sent]]:
+def _send(call: Call, groups: Sequence[list[Tree]], plans: list[Plan]) -> Procedure[list[Sent]]:
     """Send what writes these trees; where no server is connected, nothing is sent."""
     trees = [tree for group in groups for tree in group]
     before = set(call.sent)

@@ -11,19 +11,21 @@ from airflow_provider_zkmq.engine.core.model.messages import encode_data
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import as_state, task_ids
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, chunked, read_records, record_of
 from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.plan import Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
 from airflow_provider_zkmq.engine.errors import CorruptRecord, IllegalTransition, TaskNotFound
 
-CHUNK: Final = 128
+#: What becomes of a corrupt task, for the report.
+_KEPT: Final = "it is kept"
 #: Makes the plan for a task as it was just read.
 Build: TypeAlias = Callable[[Current], Procedure[Plan]]
 
@@ -161,33 +163,34 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     yield from read_conf(context)
     wanted = as_state(state)
     count = 0
-    ids = yield from task_ids(context, wanted)
-    for start in range(0, len(ids), CHUNK):
-        chunk = ids[start : start + CHUNK]
-        nodes: list[Node | None] = yield GetMany(tuple(context.paths.task(task_id, "state") for task_id in chunk))
-        for task_id, node in zip(chunk, nodes, strict=True):
-            count += yield from _delete_task(context, task_id, node, wanted)
+    for chunk in chunked((yield from task_ids(context, wanted))):
+        records = yield from read_records(context, chunk, _KEPT)
+        for task_id, record in zip(chunk, records, strict=True):
+            if record is Unread.MISSING and (yield Exists(context.paths.task(task_id))) is not None:
+                context.report(context.paths.task(task_id), f"has no state: it is no task of ours; {_KEPT}")
+            elif isinstance(record, Record):
+                count += yield from _unless_damaged(context, record, wanted)
     context.listings.restock_all()
     return count
 
 
-def _delete_task(context: Context, task_id: str, node: Node | None, wanted: State | None) -> Procedure[bool]:
-    """Delete one tree with all that lists it; again if it changed meanwhile."""
-    path, tries = context.paths.task(task_id, "state"), Tries(f"deletion of task {task_id!r}")
-    if node is None and (yield Exists(context.paths.task(task_id))) is not None:
-        context.report(context.paths.task(task_id), "has no state: it is no task of ours; it is kept")
-    while node is not None:
-        try:
-            current = Current(task_id, node.stat.version, TaskState.decode(path, node.data))
-            if wanted is not None and current.state.state is not wanted:
-                return False
-            current = yield from _with_claim(context, current)
-            verdict = yield from commit(transitions.delete(context, current, ours=False))
-            if verdict.refusal is None:
-                return True
-            yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, node.stat.mzxid)
-        except CorruptRecord as error:
-            context.report(path, f"{error}; it is kept")
-            return False
-        node = yield Get(path)
+def _unless_damaged(context: Context, record: Record, wanted: State | None) -> Procedure[bool]:
+    """Delete one tree, or report why it cannot be."""
+    try:
+        return (yield from _delete_task(context, record.task_id, record, wanted))
+    except CorruptRecord as error:
+        context.report(context.paths.task(record.task_id, "state"), f"{error}; {_KEPT}")
+        return False
+
+
+def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted: State | None) -> Procedure[bool]:
+    """Delete one tree with all that lists it; again if it changed meanwhile. Raises `CorruptRecord`: it cannot be."""
+    tries = Tries(f"deletion of task {task_id!r}")
+    while isinstance(record, Record) and wanted in {None, record.state.state}:
+        current = yield from _with_claim(context, Current(task_id, record.stat.version, record.state))
+        verdict = yield from commit(transitions.delete(context, current, ours=False))
+        if verdict.refusal is None:
+            return True
+        yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, record.stat.mzxid)
+        record = record_of(context, task_id, (yield Get(context.paths.task(task_id, "state"))), _KEPT)
     return False

@@ -7,7 +7,8 @@ from dataclasses import replace
 from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Sync
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 
 
@@ -18,8 +19,7 @@ def recover_record(context: Context, held: Held) -> Procedure[bool]:
     """
     path, claim_path = (context.paths.task(held.task_id, part) for part in ("state", "claim"))
     yield Sync(path)
-    nodes: list[Node | None] = yield GetMany((path, claim_path, context.paths.task(held.task_id, "requeue")))
-    node, claim, escrow = nodes
+    node, claim, escrow = yield from read_nodes((path, claim_path, context.paths.task(held.task_id, "requeue")))
     if node is None or claim is None or claim.stat.czxid != held.token:
         context.claims.let_go(held)
         msg = f"claim {held.token} of task {held.task_id!r} is not the current one; this call changed nothing"

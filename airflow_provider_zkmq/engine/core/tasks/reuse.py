@@ -17,14 +17,15 @@ from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, entry_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, Event, State, Status
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Node, Procedure, Stat, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete
+from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import status_of
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of
 from airflow_provider_zkmq.engine.core.writing.escrow import as_asked, content_ops, hold_in_escrow, insert_run
-from airflow_provider_zkmq.engine.core.writing.place import ordered
 from airflow_provider_zkmq.engine.core.writing.plan import Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
 from airflow_provider_zkmq.engine.core.writing.transitions import append, relist, rewrite
@@ -82,8 +83,8 @@ def _read(path: str, *, again: bool) -> Procedure[Node | None]:
 
 def _refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
     """Raise `CorruptRecord` for a znode that has the id and is no task; the id would never be free."""
-    nodes: list[Node | None] = yield GetMany((context.paths.task(task_id), context.paths.task(task_id, "state")))
-    if nodes[0] is not None and nodes[1] is None:
+    base, record = yield from read_nodes((context.paths.task(task_id), context.paths.task(task_id, "state")))
+    if base is not None and record is None:
         msg = f"{context.paths.task(task_id)} has no state: it is no task of ours; delete it, or choose another id"
         raise CorruptRecord(msg)
 
@@ -175,7 +176,7 @@ def _entry_for(state: TaskState, tree: Tree) -> str:
 def _rank(context: Context, state: TaskState, due: int | None) -> Procedure[int | None]:
     """Its rank; one that leaves its lane for a time takes it along, so that it comes back to its place in line."""
     leaves = state.due is None and due is not None
-    if state.rank is not None or not leaves or not ordered(context):
+    if state.rank is not None or not leaves or not (yield from known_conf(context)).ordered:
         return state.rank
     stat: Stat | None = yield Exists(context.paths.entry(state.place))
     return None if stat is None else stat.czxid

@@ -7,29 +7,29 @@ Where an archive is configured, what is not archived yet is kept.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, GetMany, Node, Pipeline, Procedure, Stat
+from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Pipeline, Procedure, Stat
 from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_records
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes
 from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
 from airflow_provider_zkmq.engine.core.writing.pieces import tree_deletes
-from airflow_provider_zkmq.engine.errors import CorruptRecord
 
-TREES_PER_MULTI: Final = 20
-WINDOW: Final = 8
+#: So many trees are deleted by one transaction; those of what was read at once are in flight together.
+TREES_PER_MULTI: Final = AT_ONCE // 8
 INDEXES: Final = ("finished", "cancelled")
 
 
@@ -128,49 +128,44 @@ def _collect_bucket(
 ) -> Procedure[None]:
     entries = yield Children(bucket)
     due = [name for name in sorted(entries or ()) if (entry_time(name) or cutoff + 1) <= cutoff]
-    size = TREES_PER_MULTI * WINDOW
-    for start in range(0, len(due), size):
-        chunk = due[start : start + size]
+    for chunk in chunked(due):
         trees = yield from _judge(context, bucket, chunk, cutoff, archived, report)
         yield from _delete(context, trees, report)
 
 
 def _judge(
-    context: Context, bucket: str, names: list[str], cutoff: int, archived: int | None, report: Collected
-) -> Generator[Any, Any, list[list[WriteOp]]]:
+    context: Context, bucket: str, names: Sequence[str], cutoff: int, archived: int | None, report: Collected
+) -> Procedure[list[list[WriteOp]]]:
     """The deletes of each tree that may go."""
-    paths = tuple(context.paths.task(entry_task(name) or "", "state") for name in names)
-    nodes: list[Node | None] = yield GetMany(paths)
+    records = yield from read_records(context, [entry_task(name) or "" for name in names])
     trees: list[list[WriteOp]] = []
-    for name, path, node in zip(names, paths, nodes, strict=True):
+    for name, record in zip(names, records, strict=True):
         entry = f"{bucket}/{name}"
-        if node is None:
+        if record is Unread.MISSING:
             trees.append([Delete(entry)])  # the tree is gone, only its entry is left
-        elif node.stat.mtime <= cutoff and (tree := _tree(context, entry, path, node)):
-            if archived is not None and node.stat.mzxid > archived:
-                report.kept_unarchived += 1
-            else:
-                trees.append(tree)
-        else:
+        elif not isinstance(record, Record) or record.stat.mtime > cutoff or not _listed_by(context, record, entry):
             report.kept_changed += 1
+        elif archived is not None and record.stat.mzxid > archived:
+            report.kept_unarchived += 1
+        else:
+            trees.append(_tree(context, record, entry))
     return trees
 
 
-def _tree(context: Context, entry: str, path: str, node: Node) -> list[WriteOp]:
-    try:
-        state = TaskState.decode(path, node.data)
-    except CorruptRecord as error:
-        context.report(path, str(error))
-        return []
-    window = state.dedupe is not None and state.dedupe > context.clock.certainly_past(context.clock.now() or 0)
-    if window or state.index is None or context.paths.at(state.index) != entry:
-        return []
-    return [*tree_deletes(context, entry_task(entry.rpartition("/")[2]) or "", state, node.stat.version), Delete(entry)]
+def _listed_by(context: Context, record: Record, entry: str) -> bool:
+    """Whether a task is what its entry says, and its id is not to be refused any longer."""
+    index, dedupe = record.state.index, record.state.dedupe
+    window = dedupe is not None and dedupe > context.clock.certainly_past(context.clock.now() or 0)
+    return not window and index is not None and context.paths.at(index) == entry
+
+
+def _tree(context: Context, record: Record, entry: str) -> list[WriteOp]:
+    return [*tree_deletes(context, record.task_id, record.state, record.stat.version), Delete(entry)]
 
 
 def _delete(context: Context, trees: list[list[WriteOp]], report: Collected) -> Procedure[None]:
     """Several trees a transaction, several transactions in flight; a refused one is taken apart."""
-    groups = [trees[at : at + TREES_PER_MULTI] for at in range(0, len(trees), TREES_PER_MULTI)]
+    groups = list(chunked(trees, TREES_PER_MULTI))
     multis = tuple(Multi(tuple(op for tree in group for op in tree)) for group in groups)
     outcomes: list[Outcome] = yield Pipeline(multis)
     for group, outcome in zip(groups, outcomes, strict=True):

@@ -6,12 +6,12 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.register import Consumer
-from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
+from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Node, Procedure, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, Ops, Outcome, SetData
-from airflow_provider_zkmq.engine.errors import CorruptRecord
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_records
 
 MAX_ACCEPTS: Final = 16
 
@@ -94,19 +94,11 @@ def heed(context: Context) -> Procedure[None]:
     held = list(context.claims.in_hand.values())
     if not held or node.stat.version == 0:
         return
-    nodes: list[Node | None] = yield GetMany(tuple(context.paths.task(it.task_id, "state") for it in held))
-    for it, found in zip(held, nodes, strict=True):
-        if found is not None and _was_cancelled(context, it.task_id, found):
+    for it, record in zip(held, (yield from read_records(context, [it.task_id for it in held])), strict=True):
+        if isinstance(record, Record) and record.state.state is State.CANCELLED:
             it.cancelled = it.lost = True
             context.claims.in_hand.pop(it.task_id, None)
     context.signal.fire()
-
-
-def _was_cancelled(context: Context, task_id: str, node: Node) -> bool:
-    try:
-        return TaskState.decode(context.paths.task(task_id, "state"), node.data).state is State.CANCELLED
-    except CorruptRecord:
-        return False
 
 
 def unregister(context: Context) -> Procedure[None]:

@@ -17,16 +17,16 @@ from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_st
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, read_records
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.crowd import share
 from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit, send_together
 from airflow_provider_zkmq.engine.core.writing.plan import Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current
-from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 #: Consumers promote due tasks of their own share first; after this long, anybody's.
 GRACE_MS: Final = 250
@@ -39,14 +39,17 @@ class _Due:
     """A task whose time has come, and the entry that says so."""
 
     entry: str
-    task_id: str
-    version: int
-    state: TaskState
+    record: Record
+
+    @property
+    def state(self) -> TaskState:
+        """The task's record."""
+        return self.record.state
 
     @property
     def current(self) -> Current:
         """What a promotion is based on."""
-        return Current(self.task_id, self.version, self.state)
+        return Current(self.record.task_id, self.record.stat.version, self.state)
 
 
 def promote_due(context: Context, agenda: Agenda | None = None, most: int = MOST) -> Procedure[int]:
@@ -118,29 +121,17 @@ def _my_share(context: Context, name: str) -> bool:
 
 def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Due]]:
     """The records of what is due; what is no task's, or another's entry, is reported and stepped over."""
-    if not names:
-        return []
-    paths = tuple(context.paths.task(entry_task(name) or "", "state") for name in names)
-    nodes: list[Node | None] = yield GetMany(paths)
-    found = []
-    for name, path, node in zip(names, paths, nodes, strict=True):
+    records = yield from read_records(context, [entry_task(name) or "" for name in names])
+    due = []
+    for name, record in zip(names, records, strict=True):
         entry = f"{bucket}/{name}"
-        try:
-            state = None if node is None else TaskState.decode(path, node.data)
-        except CorruptRecord as error:
-            context.report(path, str(error))
+        if record is Unread.CORRUPT:
             context.quarantine.add(entry)
-            continue
-        if (
-            node is not None
-            and state is not None
-            and state.index is not None
-            and context.paths.at(state.index) == entry
-        ):
-            found.append(_Due(entry, entry_task(name) or "", node.stat.version, state))
+        elif isinstance(record, Record) and record.state.index and context.paths.at(record.state.index) == entry:
+            due.append(_Due(entry, record))
         elif context.listings.still_listed(bucket, name):
             context.report(entry, "an entry whose task is not scheduled by it; stepped over")
-    return found
+    return due
 
 
 def _promote(context: Context, found: list[_Due], agenda: Agenda) -> Procedure[int]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
 from airflow_provider_zkmq.engine.core.model.lanes import is_lane, segments_of
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, GetMany, Node, Pipeline, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi
+from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, read_stats, unless_corrupt
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING, delete_batch
 from airflow_provider_zkmq.engine.core.writing.closing import close_batches, load_batch
-from airflow_provider_zkmq.engine.core.writing.place import forget_lanes, ordered
-from airflow_provider_zkmq.engine.errors import CorruptRecord
+from airflow_provider_zkmq.engine.core.writing.place import forget_lanes
 
 LANE_IDLE_MS: Final = 3_600_000
 
@@ -27,23 +29,24 @@ def prune_lanes(context: Context, now: int) -> Procedure[None]:
     for name in sorted(there):
         if not is_lane(name):
             context.report(context.paths.at("queue", name), "no lane of ours; stepped over")
-        elif not ordered(context) and (yield from _prune(context, context.paths.at("queue", name), now)):
+        elif not (yield from known_conf(context)).ordered and (yield from _prune(context, name, now)):
             there.discard(name)
     forget_lanes(context, there)
 
 
-def _prune(context: Context, lane: str, now: int) -> Procedure[bool]:
+def _prune(context: Context, name: str, now: int) -> Procedure[bool]:
     """Delete one lane if it is idle, and holds nothing but a segment of ours."""
+    lane = context.paths.at("queue", name)
     names = yield Children(lane)
     if names is None or len(names) > 1:
         return False
     if len(segments_of(names)) < len(names):
         context.report(f"{lane}/{names[0]}", "no segment of ours; its lane is kept")
         return False
-    stats = yield Pipeline(tuple(Exists(f"{lane}/{name}") for name in names))
+    stats = yield from read_stats([f"{lane}/{segment}" for segment in names])
     if not all(stat and stat.children == 0 and stat.ctime < now - LANE_IDLE_MS for stat in stats):
         return False
-    deletes = tuple(Delete(f"{lane}/{name}") for name in names)
+    deletes = tuple(Delete(f"{lane}/{segment}") for segment in names)
     outcome = yield Multi((*(Check(op.path) for op in deletes), *deletes, Delete(lane)))
     return bool(outcome.committed)
 
@@ -78,8 +81,8 @@ def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
     """
     for name in (yield Children(context.paths.at("batches"))) or ():
         base = context.paths.batch(name)
-        nodes: list[Node | None] = yield GetMany((base, f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then"))
-        node, members, marker, then = nodes
+        parts = (base, f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then")
+        node, members, marker, then = yield from read_nodes(parts)
         alone = members is not None and members.stat.children == 1
         if alone and marker is not None and marker.stat.ctime <= cutoff:
             last = [Delete(f"{base}/then")] if then is not None else []
@@ -91,8 +94,5 @@ def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
 
 def _has_no_end(context: Context, base: str, node: Node) -> bool:
     """Whether a batch was never written to its end."""
-    try:
-        return "total" not in load_batch(base, node.data)
-    except CorruptRecord as error:
-        context.report(base, str(error))
-        return False
+    record = unless_corrupt(context, base, partial(load_batch, base, node.data))
+    return record is not None and "total" not in record

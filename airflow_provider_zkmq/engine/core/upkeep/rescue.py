@@ -13,12 +13,13 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
-from airflow_provider_zkmq.engine.core.model.records import TaskState, load
+from airflow_provider_zkmq.engine.core.model.records import load
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi, Ops, Outcome
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_nodes, record_of
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import heed
 from airflow_provider_zkmq.engine.core.upkeep.debts import pay_debts
@@ -30,7 +31,6 @@ from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
-CHUNK: Final = 128
 LEASE_LISTING_SECONDS: Final = 0.5
 #: How often one task is read again and tried again while it changes under our eyes.
 TRIES: Final = 5
@@ -113,32 +113,28 @@ def _rescue(context: Context, task_id: str, note: str) -> Procedure[bool]:
 def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | None]:
     """One try: whether it was given back; None where it changed meanwhile."""
     path, claim_path = context.paths.task(task_id, "state"), context.paths.task(task_id, "claim")
-    nodes: list[Node | None] = yield GetMany((path, claim_path, note))
-    node, claim, noted = nodes
+    node, claim, noted = yield from read_nodes((path, claim_path, note))
     if noted is None:
         return False  # settled or rescued meanwhile
-    try:
-        state = None if node is None else TaskState.decode(path, node.data)
-    except CorruptRecord as error:
-        context.report(path, str(error))
-        state = None
-    if (
-        node is None
-        or state is None
-        or state.state is not State.CLAIMED
-        or note not in notes_of(context, task_id, state)
-    ):
+    record = record_of(context, task_id, node)
+    if not isinstance(record, Record) or not _claimed_with(context, record, note):
         yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
         return False
+    state = record.state
     expired = note != context.paths.current(state.consumer or "", task_id)
     now = yield from server_time(context)
     if expired and (_end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
         return False  # it was extended since it was listed
     why = f"its lease ended ({state.consumer})" if expired else f"its consumer died ({state.consumer})"
     rescued = state.with_attempt("rescued", now, why)
-    current = Current(task_id, node.stat.version, rescued, claim_gone=claim is None)
+    current = Current(task_id, record.stat.version, rescued, claim_gone=claim is None)
     given_back = yield from _give_back(context, current, [Check(note, noted.stat.version)], why, now)
     return True if given_back else None
+
+
+def _claimed_with(context: Context, record: Record, note: str) -> bool:
+    """Whether a task is claimed, and this is a note of that claim."""
+    return record.state.state is State.CLAIMED and note in notes_of(context, record.task_id, record.state)
 
 
 def _give_back(context: Context, current: Current, guards: list[Check], why: str, now: int) -> Procedure[bool]:
@@ -206,15 +202,12 @@ def _expire(context: Context, path: str, agenda: Agenda) -> Procedure[bool]:
 
 
 def _read_leases(context: Context, paths: list[str]) -> Procedure[None]:
-    for start in range(0, len(paths), CHUNK):
-        chunk = paths[start : start + CHUNK]
-        nodes: list[Node | None] = yield GetMany(tuple(chunk))
-        for path, node in zip(chunk, nodes, strict=True):
-            end = None if node is None else _end_of(context, path, node)
-            if end is None:
-                context.census.lease_ends.pop(path, None)
-            else:
-                context.census.lease_ends[path] = end
+    for path, node in zip(paths, (yield from read_nodes(paths)), strict=True):
+        end = None if node is None else _end_of(context, path, node)
+        if end is None:
+            context.census.lease_ends.pop(path, None)
+        else:
+            context.census.lease_ends[path] = end
 
 
 def _end_of(context: Context, path: str, node: Node) -> int | None:

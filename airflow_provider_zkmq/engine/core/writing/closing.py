@@ -12,20 +12,12 @@ from typing import Any
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
 from airflow_provider_zkmq.engine.core.model.records import dump, load
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Children,
-    Exists,
-    Get,
-    GetMany,
-    Node,
-    Pipeline,
-    Procedure,
-    Stat,
-)
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Stat
 from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, read_stats
 from airflow_provider_zkmq.engine.core.writing.commit import commit
 from airflow_provider_zkmq.engine.core.writing.draft import unpack
 from airflow_provider_zkmq.engine.core.writing.inserting import insert, listed_at
@@ -78,7 +70,7 @@ def close_pending(context: Context) -> Procedure[None]:
 def close_batches(context: Context) -> Procedure[None]:
     """End what a crash left without an end. What cannot be read is reported and stepped over."""
     names = (yield Children(context.paths.at("batches"))) or ()
-    stats: list[Stat | None] = yield Pipeline(tuple(Exists(context.paths.batch(name, "open")) for name in names))
+    stats = yield from read_stats([context.paths.batch(name, "open") for name in names])
     for name, stat in zip(names, stats, strict=True):
         if stat is not None and not stat.children:
             yield from close_after(context, name)
@@ -100,8 +92,7 @@ def close_batch(context: Context, name: str | None) -> Procedure[None]:
 def _ending(context: Context, name: str) -> Procedure[Plan | None]:
     """How to end a batch as it stands now; None where it is not there any more."""
     base = context.paths.batch(name)
-    nodes: list[Node | None] = yield GetMany((base, f"{base}/then"))
-    node, follow_up = nodes
+    node, follow_up = yield from read_nodes((base, f"{base}/then"))
     if node is None:
         return None
     record = load_batch(base, node.data)

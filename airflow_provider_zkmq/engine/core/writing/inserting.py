@@ -8,6 +8,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket
 from airflow_provider_zkmq.engine.core.protocol.writes import Create
+from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, scheduled_index
 from airflow_provider_zkmq.engine.core.writing.place import open_segment
 from airflow_provider_zkmq.engine.core.writing.plan import Change
@@ -21,7 +22,7 @@ def insert(context: Context, tree: Tree) -> Procedure[Change]:
         change = listed_at(context, tree.task_id, index)
         change.listing = tree.ops(context, f"{tree.lane.name}//{tree.entry}", index, due)
         return change
-    slot = yield from open_segment(context, tree.lane)
+    slot = yield from open_segment(context, tree.lane, ordered=(yield from known_conf(context)).ordered)
     place = f"{slot.lane.name}/{slot.segment}/{tree.entry}"
     return Change(context, tree.task_id, slot=slot, listing=tree.ops(context, place, None, None))
 

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def open_segment(context: Context, wanted: Lane) -> Procedure[OpenSegment]:
-    """Where the next entry of a lane goes; the caller has read the queue's configuration."""
+def open_segment(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
+    """Where the next entry of a lane goes; `ordered`: the queue hands out in strict order."""
     memory = context.slots.open.get(wanted.name)
-    if memory is None or memory.count >= SEGMENT_ENTRIES or memory.ordered != ordered(context):
+    if memory is None or memory.count >= SEGMENT_ENTRIES or memory.ordered != ordered:
         lane = yield from _bounded(context, wanted)
-        memory = yield from _newest(context, lane)
+        memory = yield from (_newest_ordered(context, lane) if ordered else _newest(context, lane))
     memory.count += 1
     context.slots.remember(wanted.name, memory)
     return memory
@@ -47,11 +47,6 @@ def forget_lanes(context: Context, there: Iterable[str]) -> None:
     names = set(there)
     context.slots.keep_lanes(names)
     context.listings.forget_below(context.paths.at("queue"), names)
-
-
-def ordered(context: Context) -> bool:
-    """Whether the queue, as its configuration was last read, hands out in strict order."""
-    return context.configuration.conf is not None and context.configuration.conf.ordered
 
 
 def _bounded(context: Context, wanted: Lane) -> Procedure[Lane]:
@@ -67,26 +62,38 @@ def _bounded(context: Context, wanted: Lane) -> Procedure[Lane]:
 
 def _newest(context: Context, lane: Lane) -> Procedure[OpenSegment]:
     """The newest segment with room, else a new one."""
-    path, strict = context.paths.at("queue", lane.name), ordered(context)
-    stat: Stat | None = (yield Exists(path)) if strict else None  # before the listing: a later roll-over is refused
+    path = context.paths.at("queue", lane.name)
     names: list[str] | None = yield Children(path)
-    segments = segments_of(names or ())
+    room = yield from _with_room(path, names)
+    if room is not None:
+        return OpenSegment(lane, room[0], room[1], [], [], ordered=False)
+    segment = next_segment(segments_of(names or ()))
+    opening: list[WriteOp] = [] if names is not None else [Create(path, lane.encode())]
+    return OpenSegment(lane, segment, 0, [*opening, Create(f"{path}/{segment}")], [], ordered=False)
+
+
+def _newest_ordered(context: Context, lane: Lane) -> Procedure[OpenSegment]:
+    """The newest segment with room, or a new one, under the version of the lane's znode."""
+    path = context.paths.at("queue", lane.name)
+    stat: Stat | None = yield Exists(path)  # before the listing: a later roll-over is refused
+    names: list[str] | None = yield Children(path)
     version = 0 if stat is None else stat.version
-    checks: list[WriteOp] = [Check(path, version)] if strict else []
-    if segments:
-        newest = max(segments)
-        found: Stat | None = yield Exists(f"{path}/{newest}")
-        if found is not None and found.children < SEGMENT_ENTRIES:
-            return OpenSegment(lane, newest, found.children, checks, checks, strict)
-    segment = next_segment(segments)
-    create = Create(f"{path}/{segment}")
-    if names is None:
-        return OpenSegment(lane, segment, 0, [Create(path, lane.encode()), create], checks, strict)
-    if not strict:
-        return OpenSegment(lane, segment, 0, [create], [], strict)
-    return OpenSegment(
-        lane, segment, 0, [SetData(path, lane.encode(), version), create], [Check(path, version + 1)], strict
-    )
+    room = yield from _with_room(path, names)
+    if room is not None:
+        checks: list[WriteOp] = [Check(path, version)]
+        return OpenSegment(lane, room[0], room[1], checks, checks, ordered=True)
+    segment = next_segment(segments_of(names or ()))
+    fresh = names is None
+    opening = Create(path, lane.encode()) if fresh else SetData(path, lane.encode(), version)
+    after = Check(path, version if fresh else version + 1)
+    return OpenSegment(lane, segment, 0, [opening, Create(f"{path}/{segment}")], [after], ordered=True)
+
+
+def _with_room(lane: str, names: Iterable[str] | None) -> Procedure[tuple[str, int] | None]:
+    """The lane's newest segment and how many entries it has, if there is one, and it takes more."""
+    newest = max(segments_of(names or ()), default=None)
+    stat: Stat | None = None if newest is None else (yield Exists(f"{lane}/{newest}"))
+    return (newest, stat.children) if newest and stat is not None and stat.children < SEGMENT_ENTRIES else None
 
 
 def slot_ops(context: Context, slot: OpenSegment, opened: set[str]) -> list[WriteOp]:

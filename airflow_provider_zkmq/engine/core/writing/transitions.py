@@ -22,6 +22,7 @@ from airflow_provider_zkmq.engine.core.model.states import Event, step
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Ops, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.claims import claimed
+from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.pieces import (
     arrival,
@@ -194,7 +195,8 @@ def append(
     entry: str | None = None,
 ) -> Procedure[Plan]:
     """To the end of a lane, its own unless another is given; `after_at` makes the record for a place."""
-    slot = yield from open_segment(context, lane or Lane(current.state.priority, dict(current.state.filters)))
+    own, conf = Lane(current.state.priority, dict(current.state.filters)), (yield from known_conf(context))
+    slot = yield from open_segment(context, lane or own, ordered=conf.ordered)
     place = f"{slot.lane.name}/{slot.segment}/{entry or current.state.entry}"
     return one(_moved(context, current, after_at(place), extra, guards, slot))
 
