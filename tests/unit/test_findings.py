@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine import AsyncQueue, AsyncUnitOfWork, Queue, UnitOfWork
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
@@ -70,3 +72,16 @@ def test_that_nothing_tells_any_more_what_became_of_a_commit_is_told_once() -> N
         client.do(transaction.commit(unit))
     with pytest.raises(ClaimLost):
         client.do(transaction.commit(unit))
+
+
+@pytest.mark.parametrize(
+    ("method", "returns"),
+    [
+        (Queue.claim, "Claim | None"),
+        (AsyncQueue.claim, "AsyncClaim | None"),
+        (UnitOfWork.try_take, "Task | None"),
+        (AsyncUnitOfWork.try_take, "Task | None"),
+    ],
+)
+def test_what_claims_is_shown_to_return_what_its_caller_gets(method: Any, returns: str) -> None:
+    assert inspect.signature(method).return_annotation == returns
