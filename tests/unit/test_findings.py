@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine import AsyncQueue, AsyncUnitOfWork, Queue, UnitOfWork
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
-from airflow_provider_zkmq.engine.core.tasks import enqueue, transaction
-from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
-from tests.unit.world import LOST_REPLY, new_queue
+from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, transaction
+from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, Unavailable
+from tests.unit.world import LOST_REPLY, Client, new_queue
 
 
 @pytest.mark.parametrize("ghosts", [("b",), ("a",), ("a", "b")])
@@ -48,3 +51,37 @@ def test_an_enqueue_that_went_elsewhere_and_lost_its_reply_is_not_told_to_be_uns
     task_id = client.do(enqueue.enqueue(client.context, message))
     assert len(sent) == 3
     assert sorted(client.zk.names(client.context.paths.at("tasks"))) == sorted(["first", task_id])
+
+
+def test_that_nothing_tells_any_more_what_became_of_a_commit_is_told_once() -> None:
+    client, other = (made := new_queue()), Client(made.zk, "other")
+    client.put(task_id="a")
+    unit = transaction.Unit([(client.context, client.held())])
+    lost = iter([LOST_REPLY])
+
+    def cut_off(op: Any) -> Any:
+        if isinstance(op, Reconnect):
+            return Unavailable("no server is connected")
+        finishes = isinstance(op, Multi) and any(part.path.endswith("/result") for part in op.ops)
+        return next(lost) if finishes else None
+
+    with pytest.raises(OutcomeUnknown):
+        client.do(transaction.commit(unit), cut_off)
+    assert other.do(operate.clear(other.context)) == 1
+    with pytest.raises(OutcomeUnknown, match="collected"):
+        client.do(transaction.commit(unit))
+    with pytest.raises(ClaimLost):
+        client.do(transaction.commit(unit))
+
+
+@pytest.mark.parametrize(
+    ("method", "returns"),
+    [
+        (Queue.claim, "Claim | None"),
+        (AsyncQueue.claim, "AsyncClaim | None"),
+        (UnitOfWork.try_take, "Task | None"),
+        (AsyncUnitOfWork.try_take, "Task | None"),
+    ],
+)
+def test_what_claims_is_shown_to_return_what_its_caller_gets(method: Any, returns: str) -> None:
+    assert inspect.signature(method).return_annotation == returns

@@ -77,9 +77,12 @@ class verb(Twins, Generic[S, P, T]):  # noqa: N801  reads like a decorator
 
 
 class claiming(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
-    """A procedure that asks for a claim; what the front makes of it is handed over to the caller, or given back."""
+    """A procedure that asks for a claim; what the front makes of it is handed over to the caller, or given back.
 
-    def __init__(self, ask: Callable[Concatenate[S, P], Procedure[Asked]]) -> None:
+    `returns`: what the blocking and the awaited one are shown to return.
+    """
+
+    def __init__(self, ask: Callable[Concatenate[S, P], Procedure[Asked]], *returns: str) -> None:
         def blocking(self: BlockingTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
             return self._take(lambda subject: ask(subject, *args, **kwargs))
 
@@ -87,6 +90,9 @@ class claiming(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
             return await self._take(lambda subject: ask(subject, *args, **kwargs))
 
         super().__init__(_shown(blocking, ask), _shown(awaited, ask))
+        for function, shown in zip(self.functions, returns, strict=True):
+            signature = inspect.signature(function).replace(return_annotation=shown)
+            function.__signature__ = signature  # type: ignore[attr-defined]
 
     @overload
     def __get__(self, front: BlockingTaker[S, C], owner: type) -> Callable[P, C | None]: ...

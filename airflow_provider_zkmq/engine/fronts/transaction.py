@@ -151,7 +151,7 @@ def _settle(tx: Transaction, outcome: Handled, progress: Settlement) -> Procedur
 class UnitVerbs(Front[Transaction]):
     """What units of work of both fronts are."""
 
-    try_take = claiming(_try_take)
+    try_take = claiming(_try_take, "Task | None", "Task | None")
     put = verb(_put)
     commit = verb(_commit)
     rollback = verb(_rollback)

@@ -155,7 +155,7 @@ class QueueVerbs(Front[Context]):
     progress = by_token(holding.progress)
     enqueue_many = verb(enqueue_several, marks_used=True)
     enqueue = verb(enqueue_one, marks_used=True)
-    claim = claiming(ask)
+    claim = claiming(ask, "Claim | None", "AsyncClaim | None")
     check_wanted = verb(wanted)
     look_after = verb(keeper.look_after)
     wait_for_change = verb(keeper.wait_for_change)

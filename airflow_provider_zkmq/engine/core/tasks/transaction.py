@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
 from airflow_provider_zkmq.engine.core.writing.inserting import insert
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.core.writing.place import known_bucket, queue_deleted
-from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why, merge
+from airflow_provider_zkmq.engine.core.writing.plan import Ours, Plan, Refusal, Why, merge
 from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.core.writing.written import written
 from airflow_provider_zkmq.engine.errors import (
@@ -80,6 +80,8 @@ def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]
 def _commit(unit: Unit, result: bytes) -> Procedure[None]:
     asked = unit.sent is not None
     plan = unit.sent if unit.sent is not None else (yield from _plan(unit, result))
+    if asked:
+        plan.changes[0].ours = partial(_told_once, unit, plan.changes[0].ours)
     try:
         unit.sent = plan  # before it is sent: whoever is interrupted here does not know what became of it
         verdict = yield from commit_plan(plan, partial(_anew, unit, result), asked=asked)
@@ -94,6 +96,15 @@ def _commit(unit: Unit, result: bytes) -> Procedure[None]:
     if verdict.refusal is not None:
         raise _refusal(unit, verdict.refusal)
     _end(unit)
+
+
+def _told_once(unit: Unit, ours: Ours) -> Procedure[Outcome | None]:
+    """What became of a commit that was sent by an earlier call; where nothing tells any more, no later call asks."""
+    try:
+        return (yield from ours())
+    except OutcomeUnknown:
+        unit.sent = None
+        raise
 
 
 def _not_known_yet(error: ZkmqError) -> OutcomeUnknown:
