@@ -193,12 +193,10 @@ def _quiet_kazoo() -> None:
 
 def _exit_code(error: Exception) -> int | None:
     """The exit code of an expected error; None for a mistake of ours, which keeps its traceback, and a closed pipe."""
-    if isinstance(error, UsageError):
-        return USAGE
+    if isinstance(error, UsageError | BrokenPipeError):
+        return USAGE if isinstance(error, UsageError) else None
     from airflow_provider_zkmq.engine import ConfigError, TransportError, WaitTimeout, ZkmqError
 
-    if isinstance(error, BrokenPipeError):
-        return None
     codes: tuple[tuple[type[Exception], int], ...] = (
         (WaitTimeout, TIMED_OUT),  # an OSError too, being a TimeoutError
         (ConfigError, USAGE),

@@ -28,10 +28,7 @@ class Folder:
     """
 
     def __init__(self, path: Path, nodes: int) -> None:
-        """Make and lock ``path`` for an ensemble of ``nodes``.
-
-        Raises ServerError where it cannot be written, is in use, or holds an ensemble of another size.
-        """
+        """Make and lock ``path`` for so many nodes. Raises `ServerError`: not writable, in use, another size."""
         self.path = path
         with self.usable():
             self.path.mkdir(parents=True, exist_ok=True)

@@ -105,9 +105,8 @@ class EmbeddedServer:
     def start(self) -> None:
         """Start all nodes and return when each serves requests.
 
-        Raises:
-            ServerError: it runs already; there is no usable Java or no jars; a port is taken; the folder
-                cannot be written or is in use; a node died or was too slow, then with its last log lines.
+        Raises `ServerError`: it runs already; there is no usable Java or no jars; a port is taken; the folder cannot
+        be written or is in use; a node died or was too slow, then with its last log lines.
         """
         if self._folder is not None:
             raise ServerError(f"the ZooKeeper server in {self.data_dir} is started already: stop it first")

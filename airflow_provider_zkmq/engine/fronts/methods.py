@@ -160,10 +160,7 @@ def settling(procedure: Callable[Concatenate[Context, Held, P], Procedure[T]]) -
 
 
 def _shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
-    """A function with a procedure's documentation and parameters, less the first `taken`, which the function provides.
-
-    What a procedure returns at its end is what the function returns.
-    """
+    """A function that shows a procedure's documentation, result and parameters, less the first `taken` ones."""
     signature, own = inspect.signature(procedure), inspect.signature(function)
     leading = [
         parameter.replace(kind=parameter.POSITIONAL_OR_KEYWORD, annotation=_annotation(parameter))

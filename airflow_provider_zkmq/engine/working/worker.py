@@ -127,10 +127,7 @@ class Worker(Working[Claim, Transaction]):
         return True
 
     def join(self) -> None:
-        """Wait until the worker has ended; after `stop`, handlers have `grace` seconds to finish.
-
-        Raises what ended it, if it was not `stop`.
-        """
+        """Wait until it has ended; after `stop`, handlers have `grace` seconds. Raises what ended it otherwise."""
         deadline: float | None = None
         while (alive := self._alive()) is not None:
             if self._stopping.is_set() and deadline is None:

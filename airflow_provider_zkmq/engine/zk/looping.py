@@ -146,10 +146,7 @@ async def _ready(reply: Any, timeout: float) -> Any:
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         wake = _waker(loop, future)
-
-        def linked(_reply: Any) -> None:
-            wake()
-
+        linked = lambda _reply: wake()  # noqa: E731
         try:
             reply.rawlink(linked)
             await _until(future, timeout)
