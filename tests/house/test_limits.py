@@ -57,7 +57,6 @@ def test_the_median_function_is_short() -> None:
     assert statistics.median(lines) <= FUNCTION_MEDIAN
 
 
-@pytest.mark.xfail(strict=True, reason="one function in ten is still longer than 15 lines")
 def test_long_functions_are_rare() -> None:
     """Nine of ten functions fit in a glance; the message names the longest, which are the ones to begin with."""
     functions = [function for module in modules() for function in module.functions]

@@ -81,7 +81,7 @@ MUTANTS: Final = (
         "        context.census.unburied = [one for one in context.census.unburied if one != consumer]\n    return count\n\n\ndef _rescue",
         ("    for task_id in current or ():", "    for task_id in (current or [])[:1]:"),
     ),
-    Mutant("heartbeat lost", "tasks.settle", '    span = seconds("lease", lease)\n    if held.lost:', "    return\n    if held.lost:"),
+    Mutant("heartbeat lost", "tasks.holding", '    span = seconds("lease", lease)\n    if held.lost:', "    return\n    if held.lost:"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}

@@ -106,10 +106,7 @@ def _head_of_lane(context: Context, look: _Look, lane: str, *, judge: bool) -> P
     segments = yield from _listed(context, look, lane)
     for number, name in enumerate(segments):
         segment = f"{lane}/{name}"
-        names = yield from _listed(context, look, segment)
-        if judge:
-            names = yield from judged(context, look.taker, segment, names)
-        usable = [entry for entry in names if f"{segment}/{entry}" not in context.quarantine]
+        usable = yield from _usable(context, look, segment, judge=judge)
         ranks = yield from _read_ranks(context, segment, usable)
         head = min(_ranked(ranks, usable), default=None)
         if head is not None:
@@ -117,6 +114,14 @@ def _head_of_lane(context: Context, look: _Look, lane: str, *, judge: bool) -> P
         if number < len(segments) - 1:
             yield from drop_if_empty(context, segment)
     return None
+
+
+def _usable(context: Context, look: _Look, segment: str, *, judge: bool) -> Procedure[list[str]]:
+    """A segment's entries that fit, less those that are stepped over; `judge`: they are judged singly."""
+    names = yield from _listed(context, look, segment)
+    if judge:
+        names = yield from judged(context, look.taker, segment, names)
+    return [entry for entry in names if f"{segment}/{entry}" not in context.quarantine]
 
 
 def _ranked(ranks: dict[str, int], names: list[str]) -> Iterator[tuple[int, str]]:

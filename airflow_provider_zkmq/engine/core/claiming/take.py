@@ -104,8 +104,7 @@ def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: i
         current = Current(task_id, node.stat.version, state)
         yield from bury_exhausted(context, current, (yield from server_time(context)))
         return None
-    if rank is not None:
-        state = replace(state, rank=rank)
+    state = state if rank is None else replace(state, rank=rank)
     held = Held(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
     held.session = taker.consumer.session
     return held

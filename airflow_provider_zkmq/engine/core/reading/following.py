@@ -7,9 +7,9 @@ from functools import partial
 from typing import TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.states import ENDED
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Tell, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Tell
+from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_task
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.errors import WaitTimeout
@@ -28,8 +28,7 @@ def follow(context: Context, task_id: str, on_change: OnChange, timeout: object 
     Raises `WaitTimeout`; `TaskNotFound` for a task that does not exist or is collected meanwhile; `ConfigError` for a
     bad id; `CorruptRecord`.
     """
-    span = optional_seconds("timeout", timeout)
-    deadline = None if span is None else context.run.monotonic() + span
+    deadline = Deadline.after(context, timeout)
     yield from read_task(context, task_id)  # before anything is watched: the id may be no id
     mine = context.run.new_signal()
     paths = [context.paths.task(task_id, znode) for znode in ("state", "claim")]
@@ -50,8 +49,7 @@ def follow(context: Context, task_id: str, on_change: OnChange, timeout: object 
         unsubscribe(context, paths, mine)
 
 
-def _wait(context: Context, task: Task, mine: Signal, seen: int, deadline: float | None) -> Procedure[None]:
-    pause = None if deadline is None else deadline - context.run.monotonic()
-    if pause is not None and pause <= 0:
+def _wait(context: Context, task: Task, mine: Signal, seen: int, deadline: Deadline) -> Procedure[None]:
+    if deadline.passed:
         raise WaitTimeout(f"task {task.id!r} of queue {context.queue!r} is {task.status} still", left=[task.id])
-    yield Wait(mine, seen, pause)
+    yield from deadline.wait(mine, seen)

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Signal, Sync, Tell, Wait, Watch
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Signal, Sync, Tell, Watch
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_many
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked
 from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
@@ -57,7 +57,7 @@ def wait(
     """
     wanted = wait_event(event)
     ids = [check_name("task id", task_id) for task_id in dict.fromkeys(_list(task_ids))]
-    deadline = _deadline(context, timeout)
+    deadline = Deadline.after(context, timeout)
     mine = context.run.new_signal()
     told: dict[str, tuple[float, str]] = {}
     open_ids = ids
@@ -86,11 +86,6 @@ def _list(task_ids: Sequence[str]) -> Sequence[str]:
     return task_ids
 
 
-def _deadline(context: Context, timeout: object) -> float | None:
-    span = optional_seconds("timeout", timeout)
-    return None if span is None else context.run.monotonic() + span
-
-
 def _look(
     context: Context, ids: Sequence[str], wanted: WaitFor, mine: Signal
 ) -> Procedure[tuple[list[str], list[str]]]:
@@ -98,22 +93,28 @@ def _look(
     left: list[str] = []
     claimed: list[str] = []
     for chunk in chunked(ids, WINDOW):
-        paths = [context.paths.task(task_id, "state") for task_id in chunk]
-        nodes = yield from shared_nodes(context, paths, mine)
-        if None in nodes:  # the server that we are connected to may lag behind
-            yield Sync(context.paths.at("tasks"))
-            nodes = yield from shared_nodes(context, paths, mine)
-        reached: list[str] = []
-        for task_id, path, node in zip(chunk, paths, nodes, strict=True):
-            if node is None:
-                raise _missing(context, {task_id})
-            state = TaskState.decode(path, node.data)
-            done = _reached(state, wanted)
-            (reached if done else left).append(path if done else task_id)
-            if not done and state.state is State.CLAIMED:
-                claimed.append(task_id)
-        unsubscribe(context, reached, mine)
+        states = yield from _read_states(context, chunk, mine)
+        reached = [task_id for task_id, state in states.items() if _reached(state, wanted)]
+        unsubscribe(context, [context.paths.task(task_id, "state") for task_id in reached], mine)
+        waiting = [task_id for task_id, state in states.items() if not _reached(state, wanted)]
+        claimed += [task_id for task_id in waiting if states[task_id].state is State.CLAIMED]
+        left += waiting
     return left, claimed
+
+
+def _read_states(context: Context, ids: Sequence[str], mine: Signal) -> Procedure[dict[str, TaskState]]:
+    """The records of tasks, under watches that fire `mine`. Raises `TaskNotFound`, `CorruptRecord`."""
+    paths = [context.paths.task(task_id, "state") for task_id in ids]
+    nodes = yield from shared_nodes(context, paths, mine)
+    if None in nodes:  # the server that we are connected to may lag behind
+        yield Sync(context.paths.at("tasks"))
+        nodes = yield from shared_nodes(context, paths, mine)
+    states: dict[str, TaskState] = {}
+    for task_id, path, node in zip(ids, paths, nodes, strict=True):
+        if node is None:
+            raise _missing(context, {task_id})
+        states[task_id] = TaskState.decode(path, node.data)
+    return states
 
 
 def _tell_progress(
@@ -146,14 +147,13 @@ def _missing(context: Context, ids: set[str]) -> TaskNotFound:
 
 
 def _pause(
-    context: Context, mine: Signal, seen: int, deadline: float | None, left: Sequence[str], wanted: WaitFor
+    context: Context, mine: Signal, seen: int, deadline: Deadline, left: Sequence[str], wanted: WaitFor
 ) -> Procedure[None]:
-    pause = None if deadline is None else deadline - context.run.monotonic()
-    if pause is not None and pause <= 0:
+    if deadline.passed:
         names = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
         msg = f"{len(left)} task(s) of queue {context.queue!r} did not reach {wanted} in time: {names}"
         raise WaitTimeout(msg, left=left)
-    yield Wait(mine, seen, pause)
+    yield from deadline.wait(mine, seen)
 
 
 def find_matching(
@@ -165,16 +165,15 @@ def find_matching(
     """
     conf = yield from read_conf(context, create=True)
     chosen = as_selector(selector).bind(conf.types)
-    deadline = _deadline(context, timeout)
+    deadline = Deadline.after(context, timeout)
     known: dict[str, bool] = {}
     while True:
         signal = context.run.new_signal()
         watch = Watch(signal)  # kept until the wait is over: a watch that nobody holds tells nobody
         names = yield Children(context.paths.at("tasks"), watch)
-        fresh = [name for name in sorted(names or ()) if name not in known]
-        for chunk in chunked(fresh, WHOLE_AT_ONCE):
-            for task in (yield from read_many(context, chunk)):
-                known[task.id] = chosen.matches(task.filters, conf.types)
+        for chunk in chunked([name for name in sorted(names or ()) if name not in known], WHOLE_AT_ONCE):
+            fresh = yield from read_many(context, chunk)
+            known |= {task.id: chosen.matches(task.filters, conf.types) for task in fresh}
         found = [task_id for task_id in sorted(names or ()) if known.get(task_id)]
         if len(found) >= at_least:
             return found

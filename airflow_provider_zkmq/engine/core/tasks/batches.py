@@ -12,13 +12,13 @@ from enum import Enum
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Sync, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Sync
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Races
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
@@ -173,8 +173,7 @@ def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure
 
     Raises `WaitTimeout`, which names what has not ended, and `TaskNotFound` for a batch that does not exist.
     """
-    span = optional_seconds("timeout", timeout)
-    deadline = None if span is None else context.run.monotonic() + span
+    deadline = Deadline.after(context, timeout)
     batch = yield from read_batch(context, name)
     path, mine = context.paths.batch(name, "open"), context.run.new_signal()
     try:
@@ -191,11 +190,10 @@ def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure
     return batch
 
 
-def _pause(context: Context, batch: Batch, mine: Signal, seen: int, deadline: float | None) -> Procedure[None]:
-    pause = None if deadline is None else deadline - context.run.monotonic()
-    if pause is not None and pause <= 0:
+def _pause(context: Context, batch: Batch, mine: Signal, seen: int, deadline: Deadline) -> Procedure[None]:
+    if deadline.passed:
         raise (yield from _not_done(context, batch))
-    yield Wait(mine, seen, pause)
+    yield from deadline.wait(mine, seen)
 
 
 def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[None]:

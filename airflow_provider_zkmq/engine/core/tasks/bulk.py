@@ -82,18 +82,25 @@ def _write(context: Context, groups: Sequence[list[Tree]], call: Call) -> Proced
     refusals: list[_Refused] = []
     errors: list[ZkmqError] = []
     for group, plan, sent in zip(groups, plans, (yield from _send(call, groups, plans)), strict=True):
-        try:
-            uncertain = group[0].uncertain or sent.outcome.unknown
-            status = yield from _carry_on(context, _Group(group, call, uncertain), plan, sent)
-        except TransportError:
-            raise
-        except ZkmqError as error:
-            errors.append(error)
-        else:
-            refusals += [] if status is None else [_Refused(group[0].task_id, status)]
+        uncertain = group[0].uncertain or sent.outcome.unknown
+        refusals += yield from _carry_singly(context, _Group(group, call, uncertain), plan, sent, errors)
     if errors:
         raise errors[0]
     return refusals
+
+
+def _carry_singly(
+    context: Context, group: _Group, plan: Plan, sent: Sent, errors: list[ZkmqError]
+) -> Procedure[list[_Refused]]:
+    """Carry one group to its end, and add its error to `errors`."""
+    try:
+        status = yield from _carry_on(context, group, plan, sent)
+    except TransportError:
+        raise
+    except ZkmqError as error:
+        errors.append(error)
+        return []
+    return [] if status is None else [_Refused(group.first.task_id, status)]
 
 
 def _plan(context: Context, group: list[Tree]) -> Procedure[Plan]:

@@ -30,14 +30,20 @@ def give_back(context: Context) -> Procedure[int]:
         if nonce not in context.claims.handovers:
             continue  # it has been given back, or its caller has it
         elif it.caller.left:
-            it.busy = busy = context.run.new_signal()
-            try:
-                count += yield from _give_back(context, it)
-                context.claims.handovers.pop(nonce, None)
-            finally:
-                it.busy = None
-                busy.fire()
+            count += yield from _give_back_alone(context, nonce, it)
     return count + (yield from _roll_back_owed(context))
+
+
+def _give_back_alone(context: Context, nonce: str, it: Handover) -> Procedure[bool]:
+    """Give one back; other calls of this client wait meanwhile, so that it is given back once."""
+    it.busy = busy = context.run.new_signal()
+    try:
+        given_back = yield from _give_back(context, it)
+        context.claims.handovers.pop(nonce, None)
+        return given_back
+    finally:
+        it.busy = None
+        busy.fire()
 
 
 def _give_back(context: Context, it: Handover) -> Procedure[bool]:

@@ -55,13 +55,16 @@ def _change(context: Context, task_id: str, what: str, build: Build, version: in
     while True:
         current, mzxid = yield from read_current(context, task_id)
         if version is not None and mzxid != version:
-            state = current.state
-            msg = f"task {task_id!r} has changed since it was read: it is {state.state} by now, attempt {state.attempt}"
-            raise IllegalTransition(msg)
+            raise _changed(current)
         verdict = yield from commit((yield from build(current)), anew(partial(build, current)))
         if verdict.refusal is None:
             return
         yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, mzxid)
+
+
+def _changed(current: Current) -> IllegalTransition:
+    now = f"it is {current.state.state} by now, attempt {current.state.attempt}"
+    return IllegalTransition(f"task {current.task_id!r} has changed since it was read: {now}")
 
 
 def cancel(context: Context, task_id: str) -> Procedure[None]:
@@ -166,20 +169,20 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     for chunk in chunked((yield from task_ids(context, wanted))):
         records = yield from read_records(context, chunk, _KEPT)
         for task_id, record in zip(chunk, records, strict=True):
-            if record is Unread.MISSING and (yield Exists(context.paths.task(task_id))) is not None:
-                context.report(context.paths.task(task_id), f"has no state: it is no task of ours; {_KEPT}")
-            elif isinstance(record, Record):
-                count += yield from _unless_damaged(context, record, wanted)
+            count += yield from _clear_one(context, task_id, record, wanted)
     context.listings.restock_all()
     return count
 
 
-def _unless_damaged(context: Context, record: Record, wanted: State | None) -> Procedure[bool]:
+def _clear_one(context: Context, task_id: str, record: Record | Unread, wanted: State | None) -> Procedure[bool]:
     """Delete one tree, or report why it cannot be."""
+    base = context.paths.task(task_id)
+    if record is Unread.MISSING and (yield Exists(base)) is not None:
+        context.report(base, f"has no state: it is no task of ours; {_KEPT}")
     try:
-        return (yield from _delete_task(context, record.task_id, record, wanted))
+        return (yield from _delete_task(context, task_id, record, wanted))
     except CorruptRecord as error:
-        context.report(context.paths.task(record.task_id, "state"), f"{error}; {_KEPT}")
+        context.report(context.paths.task(task_id, "state"), f"{error}; {_KEPT}")
         return False
 
 

@@ -61,23 +61,25 @@ def _run_locked(context: Context, lifetime: float, last: Stat | None) -> Procedu
         return Collected(ran=False)  # another thread of this process is at it
     context.maintenance.busy = True
     try:
-        if not (yield from take_lock(context)):
-            return Collected(ran=False)
-        try:
-            now: Stat | None = yield Exists(context.paths.at("gc"))
-            if last is not None and now is not None and now.version != last.version:
-                report = Collected(ran=False)
-            else:
-                report = yield from _collect(context, lifetime)
-        except Exception:
-            yield from give_lock_back(context)
-            raise  # one that is broken off leaves the lock to `release_abandoned_lock`: it can wait for nothing here
-        yield from give_lock_back(context)
-        return report
+        return (yield from _lock_and_collect(context, lifetime, last))
     finally:
         context.maintenance.busy = False
         if context.maintenance.left:
             context.run.pay()
+
+
+def _lock_and_collect(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
+    if not (yield from take_lock(context)):
+        return Collected(ran=False)
+    try:
+        now: Stat | None = yield Exists(context.paths.at("gc"))
+        done = last is not None and now is not None and now.version != last.version
+        report = Collected(ran=False) if done else (yield from _collect(context, lifetime))
+    except Exception:
+        yield from give_lock_back(context)
+        raise  # one that is broken off leaves the lock to `release_abandoned_lock`: it can wait for nothing here
+    yield from give_lock_back(context)
+    return report
 
 
 def _collect(context: Context, lifetime: float) -> Procedure[Collected]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.claims import Held
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.register import Consumer
 from airflow_provider_zkmq.engine.core.model.records import dump
@@ -94,11 +95,17 @@ def heed(context: Context) -> Procedure[None]:
     held = list(context.claims.in_hand.values())
     if not held or node.stat.version == 0:
         return
-    for it, record in zip(held, (yield from read_records(context, [it.task_id for it in held])), strict=True):
-        if isinstance(record, Record) and record.state.state is State.CANCELLED:
-            it.cancelled = it.lost = True
-            context.claims.in_hand.pop(it.task_id, None)
+    yield from _let_go_cancelled(context, held)
     context.signal.fire()
+
+
+def _let_go_cancelled(context: Context, held: list[Held]) -> Procedure[None]:
+    """Mark the claims among those in hand whose tasks were cancelled; they are over."""
+    records = yield from read_records(context, [claim.task_id for claim in held])
+    for claim, record in zip(held, records, strict=True):
+        if isinstance(record, Record) and record.state.state is State.CANCELLED:
+            claim.cancelled = claim.lost = True
+            context.claims.in_hand.pop(claim.task_id, None)
 
 
 def unregister(context: Context) -> Procedure[None]:

@@ -82,10 +82,10 @@ def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
     for name in (yield Children(context.paths.at("batches"))) or ():
         base = context.paths.batch(name)
         parts = (base, f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then")
-        node, members, marker, then = yield from read_nodes(parts)
+        node, members, marker, follow_up = yield from read_nodes(parts)
         alone = members is not None and members.stat.children == 1
         if alone and marker is not None and marker.stat.ctime <= cutoff:
-            last = [Delete(f"{base}/then")] if then is not None else []
+            last = [Delete(f"{base}/then")] if follow_up is not None else []
             yield Multi((Delete(f"{base}/open/{WRITING}"), Delete(f"{base}/open"), *last))
             yield from delete_batch(context, None, base)
         elif node is not None and members is None and _has_no_end(context, base, node):

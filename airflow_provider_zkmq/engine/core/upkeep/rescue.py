@@ -60,14 +60,8 @@ def rescue_dead(context: Context, agenda: Agenda | None = None) -> Procedure[int
     death; a burial that was refused is on the agenda, since no watch tells of that.
     """
     agenda = agenda or context.agenda()
-    watch = context.census.watch
-    if watch is None or watch.fired:
-        watch = context.new_watch()
-        registered = yield Children(context.paths.at("consumers"))
-        live = yield Children(context.paths.at("live"), watch)
-        context.census.live = sorted(live or ())
-        context.census.unburied = sorted(set(registered or ()) - set(context.census.live))
-        context.census.watch = watch
+    if context.census.watch is None or context.census.watch.fired:
+        yield from _take_census(context)
     count = 0
     for consumer in list(context.census.unburied):
         path = context.paths.consumer(consumer)
@@ -77,6 +71,15 @@ def rescue_dead(context: Context, agenda: Agenda | None = None) -> Procedure[int
     return count
 
 
+def _take_census(context: Context) -> Procedure[None]:
+    watch = context.new_watch()
+    registered = yield Children(context.paths.at("consumers"))
+    live = yield Children(context.paths.at("live"), watch)
+    context.census.live = sorted(live or ())
+    context.census.unburied = sorted(set(registered or ()) - set(context.census.live))
+    context.census.watch = watch
+
+
 def _bury(context: Context, consumer: str, agenda: Agenda) -> Procedure[int]:
     """Rescue one dead consumer's tasks, then take it off the register; what is refused is put off."""
     count = 0
@@ -84,11 +87,7 @@ def _bury(context: Context, consumer: str, agenda: Agenda) -> Procedure[int]:
     current = yield Children(context.paths.consumer(consumer, "current"))
     for task_id in current or ():
         count += yield from _rescue(context, task_id, context.paths.current(consumer, task_id))
-    ops = Ops()
-    if current is not None:
-        ops.delete(context.paths.consumer(consumer, "current"))
-    outcome: Outcome = yield ops.delete(path).multi()
-    if outcome.committed or (yield Children(path)) is None:
+    if (yield from _strike_off(context, consumer, noted=current is not None)):
         context.postponed.pauses.pop(path, None)
         if consumer in context.census.unburied:
             context.census.unburied.remove(consumer)
@@ -150,29 +149,42 @@ def _give_back(context: Context, current: Current, guards: list[Check], why: str
     return (yield from commit((yield from build()), anew(build))).committed
 
 
+def _strike_off(context: Context, consumer: str, *, noted: bool) -> Procedure[bool]:
+    """Take a dead consumer off the register; `noted`: what lists its tasks goes too. Whether nothing of it is left."""
+    path, ops = context.paths.consumer(consumer), Ops()
+    if noted:
+        ops.delete(context.paths.consumer(consumer, "current"))
+    outcome: Outcome = yield ops.delete(path).multi()
+    return outcome.committed or (yield Children(path)) is None
+
+
 # --- leases
 
 
 def expire_leases(context: Context, agenda: Agenda) -> Procedure[int]:
     """Rescue the claims whose lease or lock has ended, judged by the server's clock."""
     names = yield from _leases(context, agenda)
+    ends = context.census.lease_ends
+    for path in set(ends).difference(names):
+        del ends[path]
     if not names:
-        context.census.lease_ends.clear()
         return 0
     now = context.clock.certainly_past((yield from server_time(context)))
-    there = set(names)
-    for path in [path for path in context.census.lease_ends if path not in there]:
-        del context.census.lease_ends[path]
-    yield from _read_leases(context, [path for path in names if context.census.lease_ends.get(path, 0) <= now])
+    yield from _read_leases(context, [path for path in names if ends.get(path, 0) <= now])
     count = 0
     for path in names:
-        end = context.census.lease_ends.get(path)
-        if end is not None and end <= now:
-            count += yield from _expire(context, path, agenda)
-        elif end is not None:
-            context.postponed.pauses.pop(path, None)  # it was extended: the next end is a new one
-            agenda.within(context.clock.until(end))
+        count += yield from _expire_if_over(context, path, now, agenda)
     return count
+
+
+def _expire_if_over(context: Context, path: str, now: int, agenda: Agenda) -> Procedure[bool]:
+    end = context.census.lease_ends.get(path)
+    if end is not None and end <= now:
+        return (yield from _expire(context, path, agenda))
+    if end is not None:
+        context.postponed.pauses.pop(path, None)  # it was extended: the next end is a new one
+        agenda.within(context.clock.until(end))
+    return False
 
 
 def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:

@@ -1,0 +1,37 @@
+"""How long a caller waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The moment at which a wait ends, by the driver's monotonic clock; None: it has no bound."""
+
+    context: Context
+    at: float | None
+
+    @classmethod
+    def after(cls, context: Context, timeout: object) -> Deadline:
+        """`timeout` (seconds or a duration, None without bound) from now. Raises `ConfigError`."""
+        span = optional_seconds("timeout", timeout)
+        return cls(context, None if span is None else context.run.monotonic() + span)
+
+    @property
+    def left(self) -> float | None:
+        """For how many seconds it may be waited still."""
+        return None if self.at is None else max(0.0, self.at - self.context.run.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the time is over."""
+        return self.left == 0.0
+
+    def wait(self, signal: Signal, seen: int) -> Procedure[None]:
+        """Wait until `signal` has happened more than `seen` times, or the time is over."""
+        yield Wait(signal, seen, self.left)
