@@ -69,8 +69,10 @@ MUTANTS: Final = (
     Mutant(
         "gc without version check",
         "upkeep.collect",
-        "transact(Multi(tuple(tree)), never)",
-        'transact(Multi((Delete(tree[0].path), *(op for op in tree[1:-1] if op.path[-7:] != "/result"))), never)',
+        "    refusal = (yield from commit(plan)).refusal\n",
+        "    ops = plan.changes[0].ops\n"
+        '    plan.changes[0].ops = [Delete(ops[0].path), *(op for op in ops[1:-1] if op.path[-7:] != "/result")]\n'
+        "    refusal = (yield from commit(plan)).refusal\n",
     ),
     Mutant("lost requeue", "tasks.settle", "        if state.requeue:\n", "        if False:\n"),
     Mutant("token reuse", "memory.claims", "held.token = token", "held.token = held.version"),

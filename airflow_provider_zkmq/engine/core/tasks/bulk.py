@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure
@@ -18,7 +18,7 @@ from airflow_provider_zkmq.engine.core.tasks.repeat import Call
 from airflow_provider_zkmq.engine.core.writing.commit import Sent, commit, send_together
 from airflow_provider_zkmq.engine.core.writing.draft import Tree
 from airflow_provider_zkmq.engine.core.writing.inserting import insert
-from airflow_provider_zkmq.engine.core.writing.place import queue_deleted, unless_deleted
+from airflow_provider_zkmq.engine.core.writing.place import queue_deleted
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, TransportError, Unavailable, ZkmqError
 
@@ -40,7 +40,7 @@ def write_trees(context: Context, trees: Sequence[Tree], call: Call) -> Procedur
     refusals: list[_Refused] = []
     groups = _groups(context, [tree for tree in trees if tree.task_id not in call.written])
     for window in chunked(groups, WINDOW):
-        refusals += yield from unless_deleted(context, _write(context, window, call))
+        refusals += yield from _unless_deleted(context, _write(context, window, call))
     if refusals:
         raise _duplicates(refusals, [tree.task_id for tree in trees if tree.task_id in call.written])
     return [tree.task_id for tree in trees]
@@ -101,6 +101,16 @@ def _carry_singly(
         errors.append(error)
         return []
     return [] if status is None else [_Refused(group.first.task_id, status)]
+
+
+def _unless_deleted(context: Context, writing: Procedure[list[_Refused]]) -> Procedure[list[_Refused]]:
+    """Carry out a procedure that writes; what is refused since the queue was deleted meanwhile is a `ConfigError`."""
+    try:
+        return (yield from writing)
+    except ZkmqError as error:
+        if type(error) is not ZkmqError or (yield Exists(context.paths.at("tasks"))) is not None:
+            raise
+        raise queue_deleted(context) from error
 
 
 def _plan(context: Context, group: list[Tree]) -> Procedure[Plan]:

@@ -16,9 +16,8 @@ from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_st
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Pipeline, Procedure, Stat
-from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_records
@@ -26,7 +25,9 @@ from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_l
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes
 from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
+from airflow_provider_zkmq.engine.core.writing.commit import commit, send_together
 from airflow_provider_zkmq.engine.core.writing.pieces import tree_deletes
+from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, merge, mergeable, one
 
 #: So many trees are deleted by one transaction; those of what was read at once are in flight together.
 TREES_PER_MULTI: Final = AT_ONCE // 8
@@ -137,21 +138,21 @@ def _collect_bucket(
 
 def _judge(
     context: Context, bucket: str, names: Sequence[str], cutoff: int, archived: int | None, report: Collected
-) -> Procedure[list[list[WriteOp]]]:
-    """The deletes of each tree that may go."""
+) -> Procedure[list[Plan]]:
+    """A plan for each tree that may go."""
     records = yield from read_records(context, [entry_task(name) or "" for name in names])
-    trees: list[list[WriteOp]] = []
+    plans: list[Plan] = []
     for name, record in zip(names, records, strict=True):
         entry = f"{bucket}/{name}"
         if record is Unread.MISSING:
-            trees.append([Delete(entry)])  # the tree is gone, only its entry is left
+            plans.append(one(Change(context, name, [Delete(entry)])))  # the tree is gone, only its entry is left
         elif not isinstance(record, Record) or record.stat.mtime > cutoff or not _listed_by(context, record, entry):
             report.kept_changed += 1
         elif archived is not None and record.stat.mzxid > archived:
             report.kept_unarchived += 1
         else:
-            trees.append(_tree(context, record, entry))
-    return trees
+            plans.append(_deletion(context, record, entry))
+    return plans
 
 
 def _listed_by(context: Context, record: Record, entry: str) -> bool:
@@ -161,33 +162,37 @@ def _listed_by(context: Context, record: Record, entry: str) -> bool:
     return not window and index is not None and context.paths.at(index) == entry
 
 
-def _tree(context: Context, record: Record, entry: str) -> list[WriteOp]:
-    return [*tree_deletes(context, record.task_id, record.state, record.stat.version), Delete(entry)]
+def _deletion(context: Context, record: Record, entry: str) -> Plan:
+    tree = tree_deletes(context, record.task_id, record.state, record.stat.version)
+    return one(Change(context, record.task_id, [*tree, Delete(entry)]))
 
 
-def _delete(context: Context, trees: list[list[WriteOp]], report: Collected) -> Procedure[None]:
-    """Several trees a transaction, several transactions in flight; a refused one is taken apart."""
-    groups = list(chunked(trees, TREES_PER_MULTI))
-    multis = tuple(Multi(tuple(op for tree in group for op in tree)) for group in groups)
-    outcomes: list[Outcome] = yield Pipeline(multis)
-    for group, outcome in zip(groups, outcomes, strict=True):
-        if outcome.committed:
-            report.collected += sum(len(tree) > 1 for tree in group)
+def _delete(context: Context, plans: list[Plan], report: Collected) -> Procedure[None]:
+    """Several trees a transaction, several transactions in flight; a refused one falls back to its parts."""
+    groups = list(mergeable(plans, TREES_PER_MULTI))
+    for group, sent in zip(groups, (yield from send_together(list(map(merge, groups)))), strict=True):
+        if sent.outcome.committed:
+            report.collected += sum(map(_is_tree, group))
         else:
-            for tree in group:
-                yield from _delete_one(context, tree, report)
+            for plan in group:
+                yield from _delete_one(context, plan, report)
 
 
-def _delete_one(context: Context, tree: list[WriteOp], report: Collected) -> Procedure[None]:
+def _is_tree(plan: Plan) -> bool:
+    """Whether a plan deletes a tree, and not only an entry without one."""
+    return len(plan.changes[0].ops) > 1
+
+
+def _delete_one(context: Context, plan: Plan, report: Collected) -> Procedure[None]:
     """One tree alone. Deletes may be repeated: what is gone already was deleted by us or by another clean-up."""
-    outcome = yield from transact(Multi(tuple(tree)), never)
-    if outcome.committed:
-        report.collected += len(tree) > 1
+    refusal = (yield from commit(plan)).refusal
+    if refusal is None:
+        report.collected += _is_tree(plan)
         return
-    report.kept_changed += outcome.failure in {Failure.BAD_VERSION, Failure.NOT_EMPTY}
-    path = "" if outcome.failed is None else tree[outcome.failed].path
-    if outcome.failure is Failure.NOT_EMPTY:
-        context.report(path, "holds znodes that are not ours; it is kept")
-    elif outcome.failure is Failure.NO_NODE and outcome.failed and (yield Exists(tree[0].path)) is not None:
+    failure, record = refusal.outcome.failure, plan.changes[0].ops[0].path
+    report.kept_changed += failure in {Failure.BAD_VERSION, Failure.NOT_EMPTY}
+    if failure is Failure.NOT_EMPTY:
+        context.report(refusal.path, "holds znodes that are not ours; it is kept")
+    elif failure is Failure.NO_NODE and refusal.path != record and (yield Exists(record)) is not None:
         report.kept_changed += 1  # the record is there, so that nobody deleted the tree meanwhile
-        context.report(path, "is missing; what is left of its task is kept")
+        context.report(refusal.path, "is missing; what is left of its task is kept")

@@ -8,7 +8,7 @@ before all of the next one, and a released task may still come back to an older 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.lanes import (
@@ -23,12 +23,10 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat
 from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, ensure_node, failed_at
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Multi, Outcome, SetData, WriteOp
-from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
+from airflow_provider_zkmq.engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.memory.context import Context
-
-T = TypeVar("T")
 
 
 def open_segment(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
@@ -155,16 +153,6 @@ def home_of(context: Context, after: TaskState) -> Procedure[None]:
     own = Lane(after.priority, dict(after.filters))
     yield from ensure_node(context.paths.at("queue", lane), (own if own.name == lane else own.mixed()).encode())
     yield from ensure_node(context.paths.at("queue", lane, segment))
-
-
-def unless_deleted(context: Context, procedure: Procedure[T]) -> Procedure[T]:
-    """Carry out a procedure that writes; what is refused since the queue was deleted meanwhile is a `ConfigError`."""
-    try:
-        return (yield from procedure)
-    except ZkmqError as error:
-        if type(error) is not ZkmqError or (yield Exists(context.paths.at("tasks"))) is not None:
-            raise
-        raise queue_deleted(context) from error
 
 
 def queue_deleted(context: Context) -> ConfigError:

@@ -7,7 +7,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -18,7 +18,15 @@ from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never
-from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.writes import (
+    MAX_REQUEST,
+    Failure,
+    Multi,
+    Outcome,
+    SetData,
+    WriteOp,
+    request_size,
+)
 from airflow_provider_zkmq.engine.core.writing.place import remember_opened, reopens, slot_ops
 
 Ours: TypeAlias = Callable[[], Procedure[Outcome | None]]
@@ -159,6 +167,21 @@ def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | Non
 def one(change: Change) -> Plan:
     """A plan of one change."""
     return Plan([change])
+
+
+def mergeable(plans: Iterable[Plan], most: int) -> Iterator[list[Plan]]:
+    """Groups of at most so many plans, each of which fits into one of ZooKeeper's transactions."""
+    group: list[Plan] = []
+    room = MAX_REQUEST
+    for plan in plans:
+        size = request_size(plan.multi().ops)
+        if group and (len(group) >= most or size > room):
+            yield group
+            group, room = [], MAX_REQUEST
+        group.append(plan)
+        room -= size
+    if group:
+        yield group
 
 
 def merge(plans: Iterable[Plan]) -> Plan:
