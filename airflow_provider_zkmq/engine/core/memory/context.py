@@ -23,7 +23,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Signal, Watch
 
 @dataclass(slots=True, eq=False)
 class Configuration:
-    """The queue's configuration as last read. Owner: `core.reading.configure`."""
+    """The queue's configuration as last read. Owner: `core.reading.configuration`."""
 
     conf: Conf | None = None
     watch: Watch | None = None
