@@ -77,7 +77,7 @@ def test_a_place_without_a_segment_is_never_gone_back_to() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_who_never_read_the_configuration_writes_into_a_lane_by_its_order(order: str) -> None:
-    """A claim completed by its token elsewhere: strict order has the run after it checked against the lane's version."""
+    """A claim completed by its token elsewhere: in strict order its next run is checked against the lane's version."""
     client = new_queue(order=order)
     client.put(task_id="a")
     token = client.held().token
