@@ -10,9 +10,10 @@ from airflow_provider_zkmq.engine.core.model.filters import String
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.writes import SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import configuration
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, exhaust
+from airflow_provider_zkmq.engine.core.reading.claims import current_claim
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, exhaust, settle
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.core.writing import place
 from airflow_provider_zkmq.engine.core.writing.record import Current
@@ -71,6 +72,23 @@ def test_a_place_without_a_segment_is_never_gone_back_to() -> None:
     client.put(task_id="b")
     client.zk.advance(6)
     assert sorted(client.work()) == ["a", "b"]
+    client.check()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_who_never_read_the_configuration_writes_into_a_lane_by_its_order(order: str) -> None:
+    """A claim completed by its token elsewhere: in strict order its next run is checked against the lane's version."""
+    client = new_queue(order=order)
+    client.put(task_id="a")
+    token = client.held().token
+    client.put(task_id="a", requeue=True)
+    other = Client(client.zk)
+    held = other.do(current_claim(other.context, "a", token))
+    sent: list[Any] = []
+    other.do(settle.complete(other.context, held), lambda op: sent.extend(op.ops) if isinstance(op, Multi) else None)
+    lane = client.context.paths.at("queue", client.state("a").place.split("/")[0])
+    assert any(isinstance(op, Check) and op.path == lane for op in sent) is (order == "fifo")
+    assert client.work() == ["a"]
     client.check()
 
 

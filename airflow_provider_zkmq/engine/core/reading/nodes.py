@@ -65,25 +65,25 @@ def list_children(paths: Sequence[str]) -> Procedure[list[list[str]]]:
     return [sorted(names or ()) for names in listings]
 
 
-def read_records(context: Context, task_ids: Sequence[str], so: str = "") -> Procedure[list[Record | Unread]]:
-    """The records of tasks in the order of the ids; `so`: what becomes of a corrupt one, for the report."""
+def read_records(context: Context, task_ids: Sequence[str], consequence: str = "") -> Procedure[list[Record | Unread]]:
+    """The records of tasks in the order of the ids; `consequence`: what becomes of a corrupt one, for the report."""
     nodes = yield from read_nodes([context.paths.task(each, "state") for each in task_ids])
-    return [record_of(context, each, node, so) for each, node in zip(task_ids, nodes, strict=True)]
+    return [record_of(context, each, node, consequence) for each, node in zip(task_ids, nodes, strict=True)]
 
 
-def record_of(context: Context, task_id: str, node: Node | None, so: str = "") -> Record | Unread:
-    """The record that a task's ``state`` holds, as it was read; a corrupt one is reported, with `so`."""
+def record_of(context: Context, task_id: str, node: Node | None, consequence: str = "") -> Record | Unread:
+    """The record that a task's ``state`` holds, as it was read; a corrupt one is reported, with `consequence`."""
     if node is None:
         return Unread.MISSING
     path = context.paths.task(task_id, "state")
-    state = unless_corrupt(context, path, partial(TaskState.decode, path, node.data), so)
+    state = unless_corrupt(context, path, partial(TaskState.decode, path, node.data), consequence)
     return Unread.CORRUPT if state is None else Record(task_id, node.stat, state)
 
 
-def unless_corrupt(context: Context, path: str, read: Callable[[], T], so: str = "") -> T | None:
+def unless_corrupt(context: Context, path: str, read: Callable[[], T], consequence: str = "") -> T | None:
     """What `read` makes of what stands at `path`; None where that is corrupt, which is reported once by the path."""
     try:
         return read()
     except CorruptRecord as error:
-        context.report(path, f"{error}; {so}" if so else str(error))
+        context.report(path, f"{error}; {consequence}" if consequence else str(error))
         return None
