@@ -15,11 +15,11 @@ def claimed_by_the_living(observer: Queue) -> dict[str, Task]:
 
 def stranded(observer: Queue, in_hand: Iterable[str]) -> list[str]:
     """One line for each claimed task of a living session that nobody holds."""
-    held = set(in_hand)
+    claimed = set(in_hand)
     return [
         f"{task.id} ({task.data.decode(errors='replace')!r}): claimed by {task.consumer} and in nobody's hand"
         for task in claimed_by_the_living(observer).values()
-        if task.id not in held
+        if task.id not in claimed
     ]
 
 

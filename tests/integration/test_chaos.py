@@ -245,7 +245,7 @@ def test_a_session_that_ends_during_a_claim_costs_no_walk(
         for kind in ("a", "b")
         for task_id in q.enqueue_many([Message(b"x", filters={"kind": kind}) for _ in range(600)])
     ]
-    held = _claimed(q)
+    claimed = _claimed(q)
     module = strict_order if order == "fifo" else default_order
     take, ended = module.take, [False]
 
@@ -265,7 +265,7 @@ def test_a_session_that_ends_during_a_claim_costs_no_walk(
     while (claim := q.claim()) is not None:
         seen.add(claim.task.id)
     assert ended == [True]
-    assert held.task.id in seen  # given back: its session has ended
+    assert claimed.task.id in seen  # given back: its session has ended
     assert seen == set(ids)
 
 

@@ -128,15 +128,15 @@ def test_waiters_and_claims_survive_a_server_restart(tmp_path: Path) -> None:
         with Zkmq.connect(server.hosts, session_timeout=10, gc=False) as zk:
             q = zk.queue("q")
             task_id = q.enqueue(b"x")
-            held = q.claim()
-            assert held is not None
+            claimed = q.claim()
+            assert claimed is not None
             got: list[object] = []
             waiter = threading.Thread(target=lambda: got.append(q.wait([task_id], timeout=60)[0].state))
             taker = threading.Thread(target=lambda: got.append(q.claim(timeout=60)))
             waiter.start()
             taker.start()
             server.restart(0)
-            held.complete()
+            claimed.complete()
             q.enqueue(b"y")
             waiter.join(60)
             taker.join(60)

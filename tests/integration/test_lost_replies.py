@@ -33,7 +33,7 @@ class World:
     claim: Claim | None = None
     tx: Any = None
 
-    def held(self) -> Claim:
+    def claimed(self) -> Claim:
         assert self.claim is not None
         return self.claim
 
@@ -42,7 +42,7 @@ def pending(world: World) -> None:
     world.q.enqueue(b"old", task_id="a")
 
 
-def held(world: World) -> None:
+def claimed(world: World) -> None:
     pending(world)
     world.claim = world.q.claim()
 
@@ -53,18 +53,18 @@ def leased(world: World) -> None:
 
 
 def requeued(world: World) -> None:
-    held(world)
+    claimed(world)
     world.q.enqueue(b"new", task_id="a", requeue=True)
 
 
 def finished(world: World) -> None:
-    held(world)
-    world.held().complete(b"r")
+    claimed(world)
+    world.claimed().complete(b"r")
 
 
 def dead(world: World) -> None:
-    held(world)
-    world.held().fail("e", retry=False)
+    claimed(world)
+    world.claimed().fail("e", retry=False)
 
 
 def member(world: World) -> None:
@@ -102,21 +102,21 @@ OPERATIONS: dict[str, tuple[Callable[[World], Any], Callable[[World], Any], dict
     ),
     "enqueue, again": (finished, lambda w: w.q.enqueue(b"x", **NEW), {"a": QUEUED}),
     "update": (pending, lambda w: w.q.enqueue(b"x", update=True, priority=2, **NEW), {"a": QUEUED}),
-    "requeue": (held, lambda w: w.q.enqueue(b"x", requeue=True, **NEW), {"a": "locked-with-requeue"}),
+    "requeue": (claimed, lambda w: w.q.enqueue(b"x", requeue=True, **NEW), {"a": "locked-with-requeue"}),
     "claim": (pending, lambda w: w.q.claim(), {"a": LOCKED}),
     "claim, leased": (pending, lambda w: w.q.claim(lease=60), {"a": LOCKED}),
     "claim, in order": (lambda w: (in_order(w), pending(w)), lambda w: w.q.claim(), {"a": LOCKED}),
-    "complete": (held, lambda w: w.held().complete(b"r"), {"a": DONE}),
-    "complete, window": (held, lambda w: w.held().complete(dedupe=60), {"a": "done-with-backoff"}),
-    "complete, requeued": (requeued, lambda w: w.held().complete(b"r"), {"a": QUEUED}),
-    "complete, requeued, window": (requeued, lambda w: w.held().complete(dedupe=60), {"a": "done-with-requeue"}),
-    "fail": (held, lambda w: w.held().fail("e"), {"a": QUEUED}),
-    "fail, backoff": (held, lambda w: w.held().fail("e", backoff=60), {"a": "queued-with-backoff"}),
-    "fail, finally": (held, lambda w: w.held().fail("e", retry=False), {"a": "dead"}),
-    "release": (held, lambda w: w.held().release(), {"a": QUEUED}),
-    "snooze": (held, lambda w: w.held().snooze(60), {"a": "queued-with-backoff"}),
-    "extend": (leased, lambda w: w.held().extend(60), {"a": LOCKED}),
-    "progress": (held, lambda w: w.held().progress(0.5, "half"), {"a": LOCKED}),
+    "complete": (claimed, lambda w: w.claimed().complete(b"r"), {"a": DONE}),
+    "complete, window": (claimed, lambda w: w.claimed().complete(dedupe=60), {"a": "done-with-backoff"}),
+    "complete, requeued": (requeued, lambda w: w.claimed().complete(b"r"), {"a": QUEUED}),
+    "complete, requeued, window": (requeued, lambda w: w.claimed().complete(dedupe=60), {"a": "done-with-requeue"}),
+    "fail": (claimed, lambda w: w.claimed().fail("e"), {"a": QUEUED}),
+    "fail, backoff": (claimed, lambda w: w.claimed().fail("e", backoff=60), {"a": "queued-with-backoff"}),
+    "fail, finally": (claimed, lambda w: w.claimed().fail("e", retry=False), {"a": "dead"}),
+    "release": (claimed, lambda w: w.claimed().release(), {"a": QUEUED}),
+    "snooze": (claimed, lambda w: w.claimed().snooze(60), {"a": "queued-with-backoff"}),
+    "extend": (leased, lambda w: w.claimed().extend(60), {"a": LOCKED}),
+    "progress": (claimed, lambda w: w.claimed().progress(0.5, "half"), {"a": LOCKED}),
     "cancel": (pending, lambda w: w.q.cancel("a"), {"a": "cancelled"}),
     "cancel, claimed": (requeued, lambda w: w.q.cancel("a"), {"a": "cancelled"}),
     "redrive": (dead, lambda w: w.q.redrive("a"), {"a": QUEUED}),
@@ -126,7 +126,7 @@ OPERATIONS: dict[str, tuple[Callable[[World], Any], Callable[[World], Any], dict
     "pause": (pending, lambda w: w.q.pause(), {"a": QUEUED}),
     "clear": (pending, lambda w: w.q.clear(), {}),
     "gc": (finished, lambda w: w.q.collect_garbage(0), {}),
-    "last of a batch": (member, lambda w: w.held().complete(), {"a": DONE, "then": QUEUED}),
+    "last of a batch": (member, lambda w: w.claimed().complete(), {"a": DONE, "then": QUEUED}),
     "commit": (taken, lambda w: w.tx.commit(), {"a": DONE}),
     "rollback": (taken, lambda w: w.tx.rollback(), {"a": QUEUED}),
 }

@@ -195,22 +195,22 @@ def test_what_is_given_back_is_next(
 ) -> None:
     """Released, failed without backoff, or its session ended: it is claimed next, before what was enqueued later."""
     ids = [line.enqueue(b"x", {"lane": lane} if lane else None) for lane in lanes for _ in range(5)]
-    held = owner.queue("line").claim()
-    assert held is not None
+    claimed = owner.queue("line").claim()
+    assert claimed is not None
     second = line.claim()
     assert second is not None
     ids.append(line.enqueue(b"later"))
-    give_back(held, owner)
-    eventually(lambda: _known(line, held))
-    assert [held.task.id, second.task.id, *_rest(line)] == [ids[0], ids[1], ids[0], *ids[2:]]
+    give_back(claimed, owner)
+    eventually(lambda: _known(line, claimed))
+    assert [claimed.task.id, second.task.id, *_rest(line)] == [ids[0], ids[1], ids[0], *ids[2:]]
 
 
 @GIVING_BACK
 def test_a_place_outlives_its_segment(line: Queue, owner: Zkmq, give_back: Callable[[Claim, Zkmq], None]) -> None:
     """What is given back after its segment was drained and dropped is claimed before all of the later segments."""
     ids = line.enqueue_many([_message(at) for at in range(SEGMENT_ENTRIES + 10)])
-    held = owner.queue("line").claim()
-    assert held is not None
+    claimed = owner.queue("line").claim()
+    assert claimed is not None
     order = []
     while len(order) < SEGMENT_ENTRIES + 2:
         claim = line.claim()
@@ -218,6 +218,6 @@ def test_a_place_outlives_its_segment(line: Queue, owner: Zkmq, give_back: Calla
         order.append(claim.task.id)
         claim.complete()
     assert len(_segments(line)) == 1
-    give_back(held, owner)
-    eventually(lambda: _known(line, held))
+    give_back(claimed, owner)
+    eventually(lambda: _known(line, claimed))
     assert [*order, *_rest(line)] == [*ids[1 : SEGMENT_ENTRIES + 3], ids[0], *ids[SEGMENT_ENTRIES + 3 :]]

@@ -713,11 +713,11 @@ def test_queues_are_added_while_others_are_cleaned_up(zookeeper: str, root: str)
 
 
 def _stumbling(settle: Any, failed: list[str]) -> Any:
-    def stumble(context: Any, held: Any, *rest: Any) -> Any:
-        if held.task_id == "bad" and not failed:
+    def stumble(context: Any, claimed: Any, *rest: Any) -> Any:
+        if claimed.task_id == "bad" and not failed:
             failed.append("bad")
             raise RuntimeError("not now")
-        return settle(context, held, *rest)
+        return settle(context, claimed, *rest)
 
     return stumble
 

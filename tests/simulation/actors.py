@@ -111,21 +111,21 @@ def consumer(client: Client, rand: random.Random, rounds: int, *, patience: floa
             yield Pause(0.3)
 
 
-def handle(client: Client, held: Any, rand: random.Random) -> Program:
+def handle(client: Client, claimed: Any, rand: random.Random) -> Program:
     """Work on a task in hand, then settle it one way or another."""
-    client.hands[held.token] = held
+    client.hands[claimed.token] = claimed
     client.session_of_hand = client.session  # type: ignore[attr-defined]
     yield Pause(rand.choice([0, 0, 0.01, 1.0, 7.0]))
     context, verb = client.context(), rand.choice(["complete"] * 5 + ["fail", "fail", "release", "snooze", "window"])
     make: dict[str, Any] = {
-        "complete": lambda: settle.complete(context, held, b"r"),
-        "window": lambda: settle.complete(context, held, b"r", dedupe=3),
-        "fail": lambda: settle.fail(context, held, "e", retry=rand.random() < 0.8),
-        "release": lambda: settle.release(context, held),
-        "snooze": lambda: settle.snooze(context, held, 1),
+        "complete": lambda: settle.complete(context, claimed, b"r"),
+        "window": lambda: settle.complete(context, claimed, b"r", dedupe=3),
+        "fail": lambda: settle.fail(context, claimed, "e", retry=rand.random() < 0.8),
+        "release": lambda: settle.release(context, claimed),
+        "snooze": lambda: settle.snooze(context, claimed, 1),
     }
     name = "complete" if verb == "window" else verb
-    yield from until_settled(client, held, lambda: Call(name, make[verb](), {"queue": "q", "held": held}))
+    yield from until_settled(client, claimed, lambda: Call(name, make[verb](), {"queue": "q", "held": claimed}))
 
 
 def worker(client: Client, rand: random.Random, rounds: int) -> Program:
@@ -141,11 +141,11 @@ def worker(client: Client, rand: random.Random, rounds: int) -> Program:
             yield Pause(0.5)
 
 
-def work(client: Client, held: Any, rand: random.Random, *, transactional: bool) -> Program:
+def work(client: Client, claimed: Any, rand: random.Random, *, transactional: bool) -> Program:
     """Handle a task, and settle it by what became of it; cut off, it goes on where it was."""
     context = client.context()
-    client.hands[held.token] = held
-    taken = transaction.Unit([(context, held)]) if transactional else None
+    client.hands[claimed.token] = claimed
+    taken = transaction.Unit([(context, claimed)]) if transactional else None
     if taken is not None and rand.random() < 0.5:
         out = client.context("r")
         checked = yield from told(lambda: Call("put", transaction.check_put(out, Message(b"out"))))
@@ -156,13 +156,13 @@ def work(client: Client, held: Any, rand: random.Random, *, transactional: bool)
         [Success(b"r"), Success(b"r"), Success(b"r", dedupe=2), Retry("e"), Error("e"), Snooze(1), Snooze(-1)]
     )
     progress = Settlement()
-    about = {"queue": "q", "held": held}
+    about = {"queue": "q", "held": claimed}
     yield from until_settled(
-        client, held, lambda: Call("settle", settle_outcome(context, held, outcome, taken, progress), about)
+        client, claimed, lambda: Call("settle", settle_outcome(context, claimed, outcome, taken, progress), about)
     )
 
 
-def until_settled(client: Client, held: Any, make: Any) -> Program:
+def until_settled(client: Client, claimed: Any, make: Any) -> Program:
     """Settle, however often it takes: a worker does not let go of what it has done."""
     while True:
         call = yield make()
@@ -170,18 +170,18 @@ def until_settled(client: Client, held: Any, make: Any) -> Program:
         if call.cancelled or (isinstance(call.error, TransportError) and not isinstance(call.error, SessionLost)):
             yield Pause(0.2)
             continue
-        client.hands.pop(held.token, None)
+        client.hands.pop(claimed.token, None)
         return
 
 
 def keeper(client: Client) -> Program:
     """Looks after the queue beside busy threads: extends what has a deadline, rescues, promotes."""
     while True:
-        for held in list(client.hands.values()):
-            span = held.claim.get("lease")
-            if span and not held.lost:
-                client.kept.setdefault(held.token, client.world.now)
-                yield Call("extend", holding.extend(client.context(), held, span), {"queue": "q", "held": held})
+        for claimed in list(client.hands.values()):
+            span = claimed.claim.get("lease")
+            if span and not claimed.lost:
+                client.kept.setdefault(claimed.token, client.world.now)
+                yield Call("extend", holding.extend(client.context(), claimed, span), {"queue": "q", "held": claimed})
         if client.context().registration.consumer is not None:
             yield Call("tend", rescue.tend(client.context()))
         yield Pause(1.0)
@@ -228,21 +228,23 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
         if not call.ok or call.value is None:
             yield Pause(0.3)
             continue
-        held = call.value
-        client.hands[held.token] = held
+        claimed = call.value
+        client.hands[claimed.token] = claimed
         checked = yield from told(lambda: Call("put", transaction.check_put(out, Message(b"out"))))
         if not checked.ok:
             yield from until_settled(
                 client,
-                held,
-                lambda held=held: Call("release", settle.release(context, held), {"queue": "q", "held": held}),
+                claimed,
+                lambda claimed=claimed: Call(
+                    "release", settle.release(context, claimed), {"queue": "q", "held": claimed}
+                ),
             )
             continue
-        work = transaction.Unit([(context, held)], [(out, checked.value)])
+        work = transaction.Unit([(context, claimed)], [(out, checked.value)])
         yield Pause(rand.choice([0, 1.0]))
         good = number % 3 != 2
         while True:
-            about = {"queue": "q", "held": held}
+            about = {"queue": "q", "held": claimed}
             if good:
                 done = yield Call("commit", transaction.commit(work, b"r"), about)
             else:
@@ -254,7 +256,7 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
             break
         if good and done.error is not None and not isinstance(done.error, ClaimLost | SessionLost | OutcomeUnknown):
             continue
-        client.hands.pop(held.token, None)
+        client.hands.pop(claimed.token, None)
 
 
 def opener(client: Client) -> Program:
@@ -271,10 +273,12 @@ def sweeper(client: Client, queue: str) -> Program:
         if isinstance(call.error, TransportError):
             yield Pause(0.2)
         if call.ok and call.value is not None:
-            held = call.value
-            client.hands[held.token] = held
+            claimed = call.value
+            client.hands[claimed.token] = claimed
             yield from until_settled(
                 client,
-                held,
-                lambda held=held: Call("complete", settle.complete(context, held), {"queue": queue, "held": held}),
+                claimed,
+                lambda claimed=claimed: Call(
+                    "complete", settle.complete(context, claimed), {"queue": queue, "held": claimed}
+                ),
             )

@@ -179,9 +179,9 @@ class History:
                 self.fail("strict order", f"{other[1]} ({node.czxid}) was passed by {key[1]} ({claimed.rank})")
 
     def _judge_end(self, key: Key, before: TaskState, after: TaskState, call: Call | None, token: int | None) -> None:
-        held = call.about.get("held") if call is not None and call.verb in SETTLING else None
-        if held is not None and held.task_id == key[1] and token is not None and held.token != token:
-            self.fail("a stale owner changes nothing", f"{key[1]}: token {held.token}, the claim's is {token}")
+        claimed = call.about.get("held") if call is not None and call.verb in SETTLING else None
+        if claimed is not None and claimed.task_id == key[1] and token is not None and claimed.token != token:
+            self.fail("a stale owner changes nothing", f"{key[1]}: token {claimed.token}, the claim's is {token}")
         if after.history != before.history and "its lease ended" in (after.history[-1].error or ""):
             self._judge_expiry(key, token)
         if token is not None:

@@ -46,7 +46,7 @@ MUTANTS: Final = (
         "        if outcome.committed:",
     ),
     Mutant(
-        "a claim's lost reply ignored", "writing.transitions", "ours=partial(claimed, context, held)", "ours=lambda: iter(())"
+        "a claim's lost reply ignored", "writing.transitions", "ours=partial(claim_stands, context, claimed)", "ours=lambda: iter(())"
     ),
     Mutant("what a cancelled claim took is kept", "tasks.giveback", "        elif it.caller.left:", "        elif False:"),
     Mutant(
@@ -75,7 +75,7 @@ MUTANTS: Final = (
         "    refusal = (yield from commit(plan)).refusal\n",
     ),
     Mutant("lost requeue", "tasks.settle", "        if state.requeue:\n", "        if False:\n"),
-    Mutant("token reuse", "memory.claims", "held.token = token", "held.token = held.version"),
+    Mutant("token reuse", "memory.claims", "claimed.token = token", "claimed.token = claimed.version"),
     Mutant(
         "burial not retried",
         "upkeep.rescue",
@@ -83,7 +83,7 @@ MUTANTS: Final = (
         "        context.census.unburied = [one for one in context.census.unburied if one != consumer]\n    return count\n\n\ndef _rescue",
         ("    for task_id in current or ():", "    for task_id in (current or [])[:1]:"),
     ),
-    Mutant("heartbeat lost", "tasks.holding", '    span = seconds("lease", lease)\n    if held.lost:', "    return\n    if held.lost:"),
+    Mutant("heartbeat lost", "tasks.holding", '    span = seconds("lease", lease)\n    if claimed.lost:', "    return\n    if claimed.lost:"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}

@@ -69,26 +69,26 @@ class Oracles(History):
         """A claim is handed out once, and is what its token says."""
         if not call.ok or call.value is None:
             return
-        held = call.value
-        if held.token in self.handed:
-            self.fail("a claim is handed out once", f"{held.task_id} {held.token}")
-        if self.tokens.get(held.token) != (call.about["queue"], held.task_id):
-            self.fail("a token is its claim's transaction", f"{held.task_id} {held.token}")
-        self.handed.add(held.token)
+        claimed = call.value
+        if claimed.token in self.handed:
+            self.fail("a claim is handed out once", f"{claimed.task_id} {claimed.token}")
+        if self.tokens.get(claimed.token) != (call.about["queue"], claimed.task_id):
+            self.fail("a token is its claim's transaction", f"{claimed.task_id} {claimed.token}")
+        self.handed.add(claimed.token)
 
     def on_settle(self, call: Call) -> None:
         """Success, refusal and loss are told as they are."""
-        held = call.about["held"]
-        key = (call.about["queue"], held.task_id)
-        if call.ok and call.verb != "rollback" and held.token not in self.ended:
-            self.fail("no success is told that did not happen", f"{call.verb} of {held.task_id}")
+        claimed = call.about["held"]
+        key = (call.about["queue"], claimed.task_id)
+        if call.ok and call.verb != "rollback" and claimed.token not in self.ended:
+            self.fail("no success is told that did not happen", f"{call.verb} of {claimed.task_id}")
         if isinstance(call.error, ClaimLost):
-            if self.claims.get(key) == held.token:
-                self.fail("a claim is lost only when it is", f"{call.verb} of {held.task_id}: {call.error}")
-            by = self.ended_by.get(held.token)
-            mine = by is not None and by.about.get("held") is held and by.verb == call.verb
+            if self.claims.get(key) == claimed.token:
+                self.fail("a claim is lost only when it is", f"{call.verb} of {claimed.task_id}: {call.error}")
+            by = self.ended_by.get(claimed.token)
+            mine = by is not None and by.about.get("held") is claimed and by.verb == call.verb
             if mine and key not in self.removed:  # of what has been collected nobody can tell
-                self.fail("asking again tells what happened", f"{call.verb} of {held.task_id}: {call.error}")
+                self.fail("asking again tells what happened", f"{call.verb} of {claimed.task_id}: {call.error}")
 
     def told_wait(self, call: Call) -> None:
         """Who waits for a task that is there is not told that it is not."""

@@ -184,14 +184,14 @@ def short(what: Any) -> str:
 
 def told_of(call: Call) -> str:
     """What a call was asked for."""
-    held = call.about.get("held")
+    claimed = call.about.get("held")
     plain = {
         name: value for name, value in call.about.items() if name in {"selector", "ids", "batch", "lifetime"} and value
     }
     message = call.about.get("message")
     return " ".join([
         *(f"{name}={value}" for name, value in plain.items()),
-        *([f"{held.task_id} (token {held.token})"] if held is not None else []),
+        *([f"{claimed.task_id} (token {claimed.token})"] if claimed is not None else []),
         *([short(message)] if message is not None else []),
     ])  # fmt: skip
 

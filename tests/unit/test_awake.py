@@ -97,9 +97,9 @@ def test_a_record_changed_between_a_claim_s_read_and_its_write_is_read_again(ord
     stepper = world.stepper(claim.claim(world.context, ANY, 30))
     stepper.until(Multi, "tasks/a/claim")
     world.do(operate.replace_data(other, "a", b"new"))
-    held = stepper.finish()
-    assert (held.task_id, held.data) == ("a", b"new")
-    world.do(settle.complete(world.context, held))
+    claimed = stepper.finish()
+    assert (claimed.task_id, claimed.data) == ("a", b"new")
+    world.do(settle.complete(world.context, claimed))
     check_tree(world.zk, world.context)
 
 
@@ -162,8 +162,8 @@ def test_lanes_of_one_priority_are_served_by_time_of_enqueue():
         world.put(f"t{number}", filters={"k": kind})
     world.put("urgent", filters={"k": "q"}, priority=1)
     got = []
-    while (held := world.claim()) is not None:
-        got.append(held.task_id)
+    while (claimed := world.claim()) is not None:
+        got.append(claimed.task_id)
         if len(got) < 4:
             world.put(f"later{len(got)}", filters={"k": "a"})
     assert got[:6] == ["urgent", "t0", "t1", "t2", "t3", "t4"]
@@ -193,16 +193,16 @@ def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment():
     for at in ("before the read", "before the write"):
         world = World()
         world.put("a")
-        held = world.do(claim.claim(world.context, LEASED))
+        claimed = world.do(claim.claim(world.context, LEASED))
         other_session, other = world.client("two")
         drive(world.zk, other_session, claim.claim(other, ANY))  # it knows of the lease
         world.zk.advance(31)
         stepper = Stepper(world.zk, other_session, rescue.tend(other))
         stepper.until(GetMany if at == "before the read" else Multi, "tasks/a/state")
-        world.do(holding.extend(world.context, held, 30))
+        world.do(holding.extend(world.context, claimed, 30))
         stepper.finish()
         assert check_tree(world.zk, world.context)["a"].state is State.CLAIMED
-        world.do(settle.complete(world.context, held))
+        world.do(settle.complete(world.context, claimed))
 
 
 def test_progress_of_an_earlier_run_of_the_same_id_is_refused():
@@ -246,8 +246,8 @@ def test_a_foreign_znode_at_a_dead_consumer_is_no_loop_and_no_end():
     other_session, other = world.client("two")
     world.zk.multi(other_session, (Create(f"{world.context.paths.consumer(consumer)}/foreign"),))
     world.zk.expire(world.session)
-    held = drive(world.zk, other_session, claim.claim(other, ANY, 30))
-    assert held.task_id == "a"
+    claimed = drive(world.zk, other_session, claim.claim(other, ANY, 30))
+    assert claimed.task_id == "a"
     stepper = Stepper(world.zk, other_session, claim.claim(other, ANY, 1_000))
     stepper.finish()
     assert sum(isinstance(op, Multi) for op in stepper.done) < 100

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Sync
@@ -37,11 +37,11 @@ def cut(client: Client, effect: Any) -> Callable[[Any], Any]:
     return lambda op: effect if isinstance(op, Exists) and op.path == path else None
 
 
-END: dict[str, Callable[[Client, Held], Any]] = {
-    "complete": lambda client, held: settle.complete(client.context, held, b"r"),
-    "fail": lambda client, held: settle.fail(client.context, held, "e", retry=False),
+END: dict[str, Callable[[Client, Claimed], Any]] = {
+    "complete": lambda client, claimed: settle.complete(client.context, claimed, b"r"),
+    "fail": lambda client, claimed: settle.fail(client.context, claimed, "e", retry=False),
     "cancel": lambda client, _: operate.cancel(client.context, "a"),
-    "commit": lambda client, held: transaction.commit(transaction.Unit([(client.context, held)])),
+    "commit": lambda client, claimed: transaction.commit(transaction.Unit([(client.context, claimed)])),
 }
 
 
@@ -51,8 +51,8 @@ def test_a_settlement_is_told_as_it_happened_though_its_batch_cannot_be_ended(na
     """Connection lost after the last commit: its caller hears success; the client ends the batch at its next look."""
     client = new_queue()
     write(client, "a", then=Message(b"then", task_id="then"))
-    held = client.held()
-    client.do(END[name](client, held), cut(client, error))
+    claimed = client.claimed()
+    client.do(END[name](client, claimed), cut(client, error))
     assert (client.state("a").state in {State.FINISHED, State.DEAD, State.CANCELLED}, done(client)) == (True, False)
     assert client.context.debts.batches == {"b"}
     client.do(closing.close_pending(client.context), cut(client, Unavailable("still none")))
@@ -78,9 +78,9 @@ def test_a_settlement_that_is_broken_off_leaves_its_batch_to_the_client_s_next_l
     """Cancelled between the commit and the batch's end: the name is remembered."""
     client = new_queue()
     write(client, "a")
-    held = client.held()
+    claimed = client.claimed()
     with pytest.raises(Crash):
-        client.do(END["complete"](client, held), cut(client, BROKEN_OFF))
+        client.do(END["complete"](client, claimed), cut(client, BROKEN_OFF))
     assert client.context.debts.batches == {"b"}
     client.do(closing.close_pending(client.context))
     assert done(client)
@@ -98,13 +98,15 @@ def test_a_member_s_end_that_nobody_heard_of_ends_its_batch(name: str, goes_on: 
     """The caller is cut off with the write under way; the batch ends with its second call, or without one."""
     client = new_queue()
     client.put(task_id="x")
-    client.do(settle.complete(client.context, client.held()))  # the indexes have buckets: the first try is carried out
+    client.do(
+        settle.complete(client.context, client.claimed())
+    )  # the indexes have buckets: the first try is carried out
     client.put(task_id="y")
     client.do(operate.cancel(client.context, "y"))
     write(client, "a", then=Message(b"then", task_id="then"))
-    held = client.held()
-    unit = transaction.Unit([(client.context, held)])
-    end = (lambda: transaction.commit(unit)) if name == "commit" else (lambda: END[name](client, held))
+    claimed = client.claimed()
+    unit = transaction.Unit([(client.context, claimed)])
+    end = (lambda: transaction.commit(unit)) if name == "commit" else (lambda: END[name](client, claimed))
     with pytest.raises(Crash):
         client.do(end(), cut_at_the_write)
     if goes_on == "asks again":
@@ -161,12 +163,12 @@ def test_a_delayed_follower_is_enqueued_though_its_bucket_was_reaped(closer: str
     """A client remembers a bucket that the server has cleared away since: it makes another, and the batch ends."""
     client = new_queue()
     write(client, "a", then=Message(b"then", task_id="then", delay=30))
-    held = client.held()
+    claimed = client.claimed()
     bucket = f"{(client.zk.ms + 30_000) // 60_000:010d}"
     path = client.context.paths.at("scheduled", bucket)
     client.context.slots.buckets.add(path)  # as an earlier delayed task left it
     fault = cut(client, Unavailable("no server")) if closer != "completion" else lambda _op: None
-    client.do(END["complete"](client, held), fault)
+    client.do(END["complete"](client, claimed), fault)
     if closer == "waiter":
         client.do(batches.wait_batch(client.context, "b", 1))
     elif closer == "clean-up":
@@ -204,7 +206,7 @@ def test_a_member_may_end_as_failed_twice(end: str) -> None:
     write(client, "a")
     failed = client.context.paths.batch("b", "failed", "a")
     client.zk.multi(0, (Create(failed),))
-    client.do(END[end](client, client.held()))
+    client.do(END[end](client, client.claimed()))
     assert client.state("a").batch == "b"
     assert done(client)
     client.check()
@@ -226,10 +228,10 @@ def test_a_member_whose_batch_is_gone_goes_on_without_it(name: str) -> None:
     """Somebody deleted the batch: its members are settled all the same, and it is reported."""
     client = new_queue()
     write(client, "a")
-    held = client.held()
+    claimed = client.claimed()
     base = client.context.paths.batch("b")
     client.zk.multi(0, tuple(Delete(f"{base}{part}") for part in ("/open/a", "/open", "/failed", "")))
-    client.do(END[name](client, held))
+    client.do(END[name](client, claimed))
     assert client.check()["a"].batch is None
     assert len(client.reports) == 1
 
@@ -240,11 +242,11 @@ def test_a_batch_that_lacks_a_part_holds_up_no_member(name: str, part: str) -> N
     """The member's entry is missing, or the list of the failed: it is settled or deleted, and the batch ends."""
     client = new_queue()
     write(client, "a")
-    held = client.held() if name in END else None
+    claimed = client.claimed() if name in END else None
     client.zk.multi(0, (Delete(context_path(client, part)),))
     procedures = {"drop": lambda: operate.drop(client.context, "a"), "clear": lambda: operate.clear(client.context)}
-    client.do(END[name](client, held) if held is not None else procedures[name]())
-    if held is None:
+    client.do(END[name](client, claimed) if claimed is not None else procedures[name]())
+    if claimed is None:
         assert client.zk.names(client.context.paths.at("tasks")) == []
     else:
         assert client.state("a").state in {State.FINISHED, State.DEAD, State.CANCELLED}

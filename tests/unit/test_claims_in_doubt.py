@@ -56,11 +56,11 @@ def test_a_claim_whose_reply_is_lost_is_handed_out(order, kind, wanted):
     count = writes(spy, claim.claim(spy.context, wanted))
     for at in range(count):
         world = fresh(order)
-        held = world.do(claim.claim(world.context, wanted), Faults(at, kind))
-        assert held is not None, f"the caller got nothing when write {at} lost its reply"
-        assert (held.task_id, held.state.attempt) == ("a", 1)
+        claimed = world.do(claim.claim(world.context, wanted), Faults(at, kind))
+        assert claimed is not None, f"the caller got nothing when write {at} lost its reply"
+        assert (claimed.task_id, claimed.state.attempt) == ("a", 1)
         assert not world.context.claims.handovers
-        world.do(settle.complete(world.context, held))
+        world.do(settle.complete(world.context, claimed))
         assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
 
 
@@ -83,11 +83,11 @@ def test_a_claim_cut_off_at_any_operation_is_given_back(order, wanted, carried_o
         if carried_out and isinstance(stepper.op, Multi):
             world.zk.multi(world.session, stepper.op.ops)
         stepper.cut()
-        held = world.do(claim.claim(world.context, wanted))
-        assert held is not None, f"cut off at operation {at}, the task is in nobody's hand"
-        assert held.state.attempt == 1
+        claimed = world.do(claim.claim(world.context, wanted))
+        assert claimed is not None, f"cut off at operation {at}, the task is in nobody's hand"
+        assert claimed.state.attempt == 1
         assert not world.context.claims.handovers
-        world.do(settle.complete(world.context, held))
+        world.do(settle.complete(world.context, claimed))
         assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
     else:
         pytest.fail("the claim has more operations than this test cuts")
@@ -106,8 +106,8 @@ def test_a_claim_of_unknown_outcome_is_resolved_before_the_next(arrived):
     with pytest.raises(OutcomeUnknown):
         stepper.fail(Unavailable("no server answered"))
     assert len(world.context.claims.handovers) == 1
-    held = world.do(claim.claim(world.context, KINDS[0]))
-    assert (held.task_id, held.state.attempt) == ("a", 1)
+    claimed = world.do(claim.claim(world.context, KINDS[0]))
+    assert (claimed.task_id, claimed.state.attempt) == ("a", 1)
     check_tree(world.zk, world.context)
 
 
@@ -115,8 +115,8 @@ def test_a_caller_that_is_interrupted_while_it_gets_its_claim_leaves_it_to_its_c
     """Nothing is delivered until the caller says so; who went away says so, too."""
     world = fresh()
     caller = take.Caller()
-    held = world.do(claim.claim(world.context, KINDS[0], caller=caller))
-    assert list(world.context.claims.handovers) == [held.state.nonce]
+    claimed = world.do(claim.claim(world.context, KINDS[0], caller=caller))
+    assert list(world.context.claims.handovers) == [claimed.state.nonce]
     assert world.do(claim.claim(world.context, KINDS[0])) is None, "it is on its way: not to be taken away"
     caller.left = True
     assert world.do(claim.claim(world.context, KINDS[0])).task_id == "a"
@@ -146,17 +146,17 @@ def test_a_delivered_claim_stays_with_its_caller():
     """Once delivered, going away takes nothing back: the task is the caller's to settle."""
     world = fresh()
     caller = take.Caller()
-    held = world.do(claim.claim(world.context, KINDS[0], caller=caller))
-    world.context.claims.deliver(held)
+    claimed = world.do(claim.claim(world.context, KINDS[0], caller=caller))
+    world.context.claims.deliver(claimed)
     caller.left = True
     assert world.do(claim.claim(world.context, KINDS[0])) is None
-    world.do(settle.complete(world.context, held))
+    world.do(settle.complete(world.context, claimed))
 
 
 def taken(world):
     """A transaction that has taken the task."""
-    held = world.do(claim.claim(world.context, KINDS[0]))
-    return transaction.Unit(taken=[(world.context, held)])
+    claimed = world.do(claim.claim(world.context, KINDS[0]))
+    return transaction.Unit(taken=[(world.context, claimed)])
 
 
 @pytest.mark.parametrize("carried_out", [True, False])
@@ -173,9 +173,9 @@ def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim(carried_o
         if carried_out and isinstance(stepper.op, Multi):
             world.zk.multi(world.session, stepper.op.ops)
         stepper.cut()
-        held = world.do(claim.claim(world.context, KINDS[0]))
-        assert held is not None, f"cut off at operation {at}, the task is in nobody's hand"
-        assert held.state.attempt == 2
+        claimed = world.do(claim.claim(world.context, KINDS[0]))
+        assert claimed is not None, f"cut off at operation {at}, the task is in nobody's hand"
+        assert claimed.state.attempt == 2
         assert not world.context.claims.owed
         check_tree(world.zk, world.context)
     else:
@@ -197,10 +197,10 @@ def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_
             stepper.fail(Unavailable("no server answered"))
         if again:
             world.do(transaction.rollback(it))
-        held = world.do(claim.claim(world.context, KINDS[0]))
-        assert (held.task_id, held.state.attempt) == ("a", 2)
+        claimed = world.do(claim.claim(world.context, KINDS[0]))
+        assert (claimed.task_id, claimed.state.attempt) == ("a", 2)
         world.do(transaction.rollback(it))
-        world.do(settle.complete(world.context, held))
+        world.do(settle.complete(world.context, claimed))
         assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
 
 
@@ -209,14 +209,14 @@ def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_
 def test_settling_again_after_an_unknown_outcome_tells_what_happened(verb, arrived):
     """The same verb succeeds, whether the first try had been carried out or not; another verb is told that it lost."""
     call = {
-        "complete": lambda world, held: settle.complete(world.context, held, b"r"),
-        "fail": lambda world, held: settle.fail(world.context, held, "e"),
-        "release": lambda world, held: settle.release(world.context, held),
+        "complete": lambda world, claimed: settle.complete(world.context, claimed, b"r"),
+        "fail": lambda world, claimed: settle.fail(world.context, claimed, "e"),
+        "release": lambda world, claimed: settle.release(world.context, claimed),
     }[verb]
     for again in (verb, "other"):
         world = fresh(attempts=3)
-        held = world.do(claim.claim(world.context, KINDS[0]))
-        stepper = world.stepper(call(world, held))
+        claimed = world.do(claim.claim(world.context, KINDS[0]))
+        stepper = world.stepper(call(world, claimed))
         stepper.until(Multi, "finished/" if verb == "complete" else "tasks/a/state")
         if verb == "complete":  # the first try found no bucket for what has finished
             stepper.step()
@@ -228,26 +228,26 @@ def test_settling_again_after_an_unknown_outcome_tells_what_happened(verb, arriv
             stepper.fail(Unavailable("no server answered"))
         expected = {"complete": State.FINISHED, "fail": State.INSERTED, "release": State.INSERTED}[verb]
         if again == verb:
-            world.do(call(world, held))
+            world.do(call(world, claimed))
         else:
             other = settle.release if verb == "complete" else settle.complete
             if arrived:
                 with pytest.raises(ClaimLost):
-                    world.do(other(world.context, held))
+                    world.do(other(world.context, claimed))
             else:
-                world.do(other(world.context, held))
+                world.do(other(world.context, claimed))
                 expected = State.INSERTED if verb == "complete" else State.FINISHED
         assert check_tree(world.zk, world.context)["a"].state is expected
-        assert not held.claim or held.lost
+        assert not claimed.claim or claimed.lost
 
 
 def test_of_two_threads_that_settle_the_same_claim_one_does():
     """They come one after the other: the second is told that the claim is over, and its result is not kept."""
     world = fresh()
-    held = world.do(claim.claim(world.context, KINDS[0]))
-    one = world.stepper(settle.complete(world.context, held, b"A"))
+    claimed = world.do(claim.claim(world.context, KINDS[0]))
+    one = world.stepper(settle.complete(world.context, claimed, b"A"))
     one.until(Multi, "tasks/a/state")
-    two = world.stepper(settle.complete(world.context, held, b"B"))
+    two = world.stepper(settle.complete(world.context, claimed, b"B"))
     assert isinstance(two.op, Wait)
     one.finish()
     with pytest.raises(ClaimLost):
@@ -294,12 +294,12 @@ def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one():
     late.until(Multi, "tasks/a/claim")
     reply = world.zk.multi(world.session, late.op.ops)
     world.zk.advance(40)
-    held = world.do(claim.claim(world.context, KINDS[0]))
-    assert held.state.attempt == 2
+    claimed = world.do(claim.claim(world.context, KINDS[0]))
+    assert claimed.state.attempt == 2
     late.answer(reply)
     assert late.finish().lost
-    assert not held.lost
-    world.do(settle.complete(world.context, held, b"r"))
+    assert not claimed.lost
+    world.do(settle.complete(world.context, claimed, b"r"))
     with pytest.raises(ClaimLost):
         world.do(settle.complete(world.context, late.result, b"late"))
     assert world.zk.node(world.context.paths.task("a", "result")).data == b"r"

@@ -38,13 +38,13 @@ class World:
     def put(self, **options: Any) -> str:
         return self.do(enqueue.enqueue(self.context, Message(b"x", **options)))
 
-    def take(self, wanted: take.Wanted = ANY) -> take.Held:
-        held = self.do(claim.claim(self.context, wanted))
-        assert held is not None
-        return held
+    def take(self, wanted: take.Wanted = ANY) -> take.Claimed:
+        claimed = self.do(claim.claim(self.context, wanted))
+        assert claimed is not None
+        return claimed
 
 
-def held(world: World) -> None:
+def claimed(world: World) -> None:
     world.put(task_id="a")
     world.memory["held"] = world.take()
 
@@ -55,7 +55,7 @@ def leased(world: World) -> None:
 
 
 def abandoned(world: World) -> None:
-    held(world)
+    claimed(world)
     world.zk.expire(world.session)
     world.session = world.zk.connect()
     world.context = new_context(world.zk, world.session)
@@ -77,13 +77,13 @@ def cancelled(world: World) -> None:
 
 
 def ended(world: World) -> None:
-    held(world)
+    claimed(world)
     world.do(settle.complete(world.context, world.memory["held"], b"r"))
     world.zk.advance(100_000)
 
 
 def taken(world: World) -> None:
-    held(world)
+    claimed(world)
     tree = world.do(transaction.check_put(world.context, Message(b"y", task_id="b")))
     world.memory["unit"] = transaction.Unit([(world.context, world.memory["held"])], [(world.context, tree)])
 
@@ -93,7 +93,7 @@ def again(world: World, **options: Any) -> Any:
 
 
 def requeued(world: World) -> None:
-    held(world)
+    claimed(world)
     world.do(again(world, requeue=True))
 
 
@@ -129,7 +129,7 @@ def fifo(world: World) -> None:
 
 def fifo_held(world: World) -> None:
     fifo(world)
-    held(world)
+    claimed(world)
 
 
 @dataclass(frozen=True)
@@ -162,11 +162,11 @@ CASES = [
     Case("enqueue_many", lambda _: None, many, {f"t{n}": State.INSERTED for n in range(6)}),
     Case("claim", lambda w: w.put(task_id="a"), lambda w: claim.claim(w.context, ANY), {"a": State.CLAIMED}),
     Case("claim leased", lambda w: w.put(task_id="a"), lambda w: claim.claim(w.context, LEASED), {"a": State.CLAIMED}),
-    Case("complete", held, lambda w: settle.complete(w.context, HELD(w), b"r"), {"a": State.FINISHED}),
+    Case("complete", claimed, lambda w: settle.complete(w.context, HELD(w), b"r"), {"a": State.FINISHED}),
     Case("complete leased", leased, lambda w: settle.complete(w.context, HELD(w)), {"a": State.FINISHED}),
-    Case("fail", held, lambda w: settle.fail(w.context, HELD(w), "e"), {"a": State.INSERTED}),
-    Case("fail final", held, lambda w: settle.fail(w.context, HELD(w), "e", retry=False), {"a": State.DEAD}),
-    Case("release", held, lambda w: settle.release(w.context, HELD(w)), {"a": State.INSERTED}),
+    Case("fail", claimed, lambda w: settle.fail(w.context, HELD(w), "e"), {"a": State.INSERTED}),
+    Case("fail final", claimed, lambda w: settle.fail(w.context, HELD(w), "e", retry=False), {"a": State.DEAD}),
+    Case("release", claimed, lambda w: settle.release(w.context, HELD(w)), {"a": State.INSERTED}),
     Case("extend", leased, lambda w: holding.extend(w.context, HELD(w), 60), {"a": State.CLAIMED}),
     Case("rescue", abandoned, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
     Case("rescue lease", expired, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
@@ -178,7 +178,7 @@ CASES = [
     Case("enqueue a cancelled one again", cancelled, lambda w: again(w, delay=5), {"a": State.INSERTED}),
     Case("update", lambda w: w.put(task_id="a"), lambda w: again(w, update=True, priority=3), {"a": State.INSERTED}),
     Case("update in place", due, lambda w: again(w, update=True), {"a": State.INSERTED}),
-    Case("requeue", held, lambda w: again(w, requeue=True), {"a": State.CLAIMED}),
+    Case("requeue", claimed, lambda w: again(w, requeue=True), {"a": State.CLAIMED}),
     Case("requeue anew", requeued, lambda w: again(w, requeue=True, update=True), {"a": State.CLAIMED}),
     Case("complete requeued", requeued, lambda w: settle.complete(w.context, HELD(w), b"r"), {"a": State.INSERTED}),
     Case(
@@ -196,8 +196,8 @@ CASES = [
     ),
     Case("extend a lock", locked, lambda w: holding.extend(w.context, HELD(w), 60), {"a": State.CLAIMED}),
     Case("lock ends", unlocked, lambda w: rescue.tend(w.context), {"a": State.INSERTED}),
-    Case("snooze", held, lambda w: settle.snooze(w.context, HELD(w), 5), {"a": State.INSERTED}),
-    Case("progress", held, lambda w: holding.progress(w.context, HELD(w), 0.5, "half"), {"a": State.CLAIMED}),
+    Case("snooze", claimed, lambda w: settle.snooze(w.context, HELD(w), 5), {"a": State.INSERTED}),
+    Case("progress", claimed, lambda w: holding.progress(w.context, HELD(w), 0.5, "half"), {"a": State.CLAIMED}),
     Case("cancel claimed", requeued, lambda w: operate.cancel(w.context, "a"), {"a": State.CANCELLED}),
     Case("cancel abandoned", abandoned, lambda w: operate.cancel(w.context, "a"), {"a": State.CANCELLED}),
     Case("drop", cancelled, lambda w: operate.drop(w.context, "a"), {}),

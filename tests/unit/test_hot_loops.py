@@ -54,7 +54,7 @@ def cancelled(client: Client) -> None:
 
 def dead(client: Client) -> None:
     client.put(task_id="a")
-    client.fail(client.held(), retry=False)
+    client.fail(client.claimed(), retry=False)
 
 
 def finished(client: Client) -> None:
@@ -64,7 +64,7 @@ def finished(client: Client) -> None:
 
 def claimed(client: Client) -> None:
     client.put(task_id="a")
-    client.held()
+    client.claimed()
 
 
 def entry(client: Client) -> str:

@@ -55,12 +55,12 @@ def live(zk, session, context, order):
     zk.advance(3)
     ends = [settle.complete, settle.complete, lambda c, h: settle.fail(c, h, "e", retry=False), settle.release]
     for lease in (None, 30, None, None, None):
-        held = do(claim.claim(context, take.Wanted(EVERYTHING, lease)))
-        if held is not None:
-            do(ends.pop(0)(context, held) if ends else settle.complete(context, held))
-    held = do(claim.claim(context, take.Wanted(EVERYTHING, 30)))
-    if held is not None:
-        by_token = do(settle.current_claim(context, held.task_id, held.token))
+        claimed = do(claim.claim(context, take.Wanted(EVERYTHING, lease)))
+        if claimed is not None:
+            do(ends.pop(0)(context, claimed) if ends else settle.complete(context, claimed))
+    claimed = do(claim.claim(context, take.Wanted(EVERYTHING, 30)))
+    if claimed is not None:
+        by_token = do(settle.current_claim(context, claimed.task_id, claimed.token))
         do(settle.complete(context, by_token))
     do(operate.clear(context))
     zk.advance(7_200)

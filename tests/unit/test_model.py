@@ -41,7 +41,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.contexts = [new_context(self.zk, session) for session in self.sessions]
         self.ended: dict[str, State] = {}
         self.known: set[str] = set()
-        self.held: list[tuple[int, take.Held]] = []
+        self.claimed: list[tuple[int, take.Claimed]] = []
         self.stale: list[tuple[str, int]] = []
         types = {"c": OrderedEnum("low", "high")}
         policy = RetryPolicy(attempts=ATTEMPTS, factor=0.5)
@@ -103,11 +103,11 @@ class QueueMachine(RuleBasedStateMachine):
         if got is not None:
             assert got.task_id not in self.ended, "an ended task was handed out"
             assert 1 <= got.state.attempt <= ATTEMPTS
-            for pair in [pair for pair in self.held if pair[1].task_id == got.task_id]:
-                self.held.remove(pair)
+            for pair in [pair for pair in self.claimed if pair[1].task_id == got.task_id]:
+                self.claimed.remove(pair)
                 self.stale.append((got.task_id, pair[1].token))
             assert all(token < got.token for task, token in self.stale if task == got.task_id), "tokens must rise"
-            self.held.append((who, got))
+            self.claimed.append((who, got))
             if self.order == "fifo":
                 self.was_first(got)
 
@@ -122,8 +122,8 @@ class QueueMachine(RuleBasedStateMachine):
                 assert (rank, state.place) >= (got.state.rank, got.state.place), f"{task} was passed by"
 
     def settle(self, data, action):
-        pair = data.draw(st.sampled_from(self.held))
-        self.held.remove(pair)
+        pair = data.draw(st.sampled_from(self.claimed))
+        self.claimed.remove(pair)
         who, got = pair
         self.stale.append((got.task_id, got.token))
         try:
@@ -131,7 +131,7 @@ class QueueMachine(RuleBasedStateMachine):
         except ClaimLost:
             return None, None
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.claimed)
     @rule(data=st.data(), dedupe=st.sampled_from([None, None, 4]))
     def complete(self, data, dedupe):
         before = check_tree(self.zk, self.contexts[0])
@@ -139,7 +139,7 @@ class QueueMachine(RuleBasedStateMachine):
         if task and not before[task].requeue:
             self.ended[task] = State.FINISHED
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.claimed)
     @rule(data=st.data(), retry=st.booleans())
     def fail(self, data, retry):
         before = check_tree(self.zk, self.contexts[0])
@@ -147,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
         if task:
             assert retry or state is (State.INSERTED if before[task].requeue else State.DEAD)
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.claimed)
     @rule(data=st.data(), delay=st.sampled_from([None, 3]))
     def release(self, data, delay):
         self.settle(data, lambda context, got: settle.release(context, got, delay))
@@ -164,8 +164,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.zk.expire(self.sessions[who])
         self.sessions[who] = self.zk.connect()
         self.contexts[who] = new_context(self.zk, self.sessions[who])
-        gone = [pair for pair in self.held if pair[0] == who]
-        self.held = [pair for pair in self.held if pair[0] != who]
+        gone = [pair for pair in self.claimed if pair[0] == who]
+        self.claimed = [pair for pair in self.claimed if pair[0] != who]
         self.stale += [(got.task_id, got.token) for _, got in gone if got.state.lease is None]
 
     @rule(seconds=st.sampled_from([0.3, 3, 61, 400]))

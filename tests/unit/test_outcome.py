@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
@@ -41,7 +41,7 @@ class Hand:
 
     def __post_init__(self) -> None:
         self.world.put(task_id="own")
-        self.held: Held = self.world.take()
+        self.claimed: Claimed = self.world.take()
         self.progress = Settlement()
 
     def in_transaction(self) -> Hand:
@@ -49,11 +49,11 @@ class Hand:
         other = self.world.take()
         tree = self.world.do(transaction.check_put(self.world.context, Message(b"y", task_id="put")))
         context = self.world.context
-        self.unit = transaction.Unit([(context, self.held), (context, other)], [(context, tree)])
+        self.unit = transaction.Unit([(context, self.claimed), (context, other)], [(context, tree)])
         return self
 
     def settling(self, outcome: Handled) -> Any:
-        return settle_outcome(self.world.context, self.held, outcome, self.unit, self.progress)
+        return settle_outcome(self.world.context, self.claimed, outcome, self.unit, self.progress)
 
     def states(self) -> dict[str, State]:
         return {task: state.state for task, state in check_tree(self.world.zk, self.world.context).items()}
@@ -165,7 +165,7 @@ def test_a_lost_claim_takes_nothing_with_it(lost: str) -> None:
     """One of a transaction's claims is over when it is committed: nothing is, and the rest is given back."""
     hand = made("transaction")
     assert hand.unit is not None
-    others = {held.task_id: held for _, held in hand.unit.taken}
+    others = {claimed.task_id: claimed for _, claimed in hand.unit.taken}
     thief = hand.world.do(settle.current_claim(hand.world.context, lost, others[lost].token))
     hand.world.do(settle.complete(hand.world.context, thief))
     if lost == "own":

@@ -29,7 +29,7 @@ def update(client: Client, task_id: str, data: bytes = b"new", **options: Any) -
 
 def in_backoff(client: Client, task_id: str, seconds: float = 5, **options: Any) -> None:
     client.put(task_id=task_id, **options)
-    client.fail(client.held(), backoff=seconds)
+    client.fail(client.claimed(), backoff=seconds)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -42,7 +42,7 @@ def test_an_updated_delay_keeps_the_place_and_the_queue_goes_on(order: str) -> N
     after = client.state("first")
     assert (after.place, after.rank, after.index == before.index) == (before.place, before.rank, False)
     client.put(task_id="second")
-    assert client.held().task_id == "second"
+    assert client.claimed().task_id == "second"
     client.zk.advance(8)
     client.put(task_id="third")
     other = Client(client.zk)
@@ -80,12 +80,12 @@ def test_who_never_read_the_configuration_writes_into_a_lane_by_its_order(order:
     """A claim completed by its token elsewhere: in strict order its next run is checked against the lane's version."""
     client = new_queue(order=order)
     client.put(task_id="a")
-    token = client.held().token
+    token = client.claimed().token
     client.put(task_id="a", requeue=True)
     other = Client(client.zk)
-    held = other.do(current_claim(other.context, "a", token))
+    claimed = other.do(current_claim(other.context, "a", token))
     sent: list[Any] = []
-    other.do(settle.complete(other.context, held), lambda op: sent.extend(op.ops) if isinstance(op, Multi) else None)
+    other.do(settle.complete(other.context, claimed), lambda op: sent.extend(op.ops) if isinstance(op, Multi) else None)
     lane = client.context.paths.at("queue", client.state("a").place.split("/")[0])
     assert any(isinstance(op, Check) and op.path == lane for op in sent) is (order == "fifo")
     assert client.work() == ["a"]
@@ -104,14 +104,14 @@ def test_changed_filters_decide_who_gets_a_task_in_backoff(
     for task_id in ("task", "other"):
         client.put(task_id=task_id, filters={"colour": "red"})
     for _ in range(2):
-        client.fail(client.held(selector="colour==red"), backoff=5)
+        client.fail(client.claimed(selector="colour==red"), backoff=5)
     old = client.state("task")
     update(client, "task", filters={"colour": "blue"}, **({"delay": 6} if delayed else {}))
     assert (client.state("task").rank, client.state("task").entry == old.entry) == (None, False)
     client.zk.advance(8)
-    assert client.held(selector="colour==red").task_id == "other"
+    assert client.claimed(selector="colour==red").task_id == "other"
     assert client.take("colour==red") is None
-    assert client.held(selector="colour==blue").task_id == "task"
+    assert client.claimed(selector="colour==blue").task_id == "task"
     client.check()
 
 
@@ -174,7 +174,7 @@ def test_a_tightened_policy_buries_what_used_up_its_attempts() -> None:
     """A pending task with as many deliveries as are allowed by now becomes a dead letter that says why."""
     client = new_queue()
     client.do(enqueue.enqueue_batch(client.context, [Message(b"x", task_id="a")], "b"))
-    client.fail(client.held(), "boom")
+    client.fail(client.claimed(), "boom")
     current, now = tightened(client)
     conf = client.do(configuration.read_conf(client.context))
     assert exhaust.used_up(conf, current.state)
@@ -192,7 +192,7 @@ def test_burying_what_changed_meanwhile_changes_nothing() -> None:
     """Another consumer was faster: False, and the task is as that one left it."""
     client = new_queue()
     client.put(task_id="a")
-    client.fail(client.held())
+    client.fail(client.claimed())
     seen = tightened(client)
     client.cancel("a")
     assert not client.do(exhaust.bury_exhausted(client.context, *seen))
@@ -203,12 +203,12 @@ def test_burying_a_task_inserts_its_run_in_escrow() -> None:
     """The end of a run, whichever way, inserts the run held in escrow: its attempts begin again."""
     client = new_queue()
     client.put(task_id="a")
-    held = client.held()
+    claimed = client.claimed()
     client.put(b"again", task_id="a", requeue=True)
-    client.fail(held)
+    client.fail(claimed)
     assert client.do(exhaust.bury_exhausted(client.context, *tightened(client)))
     assert (client.check()["a"].state, client.state("a").attempt) == (State.INSERTED, 0)
-    assert client.held().data == b"again"
+    assert client.claimed().data == b"again"
 
 
 def test_a_promotion_in_a_damaged_place_stops_nobody() -> None:

@@ -38,24 +38,24 @@ def everything() -> Client:
     """A queue with a task in each state and place, and batches at each stage."""
     client = new_queue()
     client.put(task_id="finished")
-    client.complete(client.held())
+    client.complete(client.claimed())
     client.put(task_id="dead")
-    client.fail(client.held(), retry=False)
+    client.fail(client.claimed(), retry=False)
     for task_id, window in (("escrow", None), ("window", 50)):
         client.put(task_id=task_id)
-        held = client.held()
+        claimed = client.claimed()
         client.put(task_id=task_id, requeue=True)
         if window:
-            client.complete(held, dedupe=window)
+            client.complete(claimed, dedupe=window)
     client.put(task_id="cancelled")
     client.cancel("cancelled")
     client.put(task_id="leased")
-    client.held(lease=1000)
+    client.claimed(lease=1000)
     client.put(task_id="locked", lock=1000)
-    client.held()
+    client.claimed()
     client.put(task_id="delayed", delay=5)
     client.put(task_id="backoff")
-    client.fail(client.held(), backoff=5)
+    client.fail(client.claimed(), backoff=5)
     for name, members, then in (("open", ("m1", "m2"), "then"), ("done", ("d1",), None), ("ended", ("e1",), "then2")):
         following = None if then is None else message(then, delay=3)
         client.do(enqueue.enqueue_batch(client.context, [message(it) for it in members], name, following))
@@ -90,9 +90,9 @@ def survive(client: Client, damage: Any) -> None:
     client.put(task_id="good")
     client.zk.advance(200)
     done = []
-    while (held := client.take()) is not None:
-        done.append(held.task_id)
-        _complete(client, held, damage)
+    while (claimed := client.take()) is not None:
+        done.append(claimed.task_id)
+        _complete(client, claimed, damage)
     assert "good" in done, damage
     for procedure in (counts.counts(context), inspect.list_tasks(context), explain.explain(context, "good")):
         client.do(procedure)
@@ -114,12 +114,12 @@ def survive(client: Client, damage: Any) -> None:
     assert not twice, (damage, [report for report in client.reports if report[0] in twice])
 
 
-def _complete(client: Client, held: Any, damage: Any) -> None:
+def _complete(client: Client, claimed: Any, damage: Any) -> None:
     """Only the damaged task itself may refuse."""
     try:
-        client.complete(held)
+        client.complete(claimed)
     except (ClaimLost, CorruptRecord):
-        assert f"/tasks/{held.task_id}/" in damage.path
+        assert f"/tasks/{claimed.task_id}/" in damage.path
         client.context.claims.in_hand.clear()
 
 
@@ -141,13 +141,13 @@ def test_a_damaged_znode_stops_nobody(top: str, dies: bool) -> None:
 def escrowed(damage: bytes | None, *, window: float | None = None) -> tuple[Client, Any]:
     client = new_queue()
     client.put(task_id="a")
-    held = client.held()
+    claimed = client.claimed()
     client.put(b"again", task_id="a", requeue=True)
     if window:
-        client.complete(held, dedupe=window)
+        client.complete(claimed, dedupe=window)
     path = client.context.paths.task("a", "requeue")
     client.zk.multi(0, (Delete(path) if damage is None else SetData(path, damage, -1),))
-    return client, held
+    return client, claimed
 
 
 OTHER_RUN = (
@@ -160,8 +160,8 @@ RUNS = (b"", b"not json", b"[]", b"{}", OTHER_RUN, BAD_PRIORITY, None)
 @pytest.mark.parametrize("damage", RUNS)
 def test_a_completion_with_a_damaged_run_in_escrow_finishes_the_task(damage: bytes | None) -> None:
     """Its caller hears success, the damage is reported once, the run is dropped, and the id can be used again."""
-    client, held = escrowed(damage)
-    client.complete(held, result=b"r")
+    client, claimed = escrowed(damage)
+    client.complete(claimed, result=b"r")
     state = client.check()["a"]
     assert (state.state, state.requeue, state.result) == (State.FINISHED, False, True)
     assert [path for path, _ in client.reports] == [client.context.paths.task("a", "requeue")]
@@ -172,8 +172,8 @@ def test_a_completion_with_a_damaged_run_in_escrow_finishes_the_task(damage: byt
 @pytest.mark.parametrize("damage", RUNS)
 def test_a_final_failure_with_a_damaged_run_in_escrow_is_a_dead_letter(damage: bytes | None) -> None:
     """The task ends as it would without another run: dead, with its error."""
-    client, held = escrowed(damage)
-    assert client.fail(held, "boom", retry=False) is State.DEAD
+    client, claimed = escrowed(damage)
+    assert client.fail(claimed, "boom", retry=False) is State.DEAD
     state = client.check()["a"]
     assert (state.state, state.error, state.requeue) == (State.DEAD, "boom", False)
     client.do(operate.redrive(client.context, "a"))
@@ -195,9 +195,9 @@ def test_the_end_of_a_window_with_a_damaged_run_leaves_the_task_finished(damage:
 
 def test_a_run_that_cannot_be_inserted_is_given_up() -> None:
     """A stranger under the task's data leaves no room for the next run: the present one is finished all the same."""
-    client, held = escrowed(escrow.pack(_tree()))
+    client, claimed = escrowed(escrow.pack(_tree()))
     client.zk.multi(0, (Create(client.context.paths.task("a", "data") + "/foreign"),))
-    client.complete(held)
+    client.complete(claimed)
     assert client.check()["a"].state is State.FINISHED
     assert "given up" in client.reports[0][1]
 
@@ -212,10 +212,10 @@ def test_a_damaged_batch_is_named_by_who_waits_for_it_and_by_nobody_else(damage:
     """An empty ``open`` beside a damaged record: claims and clean-up go on, `wait_batch` names the path."""
     client = new_queue()
     client.do(enqueue.enqueue_batch(client.context, [message("a")], "b"))
-    held = client.held()
+    claimed = client.claimed()
     base = client.context.paths.batch("b")
     client.zk.multi(0, (SetData(base, damage, -1),))
-    client.complete(held)
+    client.complete(claimed)
     client.put(task_id="c")
     assert client.work() == ["c"]
     assert client.do(collect.collect_garbage(client.context)).ran

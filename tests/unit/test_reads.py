@@ -52,9 +52,9 @@ def test_ids_are_those_of_a_state_or_of_all() -> None:
     client = new_queue()
     for name in ("a", "b", "c", "d", "e"):
         client.put(task_id=name)
-    client.complete(client.held())
-    client.fail(client.held(), retry=False)
-    client.held(lease=60)
+    client.complete(client.claimed())
+    client.fail(client.claimed(), retry=False)
+    client.claimed(lease=60)
     client.cancel("e")
     found = {state: client.do(ids.ids(client.context, state)) for state in State}
     assert found == {"finished": ["a"], "dead": ["b"], "claimed": ["c"], "inserted": ["d"], "cancelled": ["e"]}
@@ -112,8 +112,8 @@ def test_what_is_there_needs_no_catching_up() -> None:
 
 def in_hand_with_progress(client: Client) -> Task:
     client.put(data=b"payload", metadata={"owner": "me"}, task_id="t")
-    held = client.held()
-    client.do(holding.progress(client.context, held, 0.5, "half"))
+    claimed = client.claimed()
+    client.do(holding.progress(client.context, claimed, 0.5, "half"))
     return client.do(read_task(client.context, "t"))
 
 
@@ -139,7 +139,7 @@ def test_a_run_s_time_is_known_without_its_payload() -> None:
     """An id that ran before was enqueued when its payload was written, which a Stat tells."""
     client = new_queue()
     client.put(task_id="t")
-    client.complete(client.held(), result=b"done")
+    client.complete(client.claimed(), result=b"done")
     client.zk.advance(10)
     client.put(task_id="t")
     whole = client.do(read_task(client.context, "t"))
@@ -203,8 +203,8 @@ def test_consumers_tell_who_they_are_and_what_they_have_in_hand() -> None:
     third = Client(client.zk, "third")
     for name in ("a", "b", "c"):
         client.put(task_id=name)
-    mine, theirs = client.held().task_id, dead.held().task_id
-    third.held(lease=60)
+    mine, theirs = client.claimed().task_id, dead.claimed().task_id
+    third.claimed(lease=60)
     client.zk.expire(dead.session)
     first, second, leased = client.do(register.consumers(client.context))
     assert first.id.startswith("first-")
@@ -224,7 +224,7 @@ def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> Non
     """What a record cannot tell is None; the znode still says that it is there."""
     client = new_queue()
     client.put(task_id="a")
-    consumer = client.held().state.consumer
+    consumer = client.claimed().state.consumer
     assert consumer is not None
     path = client.context.paths.consumer(consumer)
     for data in (b"\xff", b'{"name": 3, "pid": "x", "accepts": 5}'):
@@ -239,7 +239,7 @@ def test_a_consumer_that_leaves_while_it_is_read_is_left_out() -> None:
     """Its record is gone by then."""
     client = new_queue()
     client.put()
-    consumer = client.held().state.consumer
+    consumer = client.claimed().state.consumer
     path = client.context.paths.consumer(str(consumer))
 
     def leaves(op: Op) -> None:
@@ -279,14 +279,14 @@ def test_a_task_is_followed_from_the_queue_to_its_end() -> None:
     client = new_queue()
     other = Client(client.zk, "other")
     client.put(task_id="t")
-    held: list[Any] = []
+    claimed: list[Any] = []
 
     def steps() -> Iterator[Callable[[], object]]:
-        yield lambda: held.append(other.held())
-        yield lambda: other.do(holding.progress(other.context, held[0], 0.5))
-        yield lambda: other.do(settle.release(other.context, held[0]))
-        yield lambda: held.append(other.held())
-        yield lambda: other.complete(held[1])
+        yield lambda: claimed.append(other.claimed())
+        yield lambda: other.do(holding.progress(other.context, claimed[0], 0.5))
+        yield lambda: other.do(settle.release(other.context, claimed[0]))
+        yield lambda: claimed.append(other.claimed())
+        yield lambda: other.complete(claimed[1])
 
     task, told = following_by(client, steps())
     assert told == [
@@ -365,10 +365,10 @@ def test_what_ended_between_two_numbers_is_told_with_its_version() -> None:
     for name in ("a", "b", "c", "d"):
         client.put(task_id=name)
     numbers = [client.do(archiving.zxid(client.context))]
-    for end in (lambda: client.complete(client.held()), lambda: client.cancel("b")):
+    for end in (lambda: client.complete(client.claimed()), lambda: client.cancel("b")):
         end()
         numbers.append(client.do(archiving.zxid(client.context)))
-    client.fail(client.held(), retry=False)
+    client.fail(client.claimed(), retry=False)
     between = lambda one, two: client.do(archiving.ended_between(client.context, one, two))
     assert [each.id for each in between(numbers[0], numbers[1])] == ["a"]
     assert [each.id for each in between(numbers[1], numbers[2])] == ["b"]
@@ -418,7 +418,7 @@ def test_a_long_register_is_read_in_chunks() -> None:
     client = new_queue()
     for number in range(BEYOND_A_CHUNK):
         client.put()
-        Client(client.zk, f"c{number:03}").held()
+        Client(client.zk, f"c{number:03}").claimed()
     log = Log()
     assert len(client.do(register.consumers(client.context), log)) == BEYOND_A_CHUNK
     assert max(len(op.paths) for op in log.ops if isinstance(op, GetMany)) <= nodes.AT_ONCE

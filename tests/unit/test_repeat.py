@@ -93,18 +93,18 @@ def test_an_unknown_change_of_a_task_is_made_once(effect: str, options: dict[str
     """Update, requeue and a new run of an id in use: made again they are known, not refused and not made twice."""
     client = new_queue()
     client.put(b"old", task_id="a")
-    held = None if "update" in options else client.held()
-    if not options and held is not None:
-        client.complete(held)
+    claimed = None if "update" in options else client.claimed()
+    if not options and claimed is not None:
+        client.complete(claimed)
     message = Message(b"new", task_id="a", **options)
     with pytest.raises(OutcomeUnknown) as unknown:
         client.do(put(client, message), outage(client, effect, first=1))
     assert unknown.value.task_ids == ("a",)
     assert client.do(put(client, message)) == ["a"]
     client.check()
-    if options.get("requeue") and held is not None:
-        client.complete(held)
-    assert client.held().data == b"new"
+    if options.get("requeue") and claimed is not None:
+        client.complete(claimed)
+    assert client.claimed().data == b"new"
     assert client.take() is None
 
 

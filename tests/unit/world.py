@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -96,20 +96,20 @@ class Client:
 
     def take(
         self, selector: Selector | str = EVERYTHING, timeout: float = 0, lease: float | None = None
-    ) -> Held | None:
+    ) -> Claimed | None:
         chosen = selector if isinstance(selector, Selector) else parse_selector(selector)
         return self.do(claim.claim(self.context, Wanted(chosen, lease), timeout))
 
-    def held(self, **options: Any) -> Held:
-        held = self.take(**options)
-        assert held is not None
-        return held
+    def claimed(self, **options: Any) -> Claimed:
+        claimed = self.take(**options)
+        assert claimed is not None
+        return claimed
 
-    def complete(self, held: Held, **options: Any) -> None:
-        self.do(settle.complete(self.context, held, **options))
+    def complete(self, claimed: Claimed, **options: Any) -> None:
+        self.do(settle.complete(self.context, claimed, **options))
 
-    def fail(self, held: Held, error: str = "e", **options: Any) -> Any:
-        return self.do(settle.fail(self.context, held, error, **options))
+    def fail(self, claimed: Claimed, error: str = "e", **options: Any) -> Any:
+        return self.do(settle.fail(self.context, claimed, error, **options))
 
     def cancel(self, task_id: str) -> None:
         self.do(operate.cancel(self.context, task_id))
@@ -121,9 +121,9 @@ class Client:
     def work(self, timeout: float = 0) -> list[str]:
         """Handle what there is; the ids in order."""
         done = []
-        while (held := self.take(timeout=timeout)) is not None:
-            self.complete(held)
-            done.append(held.task_id)
+        while (claimed := self.take(timeout=timeout)) is not None:
+            self.complete(claimed)
+            done.append(claimed.task_id)
         return done
 
     def check(self) -> dict[str, TaskState]:

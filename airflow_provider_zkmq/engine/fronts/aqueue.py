@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.fronts.hand import Hand
 from airflow_provider_zkmq.engine.fronts.kinds import Awaited, AwaitedTaker
@@ -32,7 +32,7 @@ class AsyncQueue(QueueVerbs, AwaitedTaker[Context, AsyncClaim]):
         super().__init__(session, context, used)
         self._begin = begin
 
-    def _receive(self, context: Context, claimed: Held) -> AsyncClaim:
+    def _receive(self, context: Context, claimed: Claimed) -> AsyncClaim:
         """The claim that a caller gets."""
         return AsyncClaim(self._session, Hand(context, claimed), self._begin)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.states import State, derive_status
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
@@ -20,7 +20,7 @@ class Hand:
     """A claim, and its client's memory of the queue that it was taken from."""
 
     context: Context
-    claimed: Held
+    claimed: Claimed
 
     @property
     def span(self) -> float | None:
@@ -33,7 +33,7 @@ class Hand:
         return session.closed or not (leased or session.id in {self.claimed.session, UNKNOWN_SESSION})
 
 
-def task_of(claimed: Held) -> Task:
+def task_of(claimed: Claimed) -> Task:
     """The task of a claim, as it was handed out."""
     state = claimed.state
     return Task(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.errors import ZkmqError
@@ -22,7 +22,7 @@ T = TypeVar("T")
 PATIENCE: Final = 1.0
 
 
-def handed_over(session: Session, asked: Asked, receive: Callable[[Held], T]) -> T | None:
+def handed_over(session: Session, asked: Asked, receive: Callable[[Claimed], T]) -> T | None:
     """Claim, and hand what `receive` makes of it to the caller; cut off, the client gives it back before it claims.
 
     Since it may never claim again, that is also done in the background, as soon as there is a connection.
@@ -43,7 +43,7 @@ def handed_over(session: Session, asked: Asked, receive: Callable[[Held], T]) ->
         raise
 
 
-async def handed_over_async(session: Session, asked: Asked, receive: Callable[[Held], T]) -> T | None:
+async def handed_over_async(session: Session, asked: Asked, receive: Callable[[Claimed], T]) -> T | None:
     """The same on an event loop. Cancelled, it stops the claim, and gives back what that may have taken.
 
     That is waited for, but not for long: then, or cancelled once more, it goes on in the background.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.fronts.handover import handed_over, handed_over_async
@@ -61,7 +61,7 @@ class BlockingTaker(Blocking[S], Generic[S, C]):
     """A blocking front that claims tasks and hands each over as a `C`."""
 
     @abstractmethod
-    def _receive(self, context: Context, claimed: Held) -> C:
+    def _receive(self, context: Context, claimed: Claimed) -> C:
         """What the caller gets for a claim. May neither block nor fail."""
 
     def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
@@ -79,7 +79,7 @@ class AwaitedTaker(Awaited[S], Generic[S, C]):
     """An awaited front that claims tasks and hands each over as a `C`."""
 
     @abstractmethod
-    def _receive(self, context: Context, claimed: Held) -> C:
+    def _receive(self, context: Context, claimed: Claimed) -> C:
         """What the caller gets for a claim. May not fail."""
 
     async def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:

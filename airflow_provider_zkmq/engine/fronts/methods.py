@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.claims import current_claim
@@ -124,12 +124,12 @@ class by_token(Twins, Generic[P, T]):  # noqa: N801  reads like a decorator
     What ended in `OutcomeUnknown` is remembered, so that asking again tells what happened.
     """
 
-    def __init__(self, procedure: Callable[Concatenate[Context, Held, P], Procedure[T]]) -> None:
+    def __init__(self, procedure: Callable[Concatenate[Context, Claimed, P], Procedure[T]]) -> None:
         def by_its_token(
             context: Context, /, task_id: str, token: int, *args: P.args, **kwargs: P.kwargs
         ) -> Procedure[T]:
             unsure = context.claims.unsure.pop((task_id, token), None)
-            claimed: Held = unsure if unsure is not None else (yield from current_claim(context, task_id, token))
+            claimed: Claimed = unsure if unsure is not None else (yield from current_claim(context, task_id, token))
             try:
                 return (yield from procedure(context, claimed, *args, **kwargs))
             finally:
@@ -150,7 +150,7 @@ class by_token(Twins, Generic[P, T]):  # noqa: N801  reads like a decorator
         return self.of(front, owner)
 
 
-def settling(procedure: Callable[Concatenate[Context, Held, P], Procedure[T]]) -> verb[Hand, P, T]:
+def settling(procedure: Callable[Concatenate[Context, Claimed, P], Procedure[T]]) -> verb[Hand, P, T]:
     """A procedure on a claim as a verb of claims."""
 
     def of_hand(hand: Hand, /, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.fronts.hand import Hand
 from airflow_provider_zkmq.engine.fronts.kinds import Blocking, BlockingTaker
@@ -38,7 +38,7 @@ class Queue(QueueVerbs, BlockingTaker[Context, Claim]):
         super().__init__(session, context, used)
         self._begin = begin
 
-    def _receive(self, context: Context, claimed: Held) -> Claim:
+    def _receive(self, context: Context, claimed: Claimed) -> Claim:
         """The claim that a caller gets."""
         return Claim(self._session, Hand(context, claimed), self._begin)
 

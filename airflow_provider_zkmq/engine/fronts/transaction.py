@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked, Method, wanted
 from airflow_provider_zkmq.engine.core.claiming.claim import claim
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.messages import Message
@@ -58,7 +58,7 @@ class Transaction:
     def take(
         self, context: Context, node: Mapping[str, object] | None, filter_method: Method,
         selector: Selector | str | None, timeout: object, caller: Caller,
-    ) -> Procedure[Held | None]:  # fmt: skip
+    ) -> Procedure[Claimed | None]:  # fmt: skip
         """Claim a task for it, unless it is closed meanwhile: then what was claimed is given back."""
         span = seconds("timeout", timeout)
         asked = yield from wanted(context, node, filter_method, selector, None)
@@ -70,7 +70,7 @@ class Transaction:
         yield from give_back(context)
         return None
 
-    def add(self, context: Context, claimed: Held) -> Task:
+    def add(self, context: Context, claimed: Claimed) -> Task:
         """Make a claim part of it; returns the task."""
         self._session_id = self._session_id or claimed.session
         self.unit.taken.append((context, claimed))
@@ -170,7 +170,7 @@ class UnitVerbs(Front[Transaction]):
         """Let its handler take and put no more; a `try_take` that waits is woken and takes nothing."""
         self._subject.close()
 
-    def _receive(self, context: Context, claimed: Held) -> Task:
+    def _receive(self, context: Context, claimed: Claimed) -> Task:
         """The task that was taken, which is part of this transaction from now on."""
         return self._subject.add(context, claimed)
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming.ask import ask, wanted
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading import (
@@ -45,7 +45,7 @@ class Adopting(Protocol):
 U = TypeVar("U", bound=Adopting)
 
 
-def settle_by_outcome(context: Context, claimed: Held, outcome: Handled, progress: Settlement) -> Procedure[bool]:
+def settle_by_outcome(context: Context, claimed: Claimed, outcome: Handled, progress: Settlement) -> Procedure[bool]:
     """End the claim by what a handler has done; whether that is a success. See `settle_outcome`."""
     return settle_outcome(context, claimed, outcome, None, progress)
 
@@ -66,7 +66,7 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     settle = settling(settle_by_outcome)
 
     @property
-    def _claimed(self) -> Held:
+    def _claimed(self) -> Claimed:
         return self._subject.claimed
 
     @cached_property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from airflow_provider_zkmq.engine.core.claiming.claim import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
@@ -23,7 +23,7 @@ class Asked:
     """A claim that was asked for and not refused: on which queue, and how a caller comes by it."""
 
     context: Context
-    claiming: Callable[[Caller], Procedure[Held | None]]
+    claiming: Callable[[Caller], Procedure[Claimed | None]]
 
 
 def never_stopping() -> bool:

@@ -9,7 +9,7 @@ from airflow_provider_zkmq.engine.core.claiming import default_order, strict_ord
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes
 from airflow_provider_zkmq.engine.core.claiming.take import CallerLeft, Taker, Unregistered, Wanted
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Held
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
@@ -26,7 +26,7 @@ def claim(
     timeout: float = 0.0,
     stopping: Callable[[], bool] = lambda: False,
     caller: Caller | None = None,
-) -> Procedure[Held | None]:
+) -> Procedure[Claimed | None]:
     """The first task that fits, waiting for one at most `timeout` seconds; None when there was none.
 
     `stopping` ends the wait early; it is asked whenever the queue's signal is fired. `caller`: who is to get the claim
@@ -34,40 +34,40 @@ def claim(
     """
     mine = caller or Caller()
     try:
-        held = yield from _claim(context, wanted, timeout, stopping, mine)
+        claimed = yield from _claim(context, wanted, timeout, stopping, mine)
     except BaseException:  # cancelled, interrupted, unknown: what may have been claimed is nobody's
         mine.left = True
         if context.claims.handovers:
             context.run.pay()
         raise
-    if held is not None and caller is None:
-        context.claims.deliver(held)
-    return held
+    if claimed is not None and caller is None:
+        context.claims.deliver(claimed)
+    return claimed
 
 
 def _claim(
     context: Context, wanted: Wanted, timeout: float, stopping: Callable[[], bool], caller: Caller
-) -> Procedure[Held | None]:
+) -> Procedure[Claimed | None]:
     deadline = context.run.monotonic() + timeout
     while not stopping():
         seen = context.signal.count
         agenda = context.agenda()
         try:
-            held = yield from claim_now(context, wanted, caller, agenda)
+            claimed = yield from claim_now(context, wanted, caller, agenda)
         except Unregistered:
             continue
         except CallerLeft:
             return None
         left = deadline - context.run.monotonic()
-        if held is not None or (left <= 0 and not agenda.more):
-            return held
+        if claimed is not None or (left <= 0 and not agenda.more):
+            return claimed
         woken = yield Wait(context.signal, seen, agenda.left(left))
         if woken and not stopping():
             yield from take_turns(context, deadline - context.run.monotonic())
     return None
 
 
-def claim_now(context: Context, wanted: Wanted, caller: Caller, agenda: Agenda) -> Procedure[Held | None]:
+def claim_now(context: Context, wanted: Wanted, caller: Caller, agenda: Agenda) -> Procedure[Claimed | None]:
     """One look at the queue, without waiting; `agenda` tells when to look again. Raises `Unregistered`."""
     conf = yield from read_conf(context, create=True)
     consumer = yield from register(context, str(wanted.selector))
@@ -80,7 +80,7 @@ def claim_now(context: Context, wanted: Wanted, caller: Caller, agenda: Agenda) 
     names = yield from listing(context, context.paths.at("queue"))
     lanes = yield from fitting_lanes(context, taker, names or ())
     for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
-        held = yield from default_order.claim_among(context, taker, list(group), agenda)
-        if held is not None:
-            return held
+        claimed = yield from default_order.claim_among(context, taker, list(group), agenda)
+        if claimed is not None:
+            return claimed
     return None

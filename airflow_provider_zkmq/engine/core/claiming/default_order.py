@@ -17,7 +17,7 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.claiming.match import judged
 from airflow_provider_zkmq.engine.core.claiming.take import Taker, take
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
@@ -47,7 +47,7 @@ class _Look:
 
 def claim_among(
     context: Context, taker: Taker, lanes: list[tuple[str, bool]], agenda: Agenda
-) -> Procedure[Held | None]:
+) -> Procedure[Claimed | None]:
     """Claim the first task of some lanes that nobody else is at; of each: its name, whether to judge its entries."""
     look = _Look(taker, agenda)
     slot, slots = share(context)
@@ -65,23 +65,23 @@ def claim_among(
             continue
         mine = (pair for pair in window if slots == 1 or zlib.crc32(pair[0].encode()) % slots == slot)
         entry, segment = next(mine, window[any_of_the_first(context, len(window))])
-        held = yield from _try(context, look, segment, entry)
-        if held is not None:
-            return held
+        claimed = yield from _try(context, look, segment, entry)
+        if claimed is not None:
+            return claimed
 
 
-def _try(context: Context, look: _Look, segment: str, entry: str) -> Procedure[Held | None]:
+def _try(context: Context, look: _Look, segment: str, entry: str) -> Procedure[Claimed | None]:
     """Try an entry."""
     look.tried[entry] += 1
     context.claims.trying.add(entry)
     try:
-        held = yield from take(context, look.taker, segment, entry)
+        claimed = yield from take(context, look.taker, segment, entry)
     finally:
         context.claims.trying.discard(entry)
     _take_off(context, segment, entry)
-    if held is None and look.tried[entry] >= TRIES:
+    if claimed is None and look.tried[entry] >= TRIES:
         look.agenda.within(SOON)
-    return held
+    return claimed
 
 
 def _front(context: Context, look: _Look, lane: str, *, judge: bool) -> Procedure[list[tuple[str, str]]]:

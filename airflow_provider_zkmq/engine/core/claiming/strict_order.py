@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.claiming.default_order import SOON, TRIES
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes, judged
 from airflow_provider_zkmq.engine.core.claiming.take import Taker, take
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.listings import Reading
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
@@ -42,7 +42,7 @@ class _Look:
         return all(reading.fresh and reading.watch is watch for reading, watch in self.read)
 
 
-def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[Held | None]:
+def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[Claimed | None]:
     """Claim the first of the fitting tasks, of the highest priority that has one."""
     look = _Look(taker)
     while True:
@@ -51,9 +51,9 @@ def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[
             return None
         (rank, entry), segment = head
         look.tried[entry] += 1
-        held = yield from take(context, taker, segment, entry, rank)
-        if held is not None:
-            return held
+        claimed = yield from take(context, taker, segment, entry, rank)
+        if claimed is not None:
+            return claimed
         if look.tried[entry] >= TRIES and f"{segment}/{entry}" not in context.quarantine:
             agenda.within(SOON)  # somebody keeps changing it: it is first all the same, and nobody passes it by
             return None

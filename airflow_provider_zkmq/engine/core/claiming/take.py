@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Handover, Held
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed, Handover
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.register import Consumer
 from airflow_provider_zkmq.engine.core.model.conf import Conf
@@ -65,7 +65,9 @@ class Taker:
         return self.wanted.selector.matches(filters, self.conf.types)
 
 
-def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | None = None) -> Procedure[Held | None]:
+def take(
+    context: Context, taker: Taker, segment: str, entry: str, rank: int | None = None
+) -> Procedure[Claimed | None]:
     """Try to claim one entry; None: another was faster, or the record is not ours. Raises `Unregistered`, `CallerLeft`.
 
     While no watch on the segment's listing has fired, the entry is still there: a refusal then means that the record
@@ -78,17 +80,17 @@ def take(context: Context, taker: Taker, segment: str, entry: str, rank: int | N
         context.report(path, "no entry of ours; stepped over")
         return None
     for _ in range(TRIES):
-        held = yield from _candidate(context, taker, task_id, path, rank)
-        if held is not None and (yield from _commit(context, taker, held)):
-            return held
+        claimed = yield from _candidate(context, taker, task_id, path, rank)
+        if claimed is not None and (yield from _commit(context, taker, claimed)):
+            return claimed
         if path in context.quarantine or not context.listings.still_listed(segment, entry):
             return None
-    if held is None and (yield Exists(path)) is not None and context.listings.still_listed(segment, entry):
+    if claimed is None and (yield Exists(path)) is not None and context.listings.still_listed(segment, entry):
         context.report(path, "a pending entry of a task that is not pending; stepped over")
     return None
 
 
-def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: int | None) -> Procedure[Held | None]:
+def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: int | None) -> Procedure[Claimed | None]:
     """The entry's task as it is now, ready to be claimed; None if it cannot be."""
     parts = [context.paths.task(task_id, part) for part in ("state", "data", "metadata")]
     node, data, metadata = yield from read_nodes(parts)
@@ -105,9 +107,9 @@ def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: i
         yield from bury_exhausted(context, current, (yield from server_time(context)))
         return None
     state = state if rank is None else replace(state, rank=rank)
-    held = Held(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
-    held.session = taker.consumer.session
-    return held
+    claimed = Claimed(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
+    claimed.session = taker.consumer.session
+    return claimed
 
 
 def _records(parts: list[str], node: Node, metadata: Node | None) -> tuple[TaskState, dict[str, Any]]:
@@ -120,33 +122,33 @@ def _is_pending_at(context: Context, entry: str, state: TaskState) -> bool:
     return state.state is State.INSERTED and state.index is None and context.paths.entry(state.place) == entry
 
 
-def _commit(context: Context, taker: Taker, held: Held) -> Procedure[bool]:
+def _commit(context: Context, taker: Taker, claimed: Claimed) -> Procedure[bool]:
     """Claim the candidate: remembered before it is sent, forgotten once it is known not to have happened."""
     now = yield from server_time(context)
     if taker.caller.left:  # its client may have given back what was owed already, and claim again
         raise CallerLeft
-    plan = transitions.claim(context, held, taker.consumer.id, _span_of(taker, held), taker.wanted.lease, now)
-    nonce = held.state.nonce
-    context.claims.handovers[nonce] = Handover(held, plan.multi(), taker.caller)
+    plan = transitions.claim(context, claimed, taker.consumer.id, _span_of(taker, claimed), taker.wanted.lease, now)
+    nonce = claimed.state.nonce
+    context.claims.handovers[nonce] = Handover(claimed, plan.multi(), taker.caller)
     verdict = yield from commit(plan)
     if verdict.committed:
-        context.claims.hold(held, verdict.outcome.zxid or 0)
+        context.claims.receive(claimed, verdict.outcome.zxid or 0)
         return True
     context.claims.handovers.pop(nonce, None)
     if verdict.refusal is not None:
-        _refused(context, taker.consumer, held, verdict.refusal)
+        _refused(context, taker.consumer, claimed, verdict.refusal)
     return False
 
 
-def _span_of(taker: Taker, held: Held) -> float | None:
+def _span_of(taker: Taker, claimed: Claimed) -> float | None:
     """For how many seconds the claim holds unless it is extended."""
-    return taker.wanted.lease or held.state.lock or taker.conf.lock
+    return taker.wanted.lease or claimed.state.lock or taker.conf.lock
 
 
-def _refused(context: Context, consumer: Consumer, held: Held, refusal: Refusal) -> None:
+def _refused(context: Context, consumer: Consumer, claimed: Claimed, refusal: Refusal) -> None:
     """Another was faster, or the record changed. Raises `Unregistered`, and `ZkmqError` for what nobody expects."""
     failure = refusal.outcome.failure
-    own = {context.paths.live(consumer.id), context.paths.current(consumer.id, held.task_id)}
+    own = {context.paths.live(consumer.id), context.paths.current(consumer.id, claimed.task_id)}
     if failure is Failure.NO_NODE and refusal.path in own:
         if context.registration.consumer is consumer:
             context.registration.consumer = None
@@ -154,5 +156,5 @@ def _refused(context: Context, consumer: Consumer, held: Held, refusal: Refusal)
     if failure is Failure.OTHER:
         raise refused("claim", refusal.outcome, refusal.multi)
     if failure in {Failure.NODE_EXISTS, Failure.NOT_EMPTY}:  # what stands there already is not of ours
-        entry = context.paths.entry(held.state.place)
+        entry = context.paths.entry(claimed.state.place)
         context.report(entry, f"it cannot be claimed: {refusal.path} is in the way; stepped over")

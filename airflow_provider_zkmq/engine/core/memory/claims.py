@@ -18,7 +18,7 @@ MAX_UNSURE: Final = 256
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Held:
+class Claimed:
     """A task in hand: what settling it needs. ``token`` is the zxid of the claim, unique and rising."""
 
     task_id: str
@@ -62,7 +62,7 @@ class Caller:
 class Handover:
     """A claim on its way to its caller, from before it is sent until the caller has it."""
 
-    held: Held
+    claimed: Claimed
     multi: Multi
     caller: Caller
     busy: Signal | None = None
@@ -73,49 +73,49 @@ class Handover:
 class Claims:
     """As many as this client has in flight and in hand; of settlements by token, the latest `MAX_UNSURE`."""
 
-    in_hand: WeakValueDictionary[str, Held] = field(default_factory=WeakValueDictionary)
+    in_hand: WeakValueDictionary[str, Claimed] = field(default_factory=WeakValueDictionary)
     """What is in the hands of this client's callers, by task; whoever lets go of a claim takes it off."""
     handovers: dict[str, Handover] = field(default_factory=dict)
     """By the claim's nonce."""
-    owed: dict[int, Held] = field(default_factory=dict)
+    owed: dict[int, Claimed] = field(default_factory=dict)
     """Claims of transactions whose rollback was cut off, by token."""
-    unsure: dict[tuple[str, int], Held] = field(default_factory=dict)
+    unsure: dict[tuple[str, int], Claimed] = field(default_factory=dict)
     """What was settled by token and ended in an unknown outcome, by task and token."""
     trying: set[str] = field(default_factory=set)
     """The entries that threads of this client are claiming."""
 
-    def hold(self, held: Held, token: int) -> None:
+    def receive(self, claimed: Claimed, token: int) -> None:
         """Remember a claim; of two of the same task in this process the older one can only be lost.
 
         The older one may be the one that is learnt of last: its reply was long on its way.
         """
-        held.token = token
-        other = self.in_hand.get(held.task_id)
-        if other is not None and other.token > held.token:
-            held.lost = True
+        claimed.token = token
+        other = self.in_hand.get(claimed.task_id)
+        if other is not None and other.token > claimed.token:
+            claimed.lost = True
             return
-        if other is not None and other is not held:
+        if other is not None and other is not claimed:
             other.lost = True
-        self.in_hand[held.task_id] = held
+        self.in_hand[claimed.task_id] = claimed
 
-    def let_go(self, held: Held) -> None:
+    def let_go(self, claimed: Claimed) -> None:
         """The claim is over, settled or lost."""
-        held.lost = True
-        if self.in_hand.get(held.task_id) is held:
-            del self.in_hand[held.task_id]
+        claimed.lost = True
+        if self.in_hand.get(claimed.task_id) is claimed:
+            del self.in_hand[claimed.task_id]
 
     def end_session(self, session: int) -> None:
         """This client is a new session's: what was bound to another one is lost."""
-        for held in list(self.in_hand.values()):
-            if held.ends_with_session and held.session != session:
-                self.let_go(held)
+        for claimed in list(self.in_hand.values()):
+            if claimed.ends_with_session and claimed.session != session:
+                self.let_go(claimed)
 
-    def deliver(self, held: Held) -> None:
+    def deliver(self, claimed: Claimed) -> None:
         """The caller has its claim: from here on it is the caller's to settle.
 
         A statement, not a call, takes it off: an interrupt can come after a call that has done its work.
         """
-        handovers, nonce = self.handovers, held.state.nonce
+        handovers, nonce = self.handovers, claimed.state.nonce
         if nonce in handovers:
             del handovers[nonce]
 
@@ -123,8 +123,8 @@ class Claims:
         """Whether a caller went away from a claim, or a rollback was cut off."""
         return bool(self.owed) or any(handover.caller.left for handover in self.handovers.values())
 
-    def remember_unsure(self, held: Held) -> None:
+    def remember_unsure(self, claimed: Claimed) -> None:
         """A claim whose settling by token was sent, and whose outcome is not known."""
-        self.unsure[held.task_id, held.token] = held
+        self.unsure[claimed.task_id, claimed.token] = claimed
         if len(self.unsure) > MAX_UNSURE:
             del self.unsure[next(iter(self.unsure))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
@@ -15,19 +15,19 @@ from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound
 
 
-def claimed(context: Context, held: Held) -> Procedure[Outcome | None]:
+def claim_stands(context: Context, claimed: Claimed) -> Procedure[Outcome | None]:
     """Whether a claim stands, as its first try left it."""
-    path = context.paths.task(held.task_id, "claim")
+    path = context.paths.task(claimed.task_id, "claim")
     node: Node | None = yield Get(path)
     try:
-        if node is None or load(path, node.data).get("nonce") != held.state.nonce:
+        if node is None or load(path, node.data).get("nonce") != claimed.state.nonce:
             return None
     except CorruptRecord:
         return None
     return Outcome(committed=True, zxid=node.stat.czxid)
 
 
-def current_claim(context: Context, task_id: str, token: int) -> Procedure[Held]:
+def current_claim(context: Context, task_id: str, token: int) -> Procedure[Claimed]:
     """The claim that `token` stands for, as read now; how another process takes a claim over.
 
     Raises `TaskNotFound` without the task, `ClaimLost` if the token is not the current claim's.
@@ -43,7 +43,7 @@ def current_claim(context: Context, task_id: str, token: int) -> Procedure[Held]
         return (yield from _current(context, task_id, token))
 
 
-def _current(context: Context, task_id: str, token: int) -> Procedure[Held]:
+def _current(context: Context, task_id: str, token: int) -> Procedure[Claimed]:
     path = context.paths.task(task_id, "state")
     node, claim = yield from read_nodes((path, context.paths.task(task_id, "claim")))
     if node is None:
@@ -53,7 +53,7 @@ def _current(context: Context, task_id: str, token: int) -> Procedure[Held]:
     if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
         raise claim_lost(task_id, token, state)
     record = load(context.paths.task(task_id, "claim"), claim.data)
-    return Held(task_id, token, node.stat.version, state, node.stat.ctime, claim=_plain_claim(record))
+    return Claimed(task_id, token, node.stat.version, state, node.stat.ctime, claim=_plain_claim(record))
 
 
 def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ back with any more. What it had taken counts as a delivery.
 
 from __future__ import annotations
 
-from airflow_provider_zkmq.engine.core.memory.claims import Handover, Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed, Handover
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import transact
-from airflow_provider_zkmq.engine.core.reading.claims import claimed
+from airflow_provider_zkmq.engine.core.reading.claims import claim_stands
 from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
 from airflow_provider_zkmq.engine.core.tasks.settle import fail, release
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
@@ -47,19 +47,19 @@ def _give_back_alone(context: Context, nonce: str, it: Handover) -> Procedure[bo
 
 
 def _give_back(context: Context, it: Handover) -> Procedure[bool]:
-    held = it.held
-    if held.ends_with_session and held.session != context.run.session():
+    claimed = it.claimed
+    if claimed.ends_with_session and claimed.session != context.run.session():
         return False  # it ended with its session
-    outcome = yield from transact(it.multi, lambda: claimed(context, held))
+    outcome = yield from transact(it.multi, lambda: claim_stands(context, claimed))
     if not outcome.committed:
-        outcome = (yield from claimed(context, held)) or outcome
+        outcome = (yield from claim_stands(context, claimed)) or outcome
     if not outcome.committed:
         return False
-    context.claims.hold(held, outcome.zxid or 0)
+    context.claims.receive(claimed, outcome.zxid or 0)
     try:
-        yield from release(context, held)
+        yield from release(context, claimed)
     except (ClaimLost, CorruptRecord) as error:
-        context.run.report(context.paths.task(held.task_id), f"a claim that nobody got was not given back: {error}")
+        context.run.report(context.paths.task(claimed.task_id), f"a claim that nobody got was not given back: {error}")
         return False
     return True
 
@@ -67,33 +67,33 @@ def _give_back(context: Context, it: Handover) -> Procedure[bool]:
 # --- transactions
 
 
-def owe(context: Context, held: Held) -> None:
+def owe(context: Context, claimed: Claimed) -> None:
     """The rollback of a transaction was cut off with this claim in it."""
-    if not held.lost:
-        context.claims.owed[held.token] = held
+    if not claimed.lost:
+        context.claims.owed[claimed.token] = claimed
         context.run.pay()
 
 
 def _roll_back_owed(context: Context) -> Procedure[int]:
     count = 0
-    for token, held in list(context.claims.owed.items()):
+    for token, claimed in list(context.claims.owed.items()):
         try:
-            yield from roll_back(context, held)
+            yield from roll_back(context, claimed)
             count += 1
         except TransportError:
             raise
         except ClaimLost:  # its session has ended, or its caller was here first
             pass
         except ZkmqError as error:
-            context.run.report(context.paths.task(held.task_id), f"rolling back: {error}")
+            context.run.report(context.paths.task(claimed.task_id), f"rolling back: {error}")
         context.claims.owed.pop(token, None)
     return count
 
 
-def roll_back(context: Context, held: Held) -> Procedure[None]:
+def roll_back(context: Context, claimed: Claimed) -> Procedure[None]:
     """Give back what a transaction had taken; the taking counts as a delivery. Raises `ClaimLost`."""
     try:
-        yield from fail(context, held, "rolled back", backoff=0)
+        yield from fail(context, claimed, "rolled back", backoff=0)
     except CorruptRecord as error:  # its record was damaged meanwhile
-        yield from recover_record(context, held)
-        yield from fail(context, held, error, retry=False)
+        yield from recover_record(context, claimed)
+        yield from fail(context, claimed, error, retry=False)

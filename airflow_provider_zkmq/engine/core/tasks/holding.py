@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.records import clip, dump
@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.errors import (
 )
 
 
-def progress(context: Context, held: Held, value: float, note: str = "") -> Procedure[None]:
+def progress(context: Context, claimed: Claimed, value: float, note: str = "") -> Procedure[None]:
     """Report how far the handling has come: `value` from 0 to 1, and a note. Raises `ClaimLost`.
 
     It stands in the claim's znode, and goes with it.
@@ -27,39 +27,39 @@ def progress(context: Context, held: Held, value: float, note: str = "") -> Proc
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         msg = f"progress {value!r} is not allowed: a number from 0 to 1"
         raise ConfigError(msg)
-    path = context.paths.task(held.task_id, "claim")
-    record = dump(held.claim | {"progress": value, "note": clip(str(note))})
+    path = context.paths.task(claimed.task_id, "claim")
+    record = dump(claimed.claim | {"progress": value, "note": clip(str(note))})
     # The record's version alone may be that of another run of the same id; the claim's note is this one's.
-    notes = [Check(note) for note in notes_of(context, held.task_id, held.state)]
-    yield from _check_and_set(context, held, SetData(path, record), notes)
+    notes = [Check(note) for note in notes_of(context, claimed.task_id, claimed.state)]
+    yield from _check_and_set(context, claimed, SetData(path, record), notes)
 
 
-def extend(context: Context, held: Held, lease: object) -> Procedure[None]:
+def extend(context: Context, claimed: Claimed, lease: object) -> Procedure[None]:
     """Hold the claim for `lease` more seconds from now; for a session-bound claim, check that it still holds.
 
     Raises `ClaimLost`.
     """
     span = seconds("lease", lease)
-    if held.lost:
-        raise claim_lost(held.task_id, held.token)
-    if held.state.lease is None:
-        yield from current_claim(context, held.task_id, held.token)
+    if claimed.lost:
+        raise claim_lost(claimed.task_id, claimed.token)
+    if claimed.state.lease is None:
+        yield from current_claim(context, claimed.task_id, claimed.token)
         return
-    record = dump({"seconds": span, "consumer": held.state.consumer})
-    yield from _check_and_set(context, held, SetData(lease_path(context, held.state), record))
+    record = dump({"seconds": span, "consumer": claimed.state.consumer})
+    yield from _check_and_set(context, claimed, SetData(lease_path(context, claimed.state), record))
 
 
-def _check_and_set(context: Context, held: Held, op: SetData, notes: Sequence[WriteOp] = ()) -> Procedure[None]:
+def _check_and_set(context: Context, claimed: Claimed, op: SetData, notes: Sequence[WriteOp] = ()) -> Procedure[None]:
     """Write to a znode of the claim while it is the current one."""
-    if held.lost:
-        raise claim_lost(held.task_id, held.token)
+    if claimed.lost:
+        raise claim_lost(claimed.task_id, claimed.token)
     while True:
-        tried = held.version
-        ops = Ops([Check(context.paths.task(held.task_id, "state"), tried), *notes, op])
+        tried = claimed.version
+        ops = Ops([Check(context.paths.task(claimed.task_id, "state"), tried), *notes, op])
         outcome = yield from transact(ops.multi(), never)
         if outcome.committed:
             context.clock.learn(outcome)
             return
         if outcome.failure is Failure.OTHER:
             raise refused("writing to the claim", outcome, ops.multi())
-        yield from still_ours(context, held, tried)
+        yield from still_ours(context, claimed, tried)

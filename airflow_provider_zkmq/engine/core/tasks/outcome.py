@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
@@ -55,7 +55,7 @@ class Ends(Protocol):
 
 
 def settle_outcome(
-    context: Context, held: Held, outcome: Handled, unit: Unit | None, progress: Settlement
+    context: Context, claimed: Claimed, outcome: Handled, unit: Unit | None, progress: Settlement
 ) -> Procedure[bool]:
     """Settle a claim by what its handler has done; whether that is a success.
 
@@ -67,7 +67,7 @@ def settle_outcome(
         return isinstance(outcome, Success)
     if unit is not None and unit.rolling_back:
         outcome = Retry("rolled back", backoff=0)  # by the handler, and that did not come to its end
-    return (yield from settle_by(_OfQueue(context, held, unit), outcome, progress))
+    return (yield from settle_by(_OfQueue(context, claimed, unit), outcome, progress))
 
 
 def settle_by(ends: Ends, outcome: Handled, progress: Settlement) -> Procedure[bool]:
@@ -135,12 +135,12 @@ class _OfQueue:
     """The ends of a claim in ZooKeeper, alone or adopted by a transaction."""
 
     context: Context
-    held: Held
+    claimed: Claimed
     unit: Unit | None
 
     def succeed(self, outcome: Success) -> Procedure[None]:
         if self.unit is None:
-            yield from complete(self.context, self.held, outcome.result, dedupe=outcome.dedupe)
+            yield from complete(self.context, self.claimed, outcome.result, dedupe=outcome.dedupe)
         else:
             yield from commit(self.unit, outcome.result)
 
@@ -148,19 +148,19 @@ class _OfQueue:
         """Roll the others back; the adopted claim leaves the transaction, to be settled by its own outcome."""
         if self.unit is None:
             return
-        self.unit.taken = [pair for pair in self.unit.taken if pair[1] is not self.held]
+        self.unit.taken = [pair for pair in self.unit.taken if pair[1] is not self.claimed]
         try:
             yield from rollback(self.unit)
         except TransportError:
             raise
         except ZkmqError as error:  # another task's trouble: it must not keep this one
-            self.context.run.report(self.context.paths.task(self.held.task_id), f"rolling back: {error}")
+            self.context.run.report(self.context.paths.task(self.claimed.task_id), f"rolling back: {error}")
 
     def fail(self, error: str | BaseException, *, retry: bool, backoff: object) -> Procedure[None]:
-        yield from fail(self.context, self.held, error, retry=retry, backoff=backoff)
+        yield from fail(self.context, self.claimed, error, retry=retry, backoff=backoff)
 
     def snooze(self, delay: object) -> Procedure[None]:
-        yield from snooze(self.context, self.held, delay)
+        yield from snooze(self.context, self.claimed, delay)
 
     def recover(self) -> Procedure[bool]:
-        return recover_record(self.context, self.held)
+        return recover_record(self.context, self.claimed)

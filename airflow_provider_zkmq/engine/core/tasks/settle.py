@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.messages import encode_data
@@ -36,11 +36,11 @@ from airflow_provider_zkmq.engine.errors import (
 )
 
 #: One try at ending a claim: how it went.
-Try = Callable[[Held], Procedure[Verdict]]
+Try = Callable[[Claimed], Procedure[Verdict]]
 
 
 def complete(
-    context: Context, held: Held, result: bytes | str | None = None, *, dedupe: object = None
+    context: Context, claimed: Claimed, result: bytes | str | None = None, *, dedupe: object = None
 ) -> Procedure[None]:
     """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskTooLarge`.
 
@@ -49,26 +49,28 @@ def complete(
     """
     data = b"" if result is None else encode_data("result", result)
     if len(data) > MAX_REQUEST - 20_000:
-        msg = f"the result of task {held.task_id!r} has {len(data):,} bytes; ZooKeeper takes {MAX_REQUEST - 20_000:,}"
+        msg = (
+            f"the result of task {claimed.task_id!r} has {len(data):,} bytes; ZooKeeper takes {MAX_REQUEST - 20_000:,}"
+        )
         raise TaskTooLarge(msg)
     window = optional_seconds("dedupe", dedupe)
     now = yield from server_time(context)
     until = now + int(window * 1000) if window else None
 
-    def attempt(held: Held) -> Procedure[Verdict]:
-        current, nonce = _current(held), nonce_of(context, held, "complete")
-        if held.state.requeue and until is None:
-            before = current.with_state(held.state.with_attempt("finished", now, None))
+    def attempt(claimed: Claimed) -> Procedure[Verdict]:
+        current, nonce = _current(claimed), nonce_of(context, claimed, "complete")
+        if claimed.state.requeue and until is None:
+            before = current.with_state(claimed.state.with_attempt("finished", now, None))
             extra = [result_write(context, current, data)]
             return (yield from escrow.rerun(context, before, nonce, extra, result=True))
         return (yield from _carry_out(partial(transitions.finish, context, current, nonce, data, now, until)))
 
-    yield from _settle(context, held, "complete", attempt)
+    yield from _settle(context, claimed, "complete", attempt)
 
 
 def fail(
     context: Context,
-    held: Held,
+    claimed: Claimed,
     error: str | BaseException,
     *,
     retry: bool = True,
@@ -84,9 +86,9 @@ def fail(
     wait, rand = optional_seconds("backoff", backoff), context.run.random()
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
 
-    def attempt(held: Held) -> Procedure[Verdict]:
-        state, nonce = held.state.with_attempt("failed", now, text), nonce_of(context, held, "fail")
-        before, policy = _current(held).with_state(state), state.retry(conf.policy)
+    def attempt(claimed: Claimed) -> Procedure[Verdict]:
+        state, nonce = claimed.state.with_attempt("failed", now, text), nonce_of(context, claimed, "fail")
+        before, policy = _current(claimed).with_state(state), state.retry(conf.policy)
         if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
             pause = policy.backoff(state.attempt, rand) if wait is None else wait
             due = now + int(pause * 1000) if pause >= 0.001 else None
@@ -95,10 +97,10 @@ def fail(
             return (yield from escrow.rerun(context, before, nonce))
         return (yield from _carry_out(partial(transitions.bury, context, before, Event.FAIL_FINAL, nonce, text, now)))
 
-    return (yield from _settle(context, held, "fail", attempt)).state
+    return (yield from _settle(context, claimed, "fail", attempt)).state
 
 
-def release(context: Context, held: Held, delay: object = None) -> Procedure[None]:
+def release(context: Context, claimed: Claimed, delay: object = None) -> Procedure[None]:
     """Give the task back to its old place; the delivery counts as no attempt. Raises `ClaimLost`.
 
     `delay`: seconds (or a duration) before it may be claimed again: the handler snoozes it.
@@ -107,26 +109,26 @@ def release(context: Context, held: Held, delay: object = None) -> Procedure[Non
     now = (yield from server_time(context)) if span else 0
     due = now + int(span * 1000) if span else None
 
-    def attempt(held: Held) -> Procedure[Verdict]:
-        nonce = nonce_of(context, held, "release")
-        return (yield from _carry_out(partial(transitions.release, context, _current(held), nonce, due)))
+    def attempt(claimed: Claimed) -> Procedure[Verdict]:
+        nonce = nonce_of(context, claimed, "release")
+        return (yield from _carry_out(partial(transitions.release, context, _current(claimed), nonce, due)))
 
-    state = yield from _settle(context, held, "release", attempt)
+    state = yield from _settle(context, claimed, "release", attempt)
     context.listings.restock(context.paths.entry(state.place).rpartition("/")[0])
 
 
-def snooze(context: Context, held: Held, span: object) -> Procedure[None]:
+def snooze(context: Context, claimed: Claimed, span: object) -> Procedure[None]:
     """Give the task back, not to be handled for `span` seconds (or a duration); counts as no attempt."""
-    yield from release(context, held, seconds("snooze", span))
+    yield from release(context, claimed, seconds("snooze", span))
 
 
-def nonce_of(context: Context, held: Held, verb: str) -> str:
+def nonce_of(context: Context, claimed: Claimed, verb: str) -> str:
     """Each way to settle a claim has one nonce, however often it is asked for."""
-    return held.nonces.setdefault(verb, context.marks.nonce())
+    return claimed.nonces.setdefault(verb, context.marks.nonce())
 
 
-def _current(held: Held) -> Current:
-    return Current(held.task_id, held.version, held.state)
+def _current(claimed: Claimed) -> Current:
+    return Current(claimed.task_id, claimed.version, claimed.state)
 
 
 def _carry_out(build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
@@ -138,96 +140,95 @@ def _carry_out(build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
     return (yield from commit((yield from build()), anew))
 
 
-def _settle(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[TaskState]:
+def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Procedure[TaskState]:
     """End a claim; asked again after an unknown outcome, it tells what happened.
 
     Raises `OutcomeUnknown` rather than `Unavailable` for as long as it is not known what became of an earlier call.
     """
-    while held.settling is not None:
-        yield Wait(held.settling, 0)  # another thread's: one of the two settles it
-    held.settling = mine = context.run.new_signal()
-    asked_before = held.unsure
+    while claimed.settling is not None:
+        yield Wait(claimed.settling, 0)  # another thread's: one of the two settles it
+    claimed.settling = mine = context.run.new_signal()
+    asked_before = claimed.unsure
     try:
-        return (yield from _until_settled(context, held, verb, attempt))
+        return (yield from _until_settled(context, claimed, verb, attempt))
     except Unavailable as error:
         if not asked_before:
             raise
-        msg = f"what became of an earlier call that settles task {held.task_id!r} is not known yet: {error}"
+        msg = f"what became of an earlier call that settles task {claimed.task_id!r} is not known yet: {error}"
         raise OutcomeUnknown(msg) from error
     finally:
-        held.settling = None
+        claimed.settling = None
         mine.fire()
 
 
-def _until_settled(context: Context, held: Held, verb: str, attempt: Try) -> Procedure[TaskState]:
+def _until_settled(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Procedure[TaskState]:
     while True:
         state = None
-        if not held.lost:
-            tried, sent = held.version, held.unsure
-            held.unsure = True  # until the reply is known: a call may be cut off anywhere
+        if not claimed.lost:
+            tried, sent = claimed.version, claimed.unsure
+            claimed.unsure = True  # until the reply is known: a call may be cut off anywhere
             try:
-                state = (yield from attempt(held)).after
+                state = (yield from attempt(claimed)).after
             except Unavailable:
-                held.unsure = sent  # nothing was sent, or what was sent was refused
+                claimed.unsure = sent  # nothing was sent, or what was sent was refused
                 raise
-            held.unsure = sent
+            claimed.unsure = sent
             if state is None:
-                state = yield from _ended_by(context, held, still_ours(context, held, tried, verb))
+                state = yield from _ended_by(context, claimed, still_ours(context, claimed, tried, verb))
         else:  # its session has ended, say; an earlier call may have been carried out before
-            state = yield from _ended_by(context, held, _settled_before(context, held, verb))
+            state = yield from _ended_by(context, claimed, _settled_before(context, claimed, verb))
             if state is None:
-                raise claim_lost(held.task_id, held.token)
+                raise claim_lost(claimed.task_id, claimed.token)
         if state is not None:
-            held.unsure = False
-            context.claims.let_go(held)
+            claimed.unsure = False
+            context.claims.let_go(claimed)
             return state
 
 
-def _ended_by(context: Context, held: Held, look: Procedure[TaskState | None]) -> Procedure[TaskState | None]:
+def _ended_by(context: Context, claimed: Claimed, look: Procedure[TaskState | None]) -> Procedure[TaskState | None]:
     """What an earlier call left that settled the claim; it was cut off, perhaps before it ended the batch."""
     state = yield from look
     if state is not None:
-        yield from close_after(context, held.state.batch)
+        yield from close_after(context, claimed.state.batch)
     return state
 
 
-def still_ours(context: Context, held: Held, tried: int, verb: str = "") -> Procedure[TaskState | None]:
+def still_ours(context: Context, claimed: Claimed, tried: int, verb: str = "") -> Procedure[TaskState | None]:
     """After a refusal: the claim is another's (`ClaimLost`), or only its record changed and we may try again.
 
     `tried`: the version that was refused; another thread with the same claim may have learnt of a newer one meanwhile.
     Where an earlier try of `verb` is what ended the claim, its reply having been lost: the record that it left.
     """
     try:
-        now = yield from current_claim(context, held.task_id, held.token)
+        now = yield from current_claim(context, claimed.task_id, claimed.token)
     except (ClaimLost, TaskNotFound) as error:
-        happened = yield from _settled_before(context, held, verb)
-        context.claims.let_go(held)
+        happened = yield from _settled_before(context, claimed, verb)
+        context.claims.let_go(claimed)
         if happened is not None:
             return happened
-        raise claim_lost(held.task_id, held.token) from error
+        raise claim_lost(claimed.task_id, claimed.token) from error
     if now.version == tried:
-        context.claims.let_go(held)
-        raise claim_lost(held.task_id, held.token)  # noted nowhere any more: a rescue is under way
-    held.version, held.state = now.version, now.state
+        context.claims.let_go(claimed)
+        raise claim_lost(claimed.task_id, claimed.token)  # noted nowhere any more: a rescue is under way
+    claimed.version, claimed.state = now.version, now.state
     return None
 
 
-def _settled_before(context: Context, held: Held, verb: str) -> Procedure[TaskState | None]:
+def _settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[TaskState | None]:
     """The record, if an earlier call of the same verb ended this claim; None if another verb or somebody else did.
 
     Raises `OutcomeUnknown` where that cannot be told any more.
     """
-    if not held.unsure:
+    if not claimed.unsure:
         return None
-    path = context.paths.task(held.task_id, "state")
+    path = context.paths.task(claimed.task_id, "state")
     node: Node | None = yield Get(path)
     state = None if node is None else TaskState.decode(path, node.data)
-    mine = set(held.nonces.values())
+    mine = set(claimed.nonces.values())
     if state is None or (len(state.settled) >= KEPT_NONCES and not mine & set(state.settled)):
-        context.claims.let_go(held)  # asked once more it is lost: no later look would tell more
-        held.unsure = False
-        msg = (
-            f"claim {held.token} of task {held.task_id!r} is over; whether it was settled by us cannot be told any more"
-        )
+        context.claims.let_go(claimed)  # asked once more it is lost: no later look would tell more
+        claimed.unsure = False
+        which = f"claim {claimed.token} of task {claimed.task_id!r}"
+        msg = f"{which} is over; whether it was settled by us cannot be told any more"
         raise OutcomeUnknown(msg)
-    return state if held.nonces.get(verb) in state.settled else None
+    return state if claimed.nonces.get(verb) in state.settled else None

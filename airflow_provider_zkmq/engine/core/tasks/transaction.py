@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
@@ -40,7 +40,7 @@ from airflow_provider_zkmq.engine.errors import (
 class Unit:
     """What a transaction has taken and will put, and how far its end has come."""
 
-    taken: list[tuple[Context, Held]] = field(default_factory=list)
+    taken: list[tuple[Context, Claimed]] = field(default_factory=list)
     put: list[tuple[Context, Tree]] = field(default_factory=list)
     sent: Plan | None = None
     """A commit that was sent and whose outcome is not known: the next one asks for that first."""
@@ -129,15 +129,15 @@ def _became_of(unit: Unit) -> Procedure[Outcome | None]:
 def _end(unit: Unit) -> None:
     """Everything has been committed: no claim is left."""
     unit.ended = True
-    for context, held in unit.taken:
-        context.claims.let_go(held)
+    for context, claimed in unit.taken:
+        context.claims.let_go(claimed)
 
 
 def _plan(unit: Unit, result: bytes) -> Procedure[Plan]:
     """Each taking is finished, each put inserted; raises `ClaimLost`, `TaskTooLarge`."""
     plans = []
-    for at, (context, held) in enumerate(unit.taken):
-        plans.append((yield from _finish(context, held, b"" if at else result)))
+    for at, (context, claimed) in enumerate(unit.taken):
+        plans.append((yield from _finish(context, claimed, b"" if at else result)))
     for context, tree in unit.put:
         change = yield from insert(context, tree)
         change.ours = partial(written, context, tree.task_id, tree.stamp)
@@ -147,12 +147,12 @@ def _plan(unit: Unit, result: bytes) -> Procedure[Plan]:
     return plan
 
 
-def _finish(context: Context, held: Held, result: bytes) -> Procedure[Plan]:
-    if held.lost:
-        msg = f"the claim of task {held.task_id!r} was lost; nothing was committed"
+def _finish(context: Context, claimed: Claimed, result: bytes) -> Procedure[Plan]:
+    if claimed.lost:
+        msg = f"the claim of task {claimed.task_id!r} was lost; nothing was committed"
         raise ClaimLost(msg)
     now = yield from server_time(context)
-    current = Current(held.task_id, held.version, held.state)
+    current = Current(claimed.task_id, claimed.version, claimed.state)
     plan = yield from transitions.finish(context, current, context.marks.nonce(), result, now)
     for change in plan.changes:
         if change.after is not None and change.after.index is not None:
@@ -176,19 +176,19 @@ def _anew(unit: Unit, result: bytes, refusal: Refusal) -> Procedure[Plan | None]
     changed = refusal.why is Why.CHANGED and refusal.outcome.failure is Failure.BAD_VERSION
     if not changed and refusal.why is not Why.PLACE:
         return None
-    for context, held in unit.taken:
-        if changed and refusal.path == context.paths.task(held.task_id, "state"):
-            yield from still_ours(context, held, -1)
+    for context, claimed in unit.taken:
+        if changed and refusal.path == context.paths.task(claimed.task_id, "state"):
+            yield from still_ours(context, claimed, -1)
     unit.sent = yield from _plan(unit, result)
     return unit.sent
 
 
 def _refusal(unit: Unit, refusal: Refusal) -> ZkmqError:
     path = refusal.path
-    for context, held in unit.taken:
-        notes = notes_of(context, held.task_id, held.state)
-        if path.startswith(context.paths.task(held.task_id) + "/") or path in notes:
-            return ClaimLost(f"the claim of task {held.task_id!r} was lost; nothing was committed")
+    for context, claimed in unit.taken:
+        notes = notes_of(context, claimed.task_id, claimed.state)
+        if path.startswith(context.paths.task(claimed.task_id) + "/") or path in notes:
+            return ClaimLost(f"the claim of task {claimed.task_id!r} was lost; nothing was committed")
     for context, tree in unit.put:
         if refusal.outcome.failure is Failure.NO_NODE and path.startswith(context.paths.base + "/"):
             return queue_deleted(context)
@@ -210,8 +210,8 @@ def rollback(unit: Unit) -> Procedure[None]:
     try:
         yield from _rollback(unit)
     except BaseException:
-        for context, held in unit.taken:
-            owe(context, held)
+        for context, claimed in unit.taken:
+            owe(context, claimed)
         raise
 
 
@@ -223,9 +223,9 @@ def _rollback(unit: Unit) -> Procedure[None]:
     unit.rolling_back = True
     unit.put.clear()
     error: ZkmqError | None = None
-    for context, held in reversed(unit.taken):
+    for context, claimed in reversed(unit.taken):
         try:
-            yield from roll_back(context, held)
+            yield from roll_back(context, claimed)
         except ClaimLost:  # its session ended or it was rescued: no lock of ours is left
             yield from _not_committed(unit)
         except TransportError:
@@ -233,7 +233,7 @@ def _rollback(unit: Unit) -> Procedure[None]:
         except ZkmqError as trouble:
             error = trouble
             continue
-        unit.taken.remove((context, held))
+        unit.taken.remove((context, claimed))
     if error is not None:
         raise error
     unit.ended = True

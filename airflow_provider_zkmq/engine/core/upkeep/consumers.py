@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.register import Consumer
 from airflow_provider_zkmq.engine.core.model.records import dump
@@ -92,17 +92,17 @@ def heed(context: Context) -> Procedure[None]:
     if node is None:
         return  # taken for dead: the next claim finds out
     context.registration.cancel_watch = watch
-    held = list(context.claims.in_hand.values())
-    if not held or node.stat.version == 0:
+    claimed = list(context.claims.in_hand.values())
+    if not claimed or node.stat.version == 0:
         return
-    yield from _let_go_cancelled(context, held)
+    yield from _let_go_cancelled(context, claimed)
     context.signal.fire()
 
 
-def _let_go_cancelled(context: Context, held: list[Held]) -> Procedure[None]:
+def _let_go_cancelled(context: Context, claimed: list[Claimed]) -> Procedure[None]:
     """Mark the claims among those in hand whose tasks were cancelled; they are over."""
-    records = yield from read_records(context, [claim.task_id for claim in held])
-    for claim, record in zip(held, records, strict=True):
+    records = yield from read_records(context, [claim.task_id for claim in claimed])
+    for claim, record in zip(claimed, records, strict=True):
         if isinstance(record, Record) and record.state.state is State.CANCELLED:
             claim.cancelled = claim.lost = True
             context.claims.in_hand.pop(claim.task_id, None)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.memory.claims import Held
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dum
 from airflow_provider_zkmq.engine.core.model.states import Event, step
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Ops, SetData, WriteOp
-from airflow_provider_zkmq.engine.core.reading.claims import claimed
+from airflow_provider_zkmq.engine.core.reading.claims import claim_stands
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.pieces import (
@@ -46,14 +46,14 @@ _GONE: Final = frozenset({Failure.NO_NODE})
 # --- a claim, and how it ends
 
 
-def claim(context: Context, held: Held, consumer: str, span: float | None, lease: float | None, now: int) -> Plan:
-    """Taken by a consumer whose session lives; `held` is made the claim that the plan writes.
+def claim(context: Context, claimed: Claimed, consumer: str, span: float | None, lease: float | None, now: int) -> Plan:
+    """Taken by a consumer whose session lives; `claimed` is made the claim that the plan writes.
 
     `span`: for how many seconds it holds unless it is extended; with a `lease` it outlives its session.
     """
-    paths, task_id, nonce, before = context.paths, held.task_id, context.marks.nonce(), held.state
+    paths, task_id, nonce, before = context.paths, claimed.task_id, context.marks.nonce(), claimed.state
     place, deadline = paths.entry(before.place), f"{task_id}{SEPARATOR}{nonce}" if span else None
-    held.state = replace(
+    claimed.state = replace(
         before,
         state=step(task_id, before.state, Event.CLAIM),
         attempt=before.attempt + 1,
@@ -64,15 +64,15 @@ def claim(context: Context, held: Held, consumer: str, span: float | None, lease
         bound=lease is None and deadline is not None,
         error=None,
     )
-    held.claim = {"consumer": consumer, "nonce": nonce, "lease": span}
-    ops = Ops().set(paths.task(task_id, "state"), held.state.encode(), held.version - 1)
-    ops.create(paths.task(task_id, "claim"), dump(held.claim), ephemeral=lease is None)
+    claimed.claim = {"consumer": consumer, "nonce": nonce, "lease": span}
+    ops = Ops().set(paths.task(task_id, "state"), claimed.state.encode(), claimed.version - 1)
+    ops.create(paths.task(task_id, "claim"), dump(claimed.claim), ephemeral=lease is None)
     ops.delete(place).check(paths.live(consumer))
     if lease is None:
         ops.create(paths.current(consumer, task_id))
     if deadline is not None:
-        ops.create(lease_path(context, held.state), dump({"seconds": span, "consumer": consumer}))
-    return one(Change(context, task_id, ops.items, after=held.state, ours=partial(claimed, context, held)))
+        ops.create(lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer}))
+    return one(Change(context, task_id, ops.items, after=claimed.state, ours=partial(claim_stands, context, claimed)))
 
 
 def finish(
