@@ -145,7 +145,7 @@ def work(client: Client, claimed: Any, rand: random.Random, *, transactional: bo
     """Handle a task, and settle it by what became of it; cut off, it goes on where it was."""
     context = client.context()
     client.hands[claimed.token] = claimed
-    taken = transaction.Unit([(context, claimed)]) if transactional else None
+    taken = transaction.Transaction([(context, claimed)]) if transactional else None
     if taken is not None and rand.random() < 0.5:
         out = client.context("r")
         checked = yield from told(lambda: Call("put", transaction.check_put(out, Message(b"out"))))
@@ -240,7 +240,7 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
                 ),
             )
             continue
-        work = transaction.Unit([(context, claimed)], [(out, checked.value)])
+        work = transaction.Transaction([(context, claimed)], [(out, checked.value)])
         yield Pause(rand.choice([0, 1.0]))
         good = number % 3 != 2
         while True:

@@ -41,7 +41,7 @@ END: dict[str, Callable[[Client, Claimed], Any]] = {
     "complete": lambda client, claimed: settle.complete(client.context, claimed, b"r"),
     "fail": lambda client, claimed: settle.fail(client.context, claimed, "e", retry=False),
     "cancel": lambda client, _: operate.cancel(client.context, "a"),
-    "commit": lambda client, claimed: transaction.commit(transaction.Unit([(client.context, claimed)])),
+    "commit": lambda client, claimed: transaction.commit(transaction.Transaction([(client.context, claimed)])),
 }
 
 
@@ -105,7 +105,7 @@ def test_a_member_s_end_that_nobody_heard_of_ends_its_batch(name: str, goes_on: 
     client.do(operate.cancel(client.context, "y"))
     write(client, "a", then=Message(b"then", task_id="then"))
     claimed = client.claimed()
-    unit = transaction.Unit([(client.context, claimed)])
+    unit = transaction.Transaction([(client.context, claimed)])
     end = (lambda: transaction.commit(unit)) if name == "commit" else (lambda: END[name](client, claimed))
     with pytest.raises(Crash):
         client.do(end(), cut_at_the_write)

@@ -156,7 +156,7 @@ def test_a_delivered_claim_stays_with_its_caller():
 def taken(world):
     """A transaction that has taken the task."""
     claimed = world.do(claim.claim(world.context, KINDS[0]))
-    return transaction.Unit(taken=[(world.context, claimed)])
+    return transaction.Transaction(taken=[(world.context, claimed)])
 
 
 @pytest.mark.parametrize("carried_out", [True, False])

@@ -22,7 +22,7 @@ def test_a_transaction_leaves_behind_the_membership_that_is_missing_and_no_other
     client = new_queue()
     members = [Message(b"x", task_id=task_id) for task_id in ("a", "b")]
     client.do(enqueue.enqueue_batch(client.context, members, "batch"))
-    unit = transaction.Unit([(client.context, client.claimed()) for _ in members])
+    unit = transaction.Transaction([(client.context, client.claimed()) for _ in members])
     client.zk.multi(0, tuple(Delete(client.context.paths.batch("batch", "open", ghost)) for ghost in ghosts))
     client.do(transaction.commit(unit))
     for task_id in ("a", "b"):
@@ -56,7 +56,7 @@ def test_an_enqueue_that_went_elsewhere_and_lost_its_reply_is_not_told_to_be_uns
 def test_that_nothing_tells_any_more_what_became_of_a_commit_is_told_once() -> None:
     client, other = (made := new_queue()), Client(made.zk, "other")
     client.put(task_id="a")
-    unit = transaction.Unit([(client.context, client.claimed())])
+    unit = transaction.Transaction([(client.context, client.claimed())])
     lost = iter([LOST_REPLY])
 
     def cut_off(op: Any) -> Any:

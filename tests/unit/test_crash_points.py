@@ -85,7 +85,7 @@ def ended(world: World) -> None:
 def taken(world: World) -> None:
     claimed(world)
     tree = world.do(transaction.check_put(world.context, Message(b"y", task_id="b")))
-    world.memory["unit"] = transaction.Unit([(world.context, world.memory["held"])], [(world.context, tree)])
+    world.memory["unit"] = transaction.Transaction([(world.context, world.memory["held"])], [(world.context, tree)])
 
 
 def again(world: World, **options: Any) -> Any:

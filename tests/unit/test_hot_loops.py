@@ -223,7 +223,7 @@ def test_a_commit_into_a_queue_that_was_just_deleted_is_refused() -> None:
     client.zk.watches.clear()
     delete_queue(client)
     with pytest.raises(ConfigError, match="was deleted"):
-        client.do(transaction.commit(transaction.Unit([], [(client.context, put)])))
+        client.do(transaction.commit(transaction.Transaction([], [(client.context, put)])))
 
 
 def test_an_id_that_comes_and_goes_ends_in_an_error() -> None:

@@ -37,7 +37,7 @@ class Hand:
     """A task in hand; `unit`: with another one, in a transaction that puts a third."""
 
     world: World = field(default_factory=World)
-    unit: transaction.Unit | None = None
+    transaction: transaction.Transaction | None = None
 
     def __post_init__(self) -> None:
         self.world.put(task_id="own")
@@ -49,11 +49,11 @@ class Hand:
         other = self.world.take()
         tree = self.world.do(transaction.check_put(self.world.context, Message(b"y", task_id="put")))
         context = self.world.context
-        self.unit = transaction.Unit([(context, self.claimed), (context, other)], [(context, tree)])
+        self.transaction = transaction.Transaction([(context, self.claimed), (context, other)], [(context, tree)])
         return self
 
     def settling(self, outcome: Handled) -> Any:
-        return settle_outcome(self.world.context, self.claimed, outcome, self.unit, self.progress)
+        return settle_outcome(self.world.context, self.claimed, outcome, self.transaction, self.progress)
 
     def states(self) -> dict[str, State]:
         return {task: state.state for task, state in check_tree(self.world.zk, self.world.context).items()}
@@ -135,7 +135,7 @@ def test_a_handler_that_ended_its_transaction_has_settled_its_task() -> None:
         (transaction.rollback, {"own": I, "other": I}),
     ):
         hand, faults = made("transaction"), Faults()
-        hand.world.do(end(hand.unit))
+        hand.world.do(end(hand.transaction))
         assert hand.world.do(hand.settling(Success()), faults) is True
         assert (faults.seen, hand.states()) == (0, states)
 
@@ -145,7 +145,7 @@ def test_a_handler_s_rollback_that_was_cut_off_is_finished(at: int) -> None:
     """It swallowed the error and returned a result: that is not committed, and no task stays claimed."""
     hand = made("transaction")
     with pytest.raises(OutcomeUnknown):
-        hand.world.do(cut_off(transaction.rollback(hand.unit)), Faults(at, LOST[0]))
+        hand.world.do(cut_off(transaction.rollback(hand.transaction)), Faults(at, LOST[0]))
     assert hand.world.do(hand.settling(Success(b"r"))) is False
     assert hand.states() == {"own": I, "other": I}
 
@@ -155,7 +155,7 @@ def test_a_handler_s_commit_that_was_cut_off_tells_what_happened(kind: str) -> N
     """It swallowed the error and returned: the settling asks again, and all of it is committed once."""
     hand = made("transaction")
     with pytest.raises(OutcomeUnknown):
-        hand.world.do(cut_off(transaction.commit(hand.unit, b"r")), Faults(0, kind))
+        hand.world.do(cut_off(transaction.commit(hand.transaction, b"r")), Faults(0, kind))
     assert hand.world.do(hand.settling(Success(b"r"))) is True
     assert hand.states() == {"own": F, "other": F, "put": I}
 
@@ -164,8 +164,8 @@ def test_a_handler_s_commit_that_was_cut_off_tells_what_happened(kind: str) -> N
 def test_a_lost_claim_takes_nothing_with_it(lost: str) -> None:
     """One of a transaction's claims is over when it is committed: nothing is, and the rest is given back."""
     hand = made("transaction")
-    assert hand.unit is not None
-    others = {claimed.task_id: claimed for _, claimed in hand.unit.taken}
+    assert hand.transaction is not None
+    others = {claimed.task_id: claimed for _, claimed in hand.transaction.taken}
     thief = hand.world.do(settle.current_claim(hand.world.context, lost, others[lost].token))
     hand.world.do(settle.complete(hand.world.context, thief))
     if lost == "own":
@@ -247,7 +247,7 @@ def test_a_rollback_without_anything_taken_cannot_keep_a_commit_out() -> None:
     world = World()
     tree = world.do(transaction.check_put(world.context, Message(b"y", task_id="put")))
     for kind, error in ((LOST[0], OutcomeUnknown), (LOST[1], ZkmqError)):
-        it = transaction.Unit([], [(world.context, tree)])
+        it = transaction.Transaction([], [(world.context, tree)])
         with pytest.raises(OutcomeUnknown):
             world.do(cut_off(transaction.commit(it)), Faults(0, kind))
         with pytest.raises(error) as caught:
@@ -258,6 +258,6 @@ def test_a_rollback_without_anything_taken_cannot_keep_a_commit_out() -> None:
 def test_a_repeated_commit_writes_no_second_time() -> None:
     """Asked again after it has ended, it returns the ids and sends nothing."""
     hand, faults = made("transaction"), Faults()
-    assert hand.world.do(transaction.commit(hand.unit)) == ["put"]
-    assert hand.world.do(transaction.commit(hand.unit), faults) == ["put"]
+    assert hand.world.do(transaction.commit(hand.transaction)) == ["put"]
+    assert hand.world.do(transaction.commit(hand.transaction), faults) == ["put"]
     assert faults.seen == 0

@@ -31,7 +31,7 @@ class Transaction:
     """One unit of work of either front, and the session that it is bound to."""
 
     def __init__(self, session: Session, context_of: Callable[[str], Context]) -> None:
-        self.unit = transaction.Unit()
+        self.transaction = transaction.Transaction()
         self.open = True
         self.adopted: Hand | None = None
         """The claim that a worker's handler was called for."""
@@ -47,11 +47,11 @@ class Transaction:
             msg = "this transaction has ended; begin another with transaction()"
             raise ZkmqError(msg)
         self._session_id = self._session_id or self._session.id  # begun while the connection was lost
-        asking = ending and self.unit.sent is not None  # what became of a commit is told, whatever session asks
+        asking = ending and self.transaction.sent is not None  # what became of a commit is told, whatever session asks
         if not asking and self._session.id not in {self._session_id, UNKNOWN_SESSION}:
             msg = "the session of this transaction has ended; what it had taken is given back"
             raise SessionLost(msg)
-        if not ending and (self.unit.sent is not None or self.unit.ended):
+        if not ending and (self.transaction.sent is not None or self.transaction.ended):
             msg = "the outcome of this transaction's commit is not known: commit again, which tells it, or roll back"
             raise ZkmqError(msg)
 
@@ -73,7 +73,7 @@ class Transaction:
     def add(self, context: Context, claimed: Claimed) -> Task:
         """Make a claim part of it; returns the task."""
         self._session_id = self._session_id or claimed.session
-        self.unit.taken.append((context, claimed))
+        self.transaction.taken.append((context, claimed))
         return task_of(claimed)
 
     def adopt(self, hand: Hand) -> None:
@@ -112,7 +112,7 @@ def _put(
     tx.check()
     context = tx.context_of(queue)
     tree = yield from transaction.check_put(context, Message(data, filters, **options))
-    tx.unit.put.append((context, tree))
+    tx.transaction.put.append((context, tree))
     return tree.task_id
 
 
@@ -124,7 +124,7 @@ def _commit(tx: Transaction, result: bytes | str | None = None) -> Procedure[lis
     call, and goes on if that did not happen.
     """
     tx.check(ending=True)
-    ids = yield from transaction.commit(tx.unit, result)
+    ids = yield from transaction.commit(tx.transaction, result)
     tx.open = False
     return ids
 
@@ -136,7 +136,7 @@ def _rollback(tx: Transaction) -> Procedure[None]:
     `IllegalTransition` where a commit of unknown outcome turns out to have happened.
     """
     tx.open = False
-    yield from transaction.rollback(tx.unit)
+    yield from transaction.rollback(tx.transaction)
 
 
 def _settle(tx: Transaction, outcome: Handled, progress: Settlement) -> Procedure[bool]:
@@ -145,7 +145,7 @@ def _settle(tx: Transaction, outcome: Handled, progress: Settlement) -> Procedur
         msg = "this transaction adopted no claim that could be settled: commit it, or roll it back"
         raise ZkmqError(msg)
     hand = tx.adopted
-    return (yield from settle_outcome(hand.context, hand.claimed, outcome, tx.unit, progress))
+    return (yield from settle_outcome(hand.context, hand.claimed, outcome, tx.transaction, progress))
 
 
 class UnitVerbs(Front[Transaction]):

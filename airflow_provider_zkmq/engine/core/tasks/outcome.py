@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
 from airflow_provider_zkmq.engine.core.tasks.settle import complete, fail, snooze
-from airflow_provider_zkmq.engine.core.tasks.transaction import Unit, commit, rollback
+from airflow_provider_zkmq.engine.core.tasks.transaction import Transaction, commit, rollback
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
 from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 
@@ -55,19 +55,19 @@ class Ends(Protocol):
 
 
 def settle_outcome(
-    context: Context, claimed: Claimed, outcome: Handled, unit: Unit | None, progress: Settlement
+    context: Context, claimed: Claimed, outcome: Handled, transaction: Transaction | None, progress: Settlement
 ) -> Procedure[bool]:
     """Settle a claim by what its handler has done; whether that is a success.
 
-    `unit`: the transaction that holds the claim; it is committed on success and rolled back otherwise, unless the
+    `transaction`: the one that holds the claim; it is committed on success and rolled back otherwise, unless the
     handler has ended it. Raises `TransportError`, after which it is to be repeated with the same `progress`, and
     `ClaimLost`; any other error says that the task cannot be settled by whatever means.
     """
-    if unit is not None and unit.ended and progress.outcome is None:
+    if transaction is not None and transaction.ended and progress.outcome is None:
         return isinstance(outcome, Success)
-    if unit is not None and unit.rolling_back:
+    if transaction is not None and transaction.rolling_back:
         outcome = Retry("rolled back", backoff=0)  # by the handler, and that did not come to its end
-    return (yield from settle_by(_OfQueue(context, claimed, unit), outcome, progress))
+    return (yield from settle_by(_OfQueue(context, claimed, transaction), outcome, progress))
 
 
 def settle_by(ends: Ends, outcome: Handled, progress: Settlement) -> Procedure[bool]:
@@ -136,21 +136,21 @@ class _OfQueue:
 
     context: Context
     claimed: Claimed
-    unit: Unit | None
+    transaction: Transaction | None
 
     def succeed(self, outcome: Success) -> Procedure[None]:
-        if self.unit is None:
+        if self.transaction is None:
             yield from complete(self.context, self.claimed, outcome.result, dedupe=outcome.dedupe)
         else:
-            yield from commit(self.unit, outcome.result)
+            yield from commit(self.transaction, outcome.result)
 
     def withdraw(self) -> Procedure[None]:
         """Roll the others back; the adopted claim leaves the transaction, to be settled by its own outcome."""
-        if self.unit is None:
+        if self.transaction is None:
             return
-        self.unit.taken = [pair for pair in self.unit.taken if pair[1] is not self.claimed]
+        self.transaction.taken = [pair for pair in self.transaction.taken if pair[1] is not self.claimed]
         try:
-            yield from rollback(self.unit)
+            yield from rollback(self.transaction)
         except TransportError:
             raise
         except ZkmqError as error:  # another task's trouble: it must not keep this one

@@ -37,7 +37,7 @@ from airflow_provider_zkmq.engine.errors import (
 
 
 @dataclass(slots=True)
-class Unit:
+class Transaction:
     """What a transaction has taken and will put, and how far its end has come."""
 
     taken: list[tuple[Context, Claimed]] = field(default_factory=list)
@@ -61,7 +61,7 @@ def check_put(context: Context, message: Message) -> Procedure[Tree]:
     return tree
 
 
-def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]]:
+def commit(transaction: Transaction, result: bytes | str | None = None) -> Procedure[list[str]]:
     """Finish everything taken and enqueue everything put, at once; returns the ids put.
 
     `result` is kept with what was taken first. Called again after `OutcomeUnknown`, it tells what became of the
@@ -71,39 +71,39 @@ def commit(unit: Unit, result: bytes | str | None = None) -> Procedure[list[str]
     lost, `DuplicateTask`; in each case nothing happened.
     """
     data = b"" if result is None else encode_data("result", result)
-    if not unit.ended and (unit.sent is not None or unit.taken or unit.put):
-        yield from _commit(unit, data)
-    unit.ended = True
-    return [tree.task_id for _, tree in unit.put]
+    if not transaction.ended and (transaction.sent is not None or transaction.taken or transaction.put):
+        yield from _commit(transaction, data)
+    transaction.ended = True
+    return [tree.task_id for _, tree in transaction.put]
 
 
-def _commit(unit: Unit, result: bytes) -> Procedure[None]:
-    asked = unit.sent is not None
-    plan = unit.sent if unit.sent is not None else (yield from _plan(unit, result))
+def _commit(transaction: Transaction, result: bytes) -> Procedure[None]:
+    asked = transaction.sent is not None
+    plan = transaction.sent if transaction.sent is not None else (yield from _plan(transaction, result))
     if asked:
-        plan.changes[0].ours = partial(_told_once, unit, plan.changes[0].ours)
+        plan.changes[0].ours = partial(_told_once, transaction, plan.changes[0].ours)
     try:
-        unit.sent = plan  # before it is sent: whoever is interrupted here does not know what became of it
-        verdict = yield from commit_plan(plan, partial(_anew, unit, result), asked=asked)
+        transaction.sent = plan  # before it is sent: whoever is interrupted here does not know what became of it
+        verdict = yield from commit_plan(plan, partial(_anew, transaction, result), asked=asked)
     except OutcomeUnknown:
         raise
     except ZkmqError as error:  # not sent, or refused before it was sent
-        if asked and unit.sent is not None and isinstance(error, TransportError):
+        if asked and transaction.sent is not None and isinstance(error, TransportError):
             raise _not_known_yet(error) from error
-        unit.sent = None
+        transaction.sent = None
         raise
-    unit.sent = None
+    transaction.sent = None
     if verdict.refusal is not None:
-        raise _refusal(unit, verdict.refusal)
-    _end(unit)
+        raise _refusal(transaction, verdict.refusal)
+    _end(transaction)
 
 
-def _told_once(unit: Unit, ours: Ours) -> Procedure[Outcome | None]:
+def _told_once(transaction: Transaction, ours: Ours) -> Procedure[Outcome | None]:
     """What became of a commit that was sent by an earlier call; where nothing tells any more, no later call asks."""
     try:
         return (yield from ours())
     except OutcomeUnknown:
-        unit.sent = None
+        transaction.sent = None
         raise
 
 
@@ -111,34 +111,34 @@ def _not_known_yet(error: ZkmqError) -> OutcomeUnknown:
     return OutcomeUnknown(f"what became of an earlier call of commit is not known yet: {error}")
 
 
-def _became_of(unit: Unit) -> Procedure[Outcome | None]:
+def _became_of(transaction: Transaction) -> Procedure[Outcome | None]:
     """What became of a commit whose outcome was not known; told once, as a later look would tell no more."""
-    if unit.sent is None:
+    if transaction.sent is None:
         return None
     try:
-        outcome = yield from unit.sent.ours()
+        outcome = yield from transaction.sent.ours()
     except OutcomeUnknown:  # what it wrote has been collected meanwhile
-        unit.sent = None
+        transaction.sent = None
         raise
     except TransportError as error:
         raise _not_known_yet(error) from error
-    unit.sent = None
+    transaction.sent = None
     return outcome
 
 
-def _end(unit: Unit) -> None:
+def _end(transaction: Transaction) -> None:
     """Everything has been committed: no claim is left."""
-    unit.ended = True
-    for context, claimed in unit.taken:
+    transaction.ended = True
+    for context, claimed in transaction.taken:
         context.claims.let_go(claimed)
 
 
-def _plan(unit: Unit, result: bytes) -> Procedure[Plan]:
+def _plan(transaction: Transaction, result: bytes) -> Procedure[Plan]:
     """Each taking is finished, each put inserted; raises `ClaimLost`, `TaskTooLarge`."""
     plans = []
-    for at, (context, claimed) in enumerate(unit.taken):
+    for at, (context, claimed) in enumerate(transaction.taken):
         plans.append((yield from _finish(context, claimed, b"" if at else result)))
-    for context, tree in unit.put:
+    for context, tree in transaction.put:
         change = yield from insert(context, tree)
         change.ours = partial(written, context, tree.task_id, tree.stamp)
         plans.append(Plan([change]))
@@ -170,26 +170,26 @@ def _check_size(multi: Multi) -> None:
         raise TaskTooLarge(msg)
 
 
-def _anew(unit: Unit, result: bytes, refusal: Refusal) -> Procedure[Plan | None]:
+def _anew(transaction: Transaction, result: bytes, refusal: Refusal) -> Procedure[Plan | None]:
     """The plan made anew, where a segment came or went, or the record of a claim that still holds has changed."""
-    unit.sent = None
+    transaction.sent = None
     changed = refusal.why is Why.CHANGED and refusal.outcome.failure is Failure.BAD_VERSION
     if not changed and refusal.why is not Why.PLACE:
         return None
-    for context, claimed in unit.taken:
+    for context, claimed in transaction.taken:
         if changed and refusal.path == context.paths.task(claimed.task_id, "state"):
             yield from still_ours(context, claimed, -1)
-    unit.sent = yield from _plan(unit, result)
-    return unit.sent
+    transaction.sent = yield from _plan(transaction, result)
+    return transaction.sent
 
 
-def _refusal(unit: Unit, refusal: Refusal) -> ZkmqError:
+def _refusal(transaction: Transaction, refusal: Refusal) -> ZkmqError:
     path = refusal.path
-    for context, claimed in unit.taken:
+    for context, claimed in transaction.taken:
         notes = notes_of(context, claimed.task_id, claimed.state)
         if path.startswith(context.paths.task(claimed.task_id) + "/") or path in notes:
             return ClaimLost(f"the claim of task {claimed.task_id!r} was lost; nothing was committed")
-    for context, tree in unit.put:
+    for context, tree in transaction.put:
         if refusal.outcome.failure is Failure.NO_NODE and path.startswith(context.paths.base + "/"):
             return queue_deleted(context)
         if path == context.paths.task(tree.task_id):
@@ -198,52 +198,52 @@ def _refusal(unit: Unit, refusal: Refusal) -> ZkmqError:
     return refused("commit", refusal.outcome, refusal.multi)
 
 
-def rollback(unit: Unit) -> Procedure[None]:
+def rollback(transaction: Transaction) -> Procedure[None]:
     """Forget what was put and give back what was taken; what was lost meanwhile needs no giving back.
 
     Each taking counts as a delivery: after the last one that its policy allows, a task is dead. May be repeated: what
-    could not be given back is still in `unit.taken`. One task's trouble holds up no other: its error is raised last.
+    could not be given back is still in `Transaction.taken`. One task's trouble holds up no other; it is raised last.
     Raises `IllegalTransition` where a commit of unknown outcome turns out to have happened, and `OutcomeUnknown` where
     it may still come, which only giving something back could keep out. Cut off, it is owed: its client gives back what
     is left before it claims again.
     """
     try:
-        yield from _rollback(unit)
+        yield from _rollback(transaction)
     except BaseException:
-        for context, claimed in unit.taken:
+        for context, claimed in transaction.taken:
             owe(context, claimed)
         raise
 
 
-def _rollback(unit: Unit) -> Procedure[None]:
-    if unit.sent is not None and not (unit.taken or unit.rolling_back):
-        yield from _not_committed(unit)
+def _rollback(transaction: Transaction) -> Procedure[None]:
+    if transaction.sent is not None and not (transaction.taken or transaction.rolling_back):
+        yield from _not_committed(transaction)
         msg = "the commit of this transaction was sent and may still happen: it took nothing that could be given back"
         raise OutcomeUnknown(msg)
-    unit.rolling_back = True
-    unit.put.clear()
+    transaction.rolling_back = True
+    transaction.put.clear()
     error: ZkmqError | None = None
-    for context, claimed in reversed(unit.taken):
+    for context, claimed in reversed(transaction.taken):
         try:
             yield from roll_back(context, claimed)
         except ClaimLost:  # its session ended or it was rescued: no lock of ours is left
-            yield from _not_committed(unit)
+            yield from _not_committed(transaction)
         except TransportError:
             raise
         except ZkmqError as trouble:
             error = trouble
             continue
-        unit.taken.remove((context, claimed))
+        transaction.taken.remove((context, claimed))
     if error is not None:
         raise error
-    unit.ended = True
+    transaction.ended = True
 
 
-def _not_committed(unit: Unit) -> Procedure[None]:
+def _not_committed(transaction: Transaction) -> Procedure[None]:
     """Look whether a commit of unknown outcome has happened. Raises `IllegalTransition`: then it has."""
-    if (yield from _became_of(unit)) is None:
+    if (yield from _became_of(transaction)) is None:
         return
-    _end(unit)
-    unit.taken.clear()
+    _end(transaction)
+    transaction.taken.clear()
     msg = "the commit of this transaction, whose outcome was not known, had happened: nothing was rolled back"
     raise IllegalTransition(msg)
