@@ -1,7 +1,11 @@
-"""Random histories of a queue against a model: the states agree and every task is in exactly one place."""
+"""Random histories of a queue against a model: the states agree and every task is in exactly one place.
+
+``ZKMQ_MODEL_EXAMPLES`` sets the number of histories (default 60).
+"""
 
 from __future__ import annotations
 
+import os
 import random
 from types import SimpleNamespace
 from unittest import mock
@@ -211,7 +215,8 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+EXAMPLES = int(os.environ.get("ZKMQ_MODEL_EXAMPLES", "60"))
+TestQueue.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
 
 
 class OrderedMachine(QueueMachine):
