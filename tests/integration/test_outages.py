@@ -181,6 +181,7 @@ def test_no_operation_outlives_its_time(proxy: Proxy, impatient: Session, drive:
             drive(impatient, single(Reconnect()))
     proxy.replies.set()
     proxy.up()
+    eventually(impatient.connected.is_set)  # kazoo tries again after 1.2 s at the latest
     drive(impatient, single(Reconnect()))
     made = {f"n{number}" for number in range(64)} if fault == "silent" else set()
     eventually(lambda: set(drive(impatient, single(Children(root)))) - {"a"} == made)
