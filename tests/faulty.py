@@ -143,7 +143,7 @@ class _Passage:
     server: asyncio.StreamWriter
     waiting: deque[tuple[int, Fault]] = field(default_factory=deque)
     """The requests under way whose replies meet a fault."""
-    claimed: bool = False
+    held: bool = False
     """A late request keeps the server's side open after the client's has gone."""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     """Nothing more comes from the server: the late request's reply has come, or its connection has ended."""
@@ -259,7 +259,7 @@ class Faulty:
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            if passage.claimed:
+            if passage.held:
                 await self._deliver_late(ways[0])
         finally:
             self._passages.discard(passage)
@@ -299,7 +299,7 @@ class Faulty:
     async def _hold(self, passage: _Passage, packet: bytes, seconds: float) -> None:
         """Cut the client off now, send its request later; the reply is read, so that it took place, and dropped."""
         self._late += 1
-        passage.claimed = True
+        passage.held = True
         passage.waiting.append((struct.unpack_from(">i", packet)[0], CutAfter()))
         self._passages.discard(passage)
         self.cuts += 1
@@ -337,10 +337,10 @@ class Faulty:
                     case Tell(call):
                         call()
                     case _:
-                        if not passage.claimed:
+                        if not passage.held:
                             self._cut(passage)
                         return
-            if not passage.claimed:
+            if not passage.held:
                 passage.client.write(_framed(packet))
                 await passage.client.drain()
 

@@ -211,8 +211,8 @@ class Server:
     def fire(self, events: list[Event], deliver: Deliver) -> None:
         """Tell the watchers of what happened; each is told once."""
         for event in events:
-            for session, claimed in self.watches.pop(event, ()):
-                if (watch := claimed()) is not None:
+            for session, weak in self.watches.pop(event, ()):
+                if (watch := weak()) is not None:
                     deliver(session, watch)
 
     def drop(self, session: int) -> None:
