@@ -42,7 +42,13 @@ class _Look:
 
     def open(self, context: Context, entry: str) -> bool:
         """Whether an entry may be tried by this look: nobody of this client is at it, nor was it tried too often."""
-        return entry not in context.claims.trying and self.tried[entry] < TRIES
+        return entry not in context.claims.trying and self.tried.get(entry, 0) < TRIES
+
+    def first_open(self, context: Context, names: list[str]) -> list[str]:
+        """The first of some entries that may be tried; most looks have tried nothing yet, beside nobody."""
+        if not (self.tried or context.claims.trying):
+            return names[:SPREAD_WINDOW]
+        return [*islice((name for name in names if self.open(context, name)), SPREAD_WINDOW)]
 
 
 def claim_among(
@@ -57,7 +63,7 @@ def claim_among(
             front = yield from _front(context, look, context.paths.at("queue", name), judge=judge)
             if front:
                 fronts.append(front)
-        window = [*islice(heapq.merge(*fronts), SPREAD_WINDOW)]
+        window = fronts[0] if len(fronts) == 1 else [*islice(heapq.merge(*fronts), SPREAD_WINDOW)]
         window = [pair for pair in window if look.open(context, pair[0])]  # somebody may have begun since it was listed
         if not window:
             if not fronts:
@@ -103,7 +109,7 @@ def _usable(context: Context, look: _Look, segment: str, *, judge: bool) -> Proc
         names, current = yield from _stock(context, segment)
         if judge:
             names = yield from judged(context, look.taker, segment, names)
-        usable = [*islice((name for name in names if look.open(context, name)), SPREAD_WINDOW)]
+        usable = look.first_open(context, names)
         if usable or current:
             if not usable and names:
                 look.agenda.within(SOON)  # another thread of this client is at them
