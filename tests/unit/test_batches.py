@@ -119,6 +119,20 @@ def test_a_member_s_end_that_nobody_heard_of_ends_its_batch(name: str, goes_on: 
     client.check()
 
 
+def test_a_commit_that_is_cut_off_at_one_batch_ends_the_other_too() -> None:
+    """Two members of two batches end in one transaction; its caller is cut off while the first batch is looked at."""
+    client = new_queue()
+    write(client, "a", name="b")
+    write(client, "c", name="d")
+    ending = transaction.Transaction([(client.context, client.claimed()) for _ in range(2)])
+    with pytest.raises(Crash):
+        client.do(transaction.commit(ending), cut(client, BROKEN_OFF))
+    client.do(debts.pay_debts(client.context))
+    assert (done(client, "b"), done(client, "d")) == (True, True)
+    assert client.do(transaction.commit(ending)) == []
+    client.check()
+
+
 def given_up(client: Client) -> None:
     """A batch that was begun, and that a clean-up gave up, which was cut off before the batch itself was deleted."""
     started = enqueue.enqueue_batch(client.context, [Message(b"x", task_id="a")], "b")

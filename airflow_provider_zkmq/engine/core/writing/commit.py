@@ -110,9 +110,14 @@ def _owe_batches(plan: Plan) -> None:
 
 
 def _follow(plan: Plan) -> Procedure[None]:
-    for change in plan.changes:
-        if change.afterwards is not None:
-            yield from change.afterwards()
+    """What follows a commit; cut off at one batch, the client remembers the others, too."""
+    try:
+        for change in plan.changes:
+            if change.afterwards is not None:
+                yield from change.afterwards()
+    except BaseException:
+        _owe_batches(plan)
+        raise
 
 
 def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | None]:
