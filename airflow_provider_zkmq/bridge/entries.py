@@ -37,16 +37,16 @@ def append_task(file: TextQueue, task: Task) -> None:
 
 
 def _variables(task: Task, spelled: Spelled) -> Sequence[str]:
-    found = {"id": task.id, "attempts": str(task.attempt)}
+    variables = {"id": task.id, "attempts": str(task.attempt)}
     if task.error is not None:
-        found["error"] = visible(task.error)
+        variables["error"] = visible(task.error)
     if task.filters:
-        found["filters"] = spell_filters(task)
+        variables["filters"] = spell_filters(task)
     if spelled.encoding != TEXT:
-        found["encoding"] = spelled.encoding
+        variables["encoding"] = spelled.encoding
     if spelled.blank:
-        found["blank"] = str(spelled.blank)
-    return [f"{name}={value}" for name, value in (found | {"version": str(task.version)}).items()]
+        variables["blank"] = str(spelled.blank)
+    return [f"{name}={value}" for name, value in (variables | {"version": str(task.version)}).items()]
 
 
 def spell_filters(task: Task) -> str:
@@ -70,25 +70,25 @@ class Entry:
 
 def entry_of(message: Message, line: int) -> Entry:
     """What a message of a file asks for. Raises `Refusal`."""
-    found = variables_of(message)
-    task_id = _checked_id(found)
-    version = found.get("version")
+    variables = variables_of(message)
+    task_id = _checked_id(variables)
+    version = variables.get("version")
     if version is None:
         raise Refusal("it has no version=, which says how the task was when it was exported")
     if not _NUMBER.match(version):
         raise Refusal(f"version={clipped(version)} is no number")
-    payload = payload_of(message, found)
-    plain = found.get("encoding") != BASE64
+    payload = payload_of(message, variables)
+    plain = variables.get("encoding") != BASE64
     return Entry(
-        task_id, int(version), message.status, digest(payload), plain, found.get("filters"), message.offset, line
+        task_id, int(version), message.status, digest(payload), plain, variables.get("filters"), message.offset, line
     )
 
 
-def _checked_id(found: dict[str, str]) -> str:
-    if "id" not in found:
+def _checked_id(variables: dict[str, str]) -> str:
+    if "id" not in variables:
         raise Refusal("it has no id=: tasks are not added by an import (zkmq enqueue does that)")
     try:
-        return check_name("task id", clipped(found["id"]))  # what is clipped, or was not printable, is no id either
+        return check_name("task id", clipped(variables["id"]))  # what is clipped, or was not printable, is no id either
     except ConfigError as error:
         raise Refusal(str(error)) from None
 
@@ -98,20 +98,20 @@ def variables_of(message: Message) -> dict[str, str]:
 
     That may be a line of text which begins with ``\`` and lacks its space: it must not vanish from the payload.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for text in message.variables:
         name, equals, value = text.partition("=")
         if not equals or name not in _NAMES:
             raise Refusal(f"\\{clipped(text, 40)} is no variable of a task; a line of text begins with a space")
-        if name in found:
+        if name in variables:
             raise Refusal(f"{name}= stands twice")
-        found[name] = value.strip()
-    return found
+        variables[name] = value.strip()
+    return variables
 
 
-def payload_of(message: Message, found: dict[str, str]) -> bytes:
+def payload_of(message: Message, variables: dict[str, str]) -> bytes:
     """The payload of a message with these variables. Raises `Refusal`."""
-    encoding, blank = found.get("encoding", TEXT), found.get("blank", "0")
+    encoding, blank = variables.get("encoding", TEXT), variables.get("blank", "0")
     payload = understand(message.data, encoding)
     if not _NUMBER.match(blank):
         raise Refusal(f"blank={clipped(blank)} is no number")

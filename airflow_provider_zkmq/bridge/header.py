@@ -61,6 +61,10 @@ def note_count(file: TextQueue, count: int) -> None:
 
 def origin_of(comment: Message) -> Origin | None:
     """What a comment says about where the tasks are from; None if it is no header."""
-    found = dict(text.strip().partition("=")[::2] for text in comment.variables)
+    variables = dict(text.strip().partition("=")[::2] for text in comment.variables)
     # A task that was commented out has an id.
-    return Origin(found["queue"], found["root"]) if {"queue", "root"} <= found.keys() and "id" not in found else None
+    return (
+        Origin(variables["queue"], variables["root"])
+        if {"queue", "root"} <= variables.keys() and "id" not in variables
+        else None
+    )

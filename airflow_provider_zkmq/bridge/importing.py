@@ -39,8 +39,8 @@ class Imported:
         """The same for JSON."""
         return {
             "queue": self.queue,
-            "applied": [{**asdict(it), "action": str(it.action)} for it in self.applied],
-            "refused": [asdict(it) for it in self.refused],
+            "applied": [{**asdict(line), "action": str(line.action)} for line in self.applied],
+            "refused": [asdict(line) for line in self.refused],
             "unchanged": self.unchanged,
             "dry_run": self.dry_run,
         }
@@ -71,15 +71,15 @@ def import_file(
         except TransportError as error:
             msg = f"{error}; {len(done.applied)} message(s) were applied before: import again, those will be refused"
             raise type(error)(msg) from error
-    done.refused.sort(key=lambda it: it.offset)
+    done.refused.sort(key=lambda refusal: refusal.offset)
     return done
 
 
-def _check_origin(file: TextQueue, found: Origin | None, here: Origin, *, elsewhere: bool) -> None:
-    if elsewhere or found == here:
+def _check_origin(file: TextQueue, written: Origin | None, ours: Origin, *, elsewhere: bool) -> None:
+    if elsewhere or written == ours:
         return
-    said = "does not say where its tasks are from" if found is None else f"is from {found.root}/{found.queue}"
-    raise BadFile(f"{file.path} {said}: to import it into {here.root}/{here.queue}, say so explicitly")
+    said = "does not say where its tasks are from" if written is None else f"is from {written.root}/{written.queue}"
+    raise BadFile(f"{file.path} {said}: to import it into {ours.root}/{ours.queue}, say so explicitly")
 
 
 def _paired(queue: AnyQueue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | None]]:

@@ -60,9 +60,9 @@ def understand(data: bytes, encoding: str) -> bytes:
     if encoding != TEXT:
         raise Refusal(f"encoding={clipped(encoding)} is not known: {TEXT} (or no such line) or {BASE64}")
     text = _decoded(data)
-    if found := _CONTROL.search(text):
+    if control := _CONTROL.search(text):
         raise Refusal(
-            f"the text holds {found.group()!r} at its character {found.start()}, which editors damage: "
+            f"the text holds {control.group()!r} at its character {control.start()}, which editors damage: "
             f"write it as base64, with encoding={BASE64}"
         )
     return data
@@ -84,7 +84,9 @@ def _from_base64(data: bytes) -> bytes:
 
 def visible(text: str) -> str:
     """A text on one line, with what cannot be seen spelled out."""
-    return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def clipped(text: str, most: int = 140) -> str:

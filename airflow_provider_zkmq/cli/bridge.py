@@ -27,11 +27,11 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace a file that is there already")
 
 
-def export(args: argparse.Namespace, given: Common) -> int:
+def export(args: argparse.Namespace, options: Common) -> int:
     """Write tasks to a file."""
     from airflow_provider_zkmq.bridge import export_queue
 
-    with given.connect() as zk:
+    with options.connect() as zk:
         queue = zk.queue(args.queue)
         try:
             count = export_queue(
@@ -40,7 +40,7 @@ def export(args: argparse.Namespace, given: Common) -> int:
         except FileExistsError as error:
             raise UsageError(f"{error}: add --force to replace it") from error
     value = {"queue": args.queue, "path": args.file, "state": args.state, "tasks": count}
-    say(value, f"{count} {args.state} task(s) in {args.file}", as_json=given.as_json)
+    say(value, f"{count} {args.state} task(s) in {args.file}", as_json=options.as_json)
     return 0
 
 
@@ -51,16 +51,16 @@ def add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="write nothing, say what would be done")
 
 
-def import_(args: argparse.Namespace, given: Common) -> int:
+def import_(args: argparse.Namespace, options: Common) -> int:
     """Do what a file asks for; 1 if a message of it was refused."""
     from airflow_provider_zkmq.bridge import import_file
 
     name = args.queue or _queue_of(args.file)
-    with given.connect() as zk:
+    with options.connect() as zk:
         done = import_file(zk.queue(name), args.file, args.dry_run, elsewhere=args.queue is not None)
     for refused in done.refused:
         print(f"zkmq: {_why(refused)}", file=sys.stderr)
-    say(done.as_dict(), "\n".join([*(_told(it) for it in done.applied), _sum(done)]), as_json=given.as_json)
+    say(done.as_dict(), "\n".join([*(_told(line) for line in done.applied), _sum(done)]), as_json=options.as_json)
     return REFUSED if done.refused else 0
 
 

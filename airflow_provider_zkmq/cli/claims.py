@@ -41,30 +41,30 @@ def wanted(args: argparse.Namespace) -> dict[str, Any]:
     return {"node": node, "filter_method": args.filter_method, "selector": args.selector}
 
 
-def claim(args: argparse.Namespace, given: Common) -> int:
+def claim(args: argparse.Namespace, options: Common) -> int:
     """Take a task, under a lease; its token settles it from another process."""
     asked = wanted(args)
-    with given.connect() as zk:
-        found = zk.queue(args.queue).claim(**asked, timeout=args.timeout, lease=args.lease)
-        if found is None:
-            say({"queue": args.queue, "id": None}, "", as_json=given.as_json)
+    with options.connect() as zk:
+        claimed = zk.queue(args.queue).claim(**asked, timeout=args.timeout, lease=args.lease)
+        if claimed is None:
+            say({"queue": args.queue, "id": None}, "", as_json=options.as_json)
             print(f"zkmq: nothing to claim in {args.queue}", file=sys.stderr)
             return NOTHING
         try:
-            _say_claim(found, args, given)
+            _say_claim(claimed, args, options)
         except OSError:
-            found.release()  # nobody learned the token
+            claimed.release()  # nobody learned the token
             raise
     return 0
 
 
-def _say_claim(found: AnyClaim, args: argparse.Namespace, given: Common) -> None:
-    task = found.task
+def _say_claim(claimed: AnyClaim, args: argparse.Namespace, options: Common) -> None:
+    task = claimed.task
     data = payload("data", task.data)
-    head = {"id": task.id, "token": found.token, "attempt": task.attempt}
+    head = {"id": task.id, "token": claimed.token, "attempt": task.attempt}
     more = {"lease": args.lease, "priority": task.priority, "filters": task.filters, "metadata": task.metadata}
     text = facts({**head, "filters": spread(task.filters), **data})
-    say({"queue": args.queue, **head, **more, **data}, text, as_json=given.as_json)
+    say({"queue": args.queue, **head, **more, **data}, text, as_json=options.as_json)
 
 
 def add_settle(parser: argparse.ArgumentParser) -> None:
@@ -83,12 +83,12 @@ def add_complete(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dedupe", type=float, metavar="S", help="refuse its id for another S seconds")
 
 
-def complete(args: argparse.Namespace, given: Common) -> int:
+def complete(args: argparse.Namespace, options: Common) -> int:
     """Finish a task."""
     result = None if args.result is None else os.fsencode(args.result)
     if args.result_file is not None:
         result = read_file(args.result_file)
-    return _settle(args, given, None, lambda queue: _complete(queue, args, result))
+    return _settle(args, options, None, lambda queue: _complete(queue, args, result))
 
 
 def _complete(queue: AnyQueue, args: argparse.Namespace, result: bytes | None) -> str:
@@ -111,16 +111,16 @@ def add_fail(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--backoff", type=float, metavar="S", help="try again after S seconds, not by the policy")
 
 
-def fail(args: argparse.Namespace, given: Common) -> int:
+def fail(args: argparse.Namespace, options: Common) -> int:
     """Report a failure."""
     error = os.fsencode(args.error).decode(errors="replace")
     retry = {"retry": not args.no_retry, "backoff": args.backoff}
-    return _settle(args, given, None, lambda queue: str(queue.fail(args.task, args.token, error, **retry)))
+    return _settle(args, options, None, lambda queue: str(queue.fail(args.task, args.token, error, **retry)))
 
 
-def release(args: argparse.Namespace, given: Common) -> int:
+def release(args: argparse.Namespace, options: Common) -> int:
     """Give a task back."""
-    return _settle(args, given, "inserted", lambda queue: queue.release(args.task, args.token))
+    return _settle(args, options, "inserted", lambda queue: queue.release(args.task, args.token))
 
 
 def add_snooze(parser: argparse.ArgumentParser) -> None:
@@ -129,9 +129,9 @@ def add_snooze(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delay", type=float, required=True, metavar="S", help="not to be handled before S seconds")
 
 
-def snooze(args: argparse.Namespace, given: Common) -> int:
+def snooze(args: argparse.Namespace, options: Common) -> int:
     """Give a task back for later."""
-    return _settle(args, given, "inserted", lambda queue: queue.snooze(args.task, args.token, args.delay))
+    return _settle(args, options, "inserted", lambda queue: queue.snooze(args.task, args.token, args.delay))
 
 
 def add_extend(parser: argparse.ArgumentParser) -> None:
@@ -140,9 +140,9 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lease", type=float, required=True, metavar="S", help="hold it S seconds from now")
 
 
-def extend(args: argparse.Namespace, given: Common) -> int:
+def extend(args: argparse.Namespace, options: Common) -> int:
     """Hold a claim longer."""
-    return _settle(args, given, "claimed", lambda queue: queue.extend(args.task, args.token, args.lease))
+    return _settle(args, options, "claimed", lambda queue: queue.extend(args.task, args.token, args.lease))
 
 
 def add_progress(parser: argparse.ArgumentParser) -> None:
@@ -152,17 +152,17 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--note", default="", metavar="TEXT", help="what is being done")
 
 
-def progress(args: argparse.Namespace, given: Common) -> int:
+def progress(args: argparse.Namespace, options: Common) -> int:
     """Report how far the handling has come."""
     note = os.fsencode(args.note).decode(errors="replace")
-    return _settle(args, given, "claimed", lambda queue: queue.progress(args.task, args.token, args.value, note))
+    return _settle(args, options, "claimed", lambda queue: queue.progress(args.task, args.token, args.value, note))
 
 
-def _settle(args: argparse.Namespace, given: Common, state: str | None, act: Callable[[AnyQueue], str | None]) -> int:
+def _settle(args: argparse.Namespace, options: Common, state: str | None, act: Callable[[AnyQueue], str | None]) -> int:
     """Do something with a claim; `state`: the task's state after it, else what `act` returns."""
-    with given.connect() as zk:
-        told = act(zk.queue(args.queue))
-    state = state or told
+    with options.connect() as zk:
+        settled = act(zk.queue(args.queue))
+    state = state or settled
     value = {"queue": args.queue, "id": args.task, "token": args.token, "state": state}
-    say(value, f"{args.task} is {state}", as_json=given.as_json)
+    say(value, f"{args.task} is {state}", as_json=options.as_json)
     return 0

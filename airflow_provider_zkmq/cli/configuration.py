@@ -56,10 +56,10 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def configure(args: argparse.Namespace, given: Common) -> int:
+def configure(args: argparse.Namespace, options: Common) -> int:
     """Create the queue or change what is given."""
     types = _types(args.filter)
-    with given.connect() as zk:
+    with options.connect() as zk:
         queue = zk.queue(args.queue)
         queue.configure(
             filters=types,
@@ -71,14 +71,14 @@ def configure(args: argparse.Namespace, given: Common) -> int:
         )
         conf = queue.conf()
     value = {"queue": args.queue, "conf": conf_record(conf)}
-    say(value, facts({"queue": args.queue, **conf_facts(conf)}), as_json=given.as_json)
+    say(value, facts({"queue": args.queue, **conf_facts(conf)}), as_json=options.as_json)
     return 0
 
 
-def _types(given: Iterable[str] | None) -> dict[str, FilterType] | None:
+def _types(texts: Iterable[str] | None) -> dict[str, FilterType] | None:
     from airflow_provider_zkmq.engine import parse_type
 
-    return {name: parse_type(text) for name, text in pairs("--filter", given).items()} or None
+    return {name: parse_type(text) for name, text in pairs("--filter", texts).items()} or None
 
 
 def _policy(zk: AnyClient, queue: AnyQueue, args: argparse.Namespace) -> RetryPolicy | None:
@@ -94,8 +94,8 @@ def _policy(zk: AnyClient, queue: AnyQueue, args: argparse.Namespace) -> RetryPo
 
 def _changes(args: argparse.Namespace) -> dict[str, Any]:
     """What the options of a policy say, by the names of its fields."""
-    given = {"factor": args.backoff_factor, "min_backoff": args.min_backoff, "max_backoff": args.max_backoff}
-    changes = {name: value for name, value in given.items() if value is not None}
+    backoff = {"factor": args.backoff_factor, "min_backoff": args.min_backoff, "max_backoff": args.max_backoff}
+    changes = {name: value for name, value in backoff.items() if value is not None}
     if args.attempts is not None:
         changes["attempts"] = None if args.attempts == "unbounded" else args.attempts
     if args.final is not None:

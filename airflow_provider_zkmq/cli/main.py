@@ -97,11 +97,11 @@ def entry() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = _run(given)
+        code = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_stdout()
@@ -175,12 +175,12 @@ def _module(verb: Verb) -> ModuleType:
 def _dispatch(args: argparse.Namespace) -> int:
     verb = VERBS[args.verb]
     run = getattr(_module(verb), verb.run)
-    given = common(args)
+    options = common(args)
     if args.verb == "server":
-        args.json = given.as_json
+        args.json = options.as_json
         return int(run(args))
     _quiet_kazoo()
-    return int(run(args, given))
+    return int(run(args, options))
 
 
 def _quiet_kazoo() -> None:

@@ -21,11 +21,11 @@ def add_cancel(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tasks", metavar="TASK", nargs="+")
 
 
-def cancel(args: argparse.Namespace, given: Common) -> int:
+def cancel(args: argparse.Namespace, options: Common) -> int:
     """Withdraw tasks that have not ended."""
-    with given.connect() as zk:
+    with options.connect() as zk:
         done = _each(args.tasks, zk.queue(args.queue).cancel)
-    return done.tell(args.queue, "cancelled", given)
+    return done.tell(args.queue, "cancelled", options)
 
 
 def add_redrive(parser: argparse.ArgumentParser) -> None:
@@ -35,16 +35,16 @@ def add_redrive(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every task in the dead letters")
 
 
-def redrive(args: argparse.Namespace, given: Common) -> int:
+def redrive(args: argparse.Namespace, options: Common) -> int:
     """Put dead or cancelled tasks back."""
     if bool(args.tasks) == args.all:
         raise UsageError("redrive needs either task ids or --all")
-    with given.connect() as zk:
+    with options.connect() as zk:
         queue = zk.queue(args.queue)
         done = _each(queue.ids("dead") if args.all else args.tasks, queue.redrive)
     if args.all:
         done.refused.clear()  # somebody else was faster, which is no refusal of what was asked for
-    return done.tell(args.queue, "redriven", given)
+    return done.tell(args.queue, "redriven", options)
 
 
 def add_clear(parser: argparse.ArgumentParser) -> None:
@@ -54,14 +54,14 @@ def add_clear(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="needed: what is deleted cannot be brought back")
 
 
-def clear(args: argparse.Namespace, given: Common) -> int:
+def clear(args: argparse.Namespace, options: Common) -> int:
     """Delete tasks, whatever is being done with them."""
     if not args.yes:
         what = "every task" if args.state is None else f"every {args.state} task"
         raise UsageError(f"clear deletes {what} of queue {args.queue!r} for good: add --yes to do so")
-    with given.connect() as zk:
+    with options.connect() as zk:
         count = zk.queue(args.queue).clear(args.state)
-    say({"queue": args.queue, "cleared": count}, f"{count} cleared", as_json=given.as_json)
+    say({"queue": args.queue, "cleared": count}, f"{count} cleared", as_json=options.as_json)
     return 0
 
 
@@ -72,7 +72,7 @@ class _Done:
     tasks: list[str] = field(default_factory=list)
     refused: dict[str, ZkmqError] = field(default_factory=dict)
 
-    def tell(self, queue: str, word: str, given: Common) -> int:
+    def tell(self, queue: str, word: str, options: Common) -> int:
         """Print it; 1 if a task refused."""
         value: dict[str, object] = {"queue": queue, word: self.tasks}
         for why in self.refused.values():
@@ -81,7 +81,7 @@ class _Done:
             print(f"zkmq: {why}", file=sys.stderr)
         if self.refused:
             value["refused"] = {task: str(why) for task, why in self.refused.items()}
-        say(value, "\n".join(f"{word} {task}" for task in self.tasks) or f"nothing {word}", as_json=given.as_json)
+        say(value, "\n".join(f"{word} {task}" for task in self.tasks) or f"nothing {word}", as_json=options.as_json)
         return 1 if self.refused else 0
 
 

@@ -95,21 +95,21 @@ def common(args: argparse.Namespace) -> Common:
 
 
 def _pick(args: argparse.Namespace, name: str, default: T) -> T:
-    given: tuple[T | None, ...] = (getattr(args, name, None), getattr(args, _BEFORE + name))
-    return next((value for value in given if value is not None), default)
+    values: tuple[T | None, ...] = (getattr(args, name, None), getattr(args, _BEFORE + name))
+    return next((value for value in values if value is not None), default)
 
 
-def pairs(option: str, given: Iterable[str] | None) -> dict[str, str]:
+def pairs(option: str, texts: Iterable[str] | None) -> dict[str, str]:
     """A mapping from ``name=value`` texts, each name once. Raises `UsageError`."""
-    found: dict[str, str] = {}
-    for text in given or ():
+    values: dict[str, str] = {}
+    for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise UsageError(f"{option} {text!r} is not understood: write name=value")
-        if name in found:
+        if name in values:
             raise UsageError(f"{option} {name!r} is given twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def attempts(text: str) -> int | str:

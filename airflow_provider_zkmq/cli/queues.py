@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import Task
 
 
-def queues(_args: argparse.Namespace, given: Common) -> int:
+def queues(_args: argparse.Namespace, options: Common) -> int:
     """Name the queues under the root."""
-    with given.connect() as zk:
+    with options.connect() as zk:
         names = zk.queues()
-    say({"queues": names}, "\n".join(names), as_json=given.as_json)
+    say({"queues": names}, "\n".join(names), as_json=options.as_json)
     return 0
 
 
@@ -28,15 +28,15 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue")
 
 
-def status(args: argparse.Namespace, given: Common) -> int:
+def status(args: argparse.Namespace, options: Common) -> int:
     """Say how a queue stands."""
-    with given.connect() as zk:
+    with options.connect() as zk:
         queue = zk.queue(args.queue)
         conf, counts = queue.conf(), queue.counts()
         alive = sum(consumer.alive for consumer in queue.consumers())
     stand = {"paused": conf.paused, "consumers": alive}
     value = {"queue": args.queue, "counts": counts, **stand, "conf": conf_record(conf)}
-    say(value, facts({"queue": args.queue, **counts, **stand, **conf_facts(conf)}), as_json=given.as_json)
+    say(value, facts({"queue": args.queue, **counts, **stand, **conf_facts(conf)}), as_json=options.as_json)
     return 0
 
 
@@ -48,15 +48,15 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="at most N tasks")
 
 
-def list_tasks(args: argparse.Namespace, given: Common) -> int:
+def list_tasks(args: argparse.Namespace, options: Common) -> int:
     """List tasks."""
     if args.limit is not None and args.limit < 0:
         raise UsageError(f"--limit {args.limit} is not allowed: 0 or more")
-    with given.connect() as zk:
+    with options.connect() as zk:
         tasks = zk.queue(args.queue).tasks(state=args.state, selector=args.selector, limit=args.limit)
     head = ("ID", "STATUS", "ATTEMPT", "PRIORITY", "ENQUEUED", "FILTERS", "DATA")
     value = {"queue": args.queue, "tasks": [task_record(task) for task in tasks]}
-    say(value, table(map(_row, tasks), head), as_json=given.as_json)
+    say(value, table(map(_row, tasks), head), as_json=options.as_json)
     return 0
 
 
@@ -71,29 +71,29 @@ def add_gc(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lifetime", type=float, metavar="S", help="delete what ended S seconds ago or earlier")
 
 
-def collect(args: argparse.Namespace, given: Common) -> int:
+def collect(args: argparse.Namespace, options: Common) -> int:
     """Clean up once."""
-    with given.connect() as zk:
+    with options.connect() as zk:
         report = asdict(zk.queue(args.queue).collect_garbage(args.lifetime))
-    say({"queue": args.queue, **report}, facts(report), as_json=given.as_json)
+    say({"queue": args.queue, **report}, facts(report), as_json=options.as_json)
     return 0
 
 
-def pause(args: argparse.Namespace, given: Common) -> int:
+def pause(args: argparse.Namespace, options: Common) -> int:
     """Hand out nothing until resumed."""
-    return _set_paused(args, given, paused=True)
+    return _set_paused(args, options, paused=True)
 
 
-def resume(args: argparse.Namespace, given: Common) -> int:
+def resume(args: argparse.Namespace, options: Common) -> int:
     """Hand out tasks again."""
-    return _set_paused(args, given, paused=False)
+    return _set_paused(args, options, paused=False)
 
 
-def _set_paused(args: argparse.Namespace, given: Common, *, paused: bool) -> int:
-    with given.connect() as zk:
+def _set_paused(args: argparse.Namespace, options: Common, *, paused: bool) -> int:
+    with options.connect() as zk:
         queue = zk.queue(args.queue)
         changed = queue.pause() if paused else queue.resume()
     word = "paused" if paused else "resumed"
     value = {"queue": args.queue, "paused": paused, "changed": changed}
-    say(value, f"{args.queue} {word}{'' if changed else ' already'}", as_json=given.as_json)
+    say(value, f"{args.queue} {word}{'' if changed else ' already'}", as_json=options.as_json)
     return 0

@@ -32,19 +32,19 @@ def add_show(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def show(args: argparse.Namespace, given: Common) -> int:
+def show(args: argparse.Namespace, options: Common) -> int:
     """Show all there is to a task, or why it is where it is, or what becomes of it."""
-    with given.connect() as zk:
+    with options.connect() as zk:
         queue = zk.queue(args.queue)
         if args.watch:
-            return _watch(queue, args.task, given)
+            return _watch(queue, args.task, options)
         why = queue.explain(args.task) if args.why else None
-        if why is not None and not given.as_json:
+        if why is not None and not options.as_json:
             say(None, "\n".join(map(printable, why.lines())), as_json=False)
             return 0
         task, tree = queue.task(args.task), queue.tree(args.task)
-    told = {} if why is None else {"why": _why_record(why)}
-    say({"queue": args.queue, **_record(task, tree), **told}, _page(task, tree), as_json=given.as_json)
+    explained = {} if why is None else {"why": _why_record(why)}
+    say({"queue": args.queue, **_record(task, tree), **explained}, _page(task, tree), as_json=options.as_json)
     return 0
 
 
@@ -82,15 +82,15 @@ def enqueue_transactions(tree: list[Znode]) -> int:
     return len({node.czxid for node in tree if node.path not in later})
 
 
-def _watch(queue: AnyQueue, task_id: str, given: Common) -> int:
+def _watch(queue: AnyQueue, task_id: str, options: Common) -> int:
     """Print a line for each change until the task ends; 5 if it ends dead or cancelled."""
-    told: list[tuple[object, ...]] = []
+    shown: list[tuple[object, ...]] = []
 
     def tell(task: Task) -> None:
         seen = (task.status, task.attempt, task.progress, task.note)
-        if told[-1:] != [seen]:
-            told.append(seen)
-            say(_line_record(queue.name, task), _line(task), as_json=given.as_json)
+        if shown[-1:] != [seen]:
+            shown.append(seen)
+            say(_line_record(queue.name, task), _line(task), as_json=options.as_json)
 
     task = queue.follow(task_id, tell)
     return FAILED if task.state in {"dead", "cancelled"} else 0

@@ -52,15 +52,15 @@ def _add_reuse(parser: argparse.ArgumentParser) -> None:
     batch.add_argument("--then", metavar="DATA", help="a task to enqueue when the last of the batch has ended")
 
 
-def enqueue(args: argparse.Namespace, given: Common) -> int:
+def enqueue(args: argparse.Namespace, options: Common) -> int:
     """Write one task, or one for each line."""
     _check_enqueue(args)
     messages, then = _messages(args), _follow_up(args)
-    with given.connect() as zk:
+    with options.connect() as zk:
         ids = zk.queue(args.queue).enqueue_many(messages, batch=args.batch, then=then)
     one = {} if args.lines else {"id": ids[0]}
     batch = {} if args.batch is None else {"batch": args.batch}
-    say({"queue": args.queue, **one, **batch, "ids": ids}, "\n".join(ids), as_json=given.as_json)
+    say({"queue": args.queue, **one, **batch, "ids": ids}, "\n".join(ids), as_json=options.as_json)
     return 0
 
 
@@ -137,13 +137,13 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, metavar="S", help="give up after S seconds")
 
 
-def wait(args: argparse.Namespace, given: Common) -> int:
+def wait(args: argparse.Namespace, options: Common) -> int:
     """Wait until every task was claimed or has ended."""
-    with given.connect() as zk:
+    with options.connect() as zk:
         tasks = zk.queue(args.queue).wait(args.tasks, args.event, timeout=args.timeout)
     rows = [(task.id, task.state, brief(task.result), task.error) for task in tasks]
     value = {"queue": args.queue, "tasks": [task_record(task) for task in tasks]}
-    say(value, table(rows, ("ID", "STATE", "RESULT", "ERROR")), as_json=given.as_json)
+    say(value, table(rows, ("ID", "STATE", "RESULT", "ERROR")), as_json=options.as_json)
     return FAILED if any(task.state in {"dead", "cancelled"} for task in tasks) else 0
 
 
@@ -155,14 +155,14 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, metavar="S", help="with --wait: give up after S seconds")
 
 
-def batch(args: argparse.Namespace, given: Common) -> int:
+def batch(args: argparse.Namespace, options: Common) -> int:
     """Say how a batch stands, or wait for its end."""
     if args.timeout is not None and not args.wait:
         raise UsageError("--timeout goes with --wait")
-    with given.connect() as zk:
+    with options.connect() as zk:
         queue = zk.queue(args.queue)
-        found = queue.wait_batch(args.batch, args.timeout) if args.wait else queue.batch(args.batch)
-    record = asdict(found)
+        progress = queue.wait_batch(args.batch, args.timeout) if args.wait else queue.batch(args.batch)
+    record = asdict(progress)
     value = {"queue": args.queue, "batch": record.pop("name"), **record}
-    say(value, facts(value | {"failed": " ".join(found.failed) or None}), as_json=given.as_json)
-    return FAILED if args.wait and found.failed else 0
+    say(value, facts(value | {"failed": " ".join(progress.failed) or None}), as_json=options.as_json)
+    return FAILED if args.wait and progress.failed else 0

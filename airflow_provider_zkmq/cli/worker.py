@@ -67,14 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, given: Common) -> int:
+def run(args: argparse.Namespace, common: Common) -> int:
     """Handle tasks until a signal, or until there is none."""
     _check(args)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
     handler, end, extra = _handler(args)
     options = _options(args) | wanted(args)
-    with given.connect(gc=not args.no_gc) as zk:
+    with common.connect(gc=not args.no_gc) as zk:
         queue = zk.queue(args.queue)
         worker = queue.worker(handler, grace=args.grace + extra, **options)
         with _stopped_by_signals(worker, args.grace, end):
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, given: Common) -> int:
             finally:
                 end()
     done = {"queue": args.queue, "finished": worker.finished, "failed": worker.failed}
-    say(done, f"{worker.finished} finished, {worker.failed} failed", as_json=given.as_json)
+    say(done, f"{worker.finished} finished, {worker.failed} failed", as_json=common.as_json)
     return 0
 
 

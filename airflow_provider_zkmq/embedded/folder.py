@@ -81,11 +81,11 @@ class Folder:
         record = self.path / "ensemble"
         if not record.exists():
             record.write_text(f"{nodes}\n")
-        held = record.read_text().strip()
-        if held != str(nodes):
+        recorded = record.read_text().strip()
+        if recorded != str(nodes):
             message = (
-                f"{self.path} holds the data of an ensemble of {held}, not of {nodes}: "
-                f"start it with {held}, or choose another folder"
+                f"{self.path} holds the data of an ensemble of {recorded}, not of {nodes}: "
+                f"start it with {recorded}, or choose another folder"
             )
             raise ServerError(message)
 

@@ -44,8 +44,8 @@ def _jars_folder() -> Path:
 
 def _find(folder: Path, name: str) -> Path:
     # The digit keeps `zookeeper` from matching zookeeper-jute; the version follows PySpark's.
-    found = sorted(folder.glob(f"{name}-[0-9]*.jar"))
-    if not found:
+    jars = sorted(folder.glob(f"{name}-[0-9]*.jar"))
+    if not jars:
         message = f"{folder} has no {name} jar (pyspark-client has none at all): run `{_INSTALL}`"
         raise ServerError(message)
-    return found[-1]
+    return jars[-1]

@@ -50,15 +50,15 @@ class ConnectionConfig:
     request_timeout: float = 30.0
 
     @classmethod
-    def of(cls, hosts: object = DEFAULT_HOSTS, root: object = DEFAULT_ROOT, **given: Any) -> ConnectionConfig:
+    def of(cls, hosts: object = DEFAULT_HOSTS, root: object = DEFAULT_ROOT, **options: Any) -> ConnectionConfig:
         """A validated configuration. Raises `ConfigError` naming the value that is wrong."""
-        spans = {name: seconds(name, given.pop(name)) for name in _SPANS if given.get(name) is not None}
+        spans = {name: seconds(name, options.pop(name)) for name in _SPANS if options.get(name) is not None}
         for name, span in spans.items():
             if not 0.1 <= span <= 3600:
                 msg = f"{name} {span!r} is not allowed: 0.1 to 3600 seconds"
                 raise ConfigError(msg)
-        auth, tls = _auth(given.pop("auth", None)), _tls(given.pop("tls", None))
-        if unknown := sorted(name for name, value in given.items() if value is not None):
+        auth, tls = _auth(options.pop("auth", None)), _tls(options.pop("tls", None))
+        if unknown := sorted(name for name, value in options.items() if value is not None):
             msg = f"unknown connection option(s) {', '.join(unknown)}; known: auth, tls, {', '.join(_SPANS)}"
             raise ConfigError(msg)
         return cls(hosts=check_hosts(hosts), root=check_root(root), auth=auth, tls=tls, **spans)
@@ -77,18 +77,18 @@ def check_hosts(hosts: object) -> str:
 
 
 def _port(part: str) -> bool:
-    found = re.search(r"[^:]:(\d+)\Z", part)
-    return found is None or 1 <= int(found[1]) <= 65_535
+    port = re.search(r"[^:]:(\d+)\Z", part)
+    return port is None or 1 <= int(port[1]) <= 65_535
 
 
-def _auth(given: object) -> tuple[str, str] | None:
+def _auth(value: object) -> tuple[str, str] | None:
     """Digest credentials from ``"user:password"`` or ``(user, password)``."""
-    if given is None:
+    if value is None:
         return None
-    if isinstance(given, str):
-        given = tuple(given.split(":", 1))
-    if isinstance(given, list | tuple) and len(given) == 2 and all(isinstance(part, str) and part for part in given):
-        user, password = given
+    if isinstance(value, str):
+        value = tuple(value.split(":", 1))
+    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(part, str) and part for part in value):
+        user, password = value
         if user == "digest" and ":" in password:
             user, password = password.split(":", 1)
         if ":" not in user:
@@ -97,16 +97,16 @@ def _auth(given: object) -> tuple[str, str] | None:
     raise ConfigError(msg)
 
 
-def _tls(given: object) -> Tls | None:
-    if given is None or isinstance(given, Tls):
-        return given
-    if given is True or given is False:
-        return Tls() if given else None
-    if isinstance(given, Mapping):
+def _tls(value: object) -> Tls | None:
+    if value is None or isinstance(value, Tls):
+        return value
+    if value is True or value is False:
+        return Tls() if value else None
+    if isinstance(value, Mapping):
         try:
-            return Tls(**given)
+            return Tls(**value)
         except TypeError as error:
             msg = f"tls is not understood: {error}; known: ca, cert, key, key_password, check_hostname"
             raise ConfigError(msg) from error
-    msg = f"tls must be True, False, Tls(…) or a mapping, not {type(given).__name__}"
+    msg = f"tls must be True, False, Tls(…) or a mapping, not {type(value).__name__}"
     raise ConfigError(msg)

@@ -40,7 +40,7 @@ class Book:
         self.tasks = name_all(self._items() if cut_off else items)
 
     def _items(self) -> list[Item]:
-        return [Item(found) for found in self.file.messages(ALL) if found.status is not Status.COMMENT]
+        return [Item(message) for message in self.file.messages(ALL) if message.status is not Status.COMMENT]
 
     def find(self, task_id: str) -> Item:
         """Raises `TaskNotFound`."""
@@ -90,11 +90,11 @@ class Book:
         item.set(MOVED, "")
 
     def _comment_out(self, item: Item) -> None:
-        it = item.message
-        if it.status is Status.QUEUED:
-            head = BYTE[it.status] + it.data.split(b"\n")[0]
-            record = Record(it.status, it.offset, it.end, head, [])
-            self.file.overwrite(it.offset, head[:1], BYTE[Status.COMMENT], record, it.status)
+        message = item.message
+        if message.status is Status.QUEUED:
+            head = BYTE[message.status] + message.data.split(b"\n")[0]
+            record = Record(message.status, message.offset, message.end, head, [])
+            self.file.overwrite(message.offset, head[:1], BYTE[Status.COMMENT], record, message.status)
 
     # --- results
 

@@ -32,8 +32,8 @@ class FileClient:
         credentials, time-outs); `Unavailable` where there can be no such folder.
         """
         del gc
-        given = sorted(name for name, value in options.items() if value is not None)
-        refuse({f"{SERVERS} ({', '.join(given)})": given, f"{SERVERS} (root)": root != DEFAULT_ROOT})
+        refused = sorted(name for name, value in options.items() if value is not None)
+        refuse({f"{SERVERS} ({', '.join(refused)})": refused, f"{SERVERS} (root)": root != DEFAULT_ROOT})
         return cls(url)
 
     def queue(self, name: str) -> FileQueue:

@@ -23,12 +23,12 @@ class Item:
 
     @cached_property
     def _at(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        places: dict[str, int] = {}
         for index, variable in enumerate(self.message.variables):
             name, separator, _ = variable.partition("=")
             if separator:
-                found.setdefault("mutex" if mutex.is_mutex(variable) else name, index)
-        return found
+                places.setdefault("mutex" if mutex.is_mutex(variable) else name, index)
+        return places
 
     def value(self, name: str) -> str:
         """A variable's value without its padding; blank without the variable."""
@@ -73,10 +73,10 @@ class Item:
     def record(self, name: str) -> dict[str, Any]:
         """A JSON object; an empty one for what is none."""
         try:
-            found = json.loads(self.value(name) or "{}")
+            record = json.loads(self.value(name) or "{}")
         except (ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return record if isinstance(record, dict) else {}
 
     @property
     def holder(self) -> tuple[str, float] | None:

@@ -70,9 +70,9 @@ def look_until(path: Path, look: Look[T], timeout: float | None, alarms: Alarms,
     while True:
         with alarms.one() as alarm:
             for _ in changes(path, alarm.event):
-                found, again = look()
+                result, again = look()
                 left = None if deadline is None else deadline - time.monotonic()
-                if found is not None or over() or (left is not None and left <= 0):
-                    return found
+                if result is not None or over() or (left is not None and left <= 0):
+                    return result
                 waits = [left, None if again is None else again - time.time() + 0.001]
                 alarm.ring_in(min((wait for wait in waits if wait is not None), default=None))

@@ -52,12 +52,12 @@ class Putting:
         """
         spelled = [spell_message(book.conf, *pair) for pair in zip(self.messages, self.ids, strict=True)]
         used = {name: book.task(book.tasks[name]) for name in self.ids if name in book.tasks}
-        theirs = {name: task for name, task in used.items() if name not in self.written}
-        refused = [name for name, task in theirs.items() if task.state is not State.FINISHED]
+        taken = {name: task for name, task in used.items() if name not in self.written}
+        refused = [name for name, task in taken.items() if task.state is not State.FINISHED]
         for name, (text, values) in zip(self.ids, spelled, strict=True):
-            if name in theirs and name not in refused:  # another run: its tokens go on, so that a late owner has none
-                values["claims"] = str(theirs[name].version)
-            if name not in refused and (name in theirs or name not in used):
+            if name in taken and name not in refused:  # another run: its tokens go on, so that a late owner has none
+                values["claims"] = str(taken[name].version)
+            if name not in refused and (name in taken or name not in used):
                 book.append(text, values)
                 self.written.add(name)
         if refused:

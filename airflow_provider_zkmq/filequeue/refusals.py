@@ -42,9 +42,9 @@ def refused(what: str) -> Callable[..., NoReturn]:
     return method
 
 
-def refuse(given: Mapping[str, object]) -> None:
+def refuse(options: Mapping[str, object]) -> None:
     """Raise `ConfigError` for the first thing that was asked for, by what is refused."""
-    for what, value in given.items():
+    for what, value in options.items():
         if value:
             raise refusal(what)
 

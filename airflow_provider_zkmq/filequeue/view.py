@@ -108,7 +108,7 @@ class FileView:
 
         def look(book: Book) -> dict[str, int]:
             states = [(book.state(item), item.due > book.now) for item in book.tasks.values()]
-            counted = {str(state): sum(found is state for found, _ in states) for state in State}
+            counted = {str(state): sum(seen is state for seen, _ in states) for state in State}
             return counted | {"scheduled": states.count((State.INSERTED, True))}
 
         return self._do(look)

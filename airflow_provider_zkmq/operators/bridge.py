@@ -133,13 +133,13 @@ class ZkmqImportOperator(BaseOperator):
         verb = "Would apply" if done.dry_run else "Applied"
         numbers = (len(done.applied), len(done.refused), done.unchanged)
         self.log.info("%s %d message(s) of %s; %d refused, %d unchanged", verb, numbers[0], self.path, *numbers[1:])
-        for it in done.refused:
-            self.log.warning("Line %d, task %r: %s", it.line, it.id, it.reason)
+        for refusal in done.refused:
+            self.log.warning("Line %d, task %r: %s", refusal.line, refusal.id, refusal.reason)
 
 
 def _refusals(path: str, done: Imported) -> str:
-    told = [f"line {it.line}, task {it.id!r}: {it.reason}" for it in done.refused[:_SHOWN]]
+    lines = [f"line {refusal.line}, task {refusal.id!r}: {refusal.reason}" for refusal in done.refused[:_SHOWN]]
     more = [f"and {len(done.refused) - _SHOWN} more"] if len(done.refused) > _SHOWN else []
     applied = "would be applied" if done.dry_run else "were applied"
     head = f"{len(done.refused)} message(s) of {path} were refused, {len(done.applied)} {applied}"
-    return f"{head}: {'; '.join([*told, *more])}"
+    return f"{head}: {'; '.join([*lines, *more])}"

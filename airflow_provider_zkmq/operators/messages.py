@@ -32,38 +32,38 @@ def all_spelled(where: str, items: object) -> list[Mapping[str, Any]]:
     return [spelled(f"{where}[{at}]", item) for at, item in enumerate(items_of(where, items))]
 
 
-def message(given: Mapping[str, Any], origin: Mapping[str, object] | None) -> Message:
+def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> Message:
     """Make a message, with numbers and truth values that templates may have rendered to text.
 
     `origin` is noted under ``metadata["airflow"]``, unless the message has something there. Raises `ConfigError`.
     """
-    metadata = dict(given.get("metadata") or {})
+    metadata = dict(fields.get("metadata") or {})
     if origin is not None:
         metadata.setdefault("airflow", origin)
     return Message(
-        data=given["data"],
-        filters=given.get("filters"),
-        priority=_number("priority", given.get("priority", 0), int),
-        delay=_number("delay", given.get("delay"), float),
-        task_id=given.get("task_id"),
+        data=fields["data"],
+        filters=fields.get("filters"),
+        priority=_number("priority", fields.get("priority", 0), int),
+        delay=_number("delay", fields.get("delay"), float),
+        task_id=fields.get("task_id"),
         metadata=metadata or None,
-        policy=_policy(given.get("policy")),
-        lock=_number("lock", given.get("lock"), float),
-        update=flag("update", given.get("update", False)),
-        requeue=flag("requeue", given.get("requeue", False)),
+        policy=_policy(fields.get("policy")),
+        lock=_number("lock", fields.get("lock"), float),
+        update=flag("update", fields.get("update", False)),
+        requeue=flag("requeue", fields.get("requeue", False)),
     )
 
 
-def _policy(given: object) -> RetryPolicy | None:
+def _policy(value: object) -> RetryPolicy | None:
     """Return a policy that may be spelled as a mapping. Raises `ConfigError`."""
-    if given is None or isinstance(given, RetryPolicy):
-        return given
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"policy {given!r} is not understood: give a mapping or a RetryPolicy")
+    if value is None or isinstance(value, RetryPolicy):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"policy {value!r} is not understood: give a mapping or a RetryPolicy")
     try:
-        return RetryPolicy(**given)
+        return RetryPolicy(**value)
     except TypeError as error:
-        raise ConfigError(f"policy {given!r} is not understood: {error}") from None
+        raise ConfigError(f"policy {value!r} is not understood: {error}") from None
 
 
 def _number(name: str, value: Any, kind: type[int | float]) -> Any:

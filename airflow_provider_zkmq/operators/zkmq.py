@@ -198,7 +198,7 @@ class ZkmqEnqueueOperator(BaseOperator):
         """Return what is to be enqueued; what a message leaves out is taken from the operator's arguments."""
         if self.messages is None:
             return [message({**self._common(), "data": self.data, "task_id": self.zkmq_task_id or None}, origin)]
-        return [message({**self._common(), **given}, origin) for given in all_spelled("messages", self.messages)]
+        return [message({**self._common(), **fields}, origin) for fields in all_spelled("messages", self.messages)]
 
     def _follow_up(self, origin: Mapping[str, object] | None) -> Message | None:
         return None if self.then is None else message({**self._common(), **spelled("then", self.then)}, origin)

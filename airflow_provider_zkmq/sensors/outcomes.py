@@ -28,6 +28,8 @@ def batch_outcome(queue: AnyQueue, batch: Batch) -> dict[str, object]:
 
 def in_one_line(explanation: Explanation) -> str:
     """Return why a task is where it is: the reasons, and the first few consumers that refuse it."""
-    refusing = [f"{it.consumer} refuses it: {it.refuses}" for it in explanation.consumers if it.refuses]
-    told = "; ".join([*explanation.reasons, *refusing[:_SHOWN]])
-    return f"task {explanation.task_id} is {explanation.status}: {told}"
+    refusing = [
+        f"{verdict.consumer} refuses it: {verdict.refuses}" for verdict in explanation.consumers if verdict.refuses
+    ]
+    reasons = "; ".join([*explanation.reasons, *refusing[:_SHOWN]])
+    return f"task {explanation.task_id} is {explanation.status}: {reasons}"

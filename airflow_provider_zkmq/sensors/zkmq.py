@@ -97,8 +97,8 @@ class ZkmqTaskSensor(BaseSensorOperator):
         """
         if self.reschedule and not self.deferrable:
             with self._telling_why():
-                told: _Told = super().execute(context)
-                return told
+                result: _Told = super().execute(context)
+                return result
         with self._failing_softly(), self._telling_why():
             return self._waited_or_deferred()
 

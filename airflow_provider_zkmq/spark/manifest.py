@@ -61,7 +61,9 @@ def read_manifest(home: Path) -> Manifest:
         return Manifest()
     try:
         record = json.loads(text)
-        runs = tuple(Run(str(it["path"]), int(it["rows"]), int(it["from"]), int(it["to"])) for it in record["runs"])
+        runs = tuple(
+            Run(str(run["path"]), int(run["rows"]), int(run["from"]), int(run["to"])) for run in record["runs"]
+        )
         return Manifest(int(record["watermark"]), runs)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptRecord(f"{path} is not an archive's manifest: {error}") from error

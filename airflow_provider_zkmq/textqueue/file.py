@@ -139,8 +139,8 @@ class TextQueue(SharedFile):
         start, wanted = 0, _statuses(include)
         for _ in changes(self.path, stop):
             with self.locked():  # no append is under way: the final message is whole
-                found = list(self.messages(ALL, start=start))
-            for message in found:
+                messages = list(self.messages(ALL, start=start))
+            for message in messages:
                 start = message.end
                 if message.status in wanted:
                     yield message

@@ -99,8 +99,8 @@ class Message:
             if not self._file.refresh(self._record) or self.status is not Status.QUEUED:
                 return False
             index = self._mutex()
-            held = mutex.holder(self.variables[index])
-            if held is not None and held[0] != owner and held[1] > time.time():
+            holder = mutex.holder(self.variables[index])
+            if holder is not None and holder[0] != owner and holder[1] > time.time():
                 return False
             self._set(index, mutex.taken(self.variables[index], owner, time.time() + seconds))
             return True
@@ -109,8 +109,8 @@ class Message:
         """Whether `owner` has the message, which is still queued, and its time is not over."""
         if not self._file.refresh(self._record) or self.status is not Status.QUEUED:
             return False
-        held = mutex.holder(self.variables[self._mutex()])
-        return held is not None and held[0] == owner and held[1] > time.time()
+        holder = mutex.holder(self.variables[self._mutex()])
+        return holder is not None and holder[0] == owner and holder[1] > time.time()
 
     def settle(self, owner: str, status: Status | None) -> None:
         """End what `try_lock` began: mark the message (None: leave it queued) and free its mutex, in one lock.
@@ -141,8 +141,8 @@ class Message:
         with self._file.locked():
             self._file.refresh(self._record)
             for index, variable in enumerate(self.variables):
-                key, found, number = variable.partition("=")
-                if found and key == name:
+                key, equals, number = variable.partition("=")
+                if equals and key == name:
                     left = max(0, int(number) - 1) if number.strip().isdigit() else 0
                     self._set(index, f"{name}={left}")
                     return left

@@ -29,12 +29,12 @@ class SharedFile:
         self._threads = threading.RLock()
 
     def _check(self) -> None:
-        found = os.fstat(self._descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        stats = os.fstat(self._descriptor)
+        if not stat.S_ISREG(stats.st_mode):
             msg = f"{self.path} is no plain file"
             raise HostileFile(msg)
-        if found.st_size > self.limits.file:
-            msg = f"{self.path} has {found.st_size:,} bytes, more than {self.limits.file:,}"
+        if stats.st_size > self.limits.file:
+            msg = f"{self.path} has {stats.st_size:,} bytes, more than {self.limits.file:,}"
             raise HostileFile(msg)
 
     def read(self, size: int, offset: int) -> bytes:
@@ -99,10 +99,10 @@ class SharedFile:
         head = self.read(len(record.head), record.offset)
         if head[1:] != record.head[1:]:
             return False
-        found = {byte: status for status, byte in BYTE.items()}.get(head[:1])
-        if found is None:
+        status = {byte: known for known, byte in BYTE.items()}.get(head[:1])
+        if status is None:
             return False
-        record.status, record.head = found, head
+        record.status, record.head = status, head
         record.variables = [(offset, self.read(len(value), offset)) for offset, value in record.variables]
         return True
 

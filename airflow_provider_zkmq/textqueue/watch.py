@@ -38,7 +38,7 @@ def _poll(path: Path, stop: threading.Event) -> Iterator[None]:
 
 def _mark(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
+        stats = path.stat()
     except FileNotFoundError:
         return (0, 0)
-    return (found.st_size, found.st_mtime_ns)
+    return (stats.st_size, stats.st_mtime_ns)

@@ -48,7 +48,7 @@ MUTANTS: Final = (
     Mutant(
         "a claim's lost reply ignored", "writing.transitions", "ours=partial(claim_stands, context, claimed)", "ours=lambda: iter(())"
     ),
-    Mutant("what a cancelled claim took is kept", "tasks.giveback", "        elif it.caller.left:", "        elif False:"),
+    Mutant("what a cancelled claim took is kept", "tasks.giveback", "        if handover.caller.left:", "        if False:"),
     Mutant(
         "entry before task",
         "writing.commit",

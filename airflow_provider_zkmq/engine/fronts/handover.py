@@ -33,9 +33,9 @@ def handed_over(session: Session, asked: Asked, receive: Callable[[Claimed], T])
         claimed = run(session, asked.claiming(caller))
         if claimed is None:
             return None
-        got = receive(claimed)
+        received = receive(claimed)
         context.claims.deliver(claimed)
-        return got
+        return received
     except BaseException:
         caller.left = True
         if context.claims.handovers:
@@ -64,9 +64,9 @@ async def handed_over_async(session: Session, asked: Asked, receive: Callable[[C
         raise
     if claimed is None:
         return None
-    got = receive(claimed)
+    received = receive(claimed)
     context.claims.deliver(claimed)
-    return got
+    return received
 
 
 async def _put_right(session: Session, context: Context, job: asyncio.Future[Any]) -> None:

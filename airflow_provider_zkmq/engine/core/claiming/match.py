@@ -66,7 +66,7 @@ def judged(context: Context, taker: Taker, segment: str, names: list[str]) -> Pr
         known = {name: known[name] for name in names if name in known}
         known |= yield from _read_filters(context, unknown)
         context.listings.at(segment).verdicts = known
-    return [name for name in names if (found := known.get(name)) is not None and taker.accepts(found)]
+    return [name for name in names if (filters := known.get(name)) is not None and taker.accepts(filters)]
 
 
 def _read_filters(context: Context, names: list[str]) -> Procedure[dict[str, Mapping[str, str] | None]]:

@@ -33,8 +33,8 @@ class Condition:
         kind = types.get(self.name)
         if text is None or kind is None:
             return False
-        task, given = kind.key(text), kind.key(self.value)
-        return task is not None and given is not None and OPERATORS[self.op](task, given)
+        theirs, wanted = kind.key(text), kind.key(self.value)
+        return theirs is not None and wanted is not None and OPERATORS[self.op](theirs, wanted)
 
     def refusal(self, filters: Mapping[str, str], types: FilterTypes) -> str | None:
         """Why a task with these filters is not accepted; None if it is."""

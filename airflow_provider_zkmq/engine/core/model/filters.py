@@ -96,10 +96,10 @@ def check_types(declared: Mapping[str, FilterType]) -> dict[str, FilterType]:
     return dict(declared)
 
 
-def parse_filters(types: FilterTypes, given: Mapping[str, object] | None) -> dict[str, str]:
+def parse_filters(types: FilterTypes, values: Mapping[str, object] | None) -> dict[str, str]:
     """A task's filters as stored text, by name. Raises `ConfigError` for an undeclared name or a bad value."""
     parsed = {}
-    for name, value in sorted((given or {}).items()):
+    for name, value in sorted((values or {}).items()):
         check_name("filter name", name)
         parsed[name] = declared_type(types, name).parse(name, value)
     return parsed

@@ -64,8 +64,8 @@ def entry_name(stamp: str, task_id: str) -> str:
 
 def entry_task(entry: str) -> str | None:
     """The task an entry stands for; None for a foreign name."""
-    stamp, found, task_id = entry.partition(SEPARATOR)
-    return task_id if found and stamp and _NAME.match(task_id) else None
+    stamp, separator, task_id = entry.partition(SEPARATOR)
+    return task_id if separator and stamp and _NAME.match(task_id) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,14 +95,14 @@ def _full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _names(given: object) -> tuple[str, ...]:
+def _names(value: object) -> tuple[str, ...]:
     """Exceptions by name, of classes and names."""
-    items = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    items = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     names = []
     for item in items:
         kind = isinstance(item, type) and issubclass(item, BaseException)
         if not (kind or (isinstance(item, str) and item)):
-            msg = f"RetryPolicy(final={given!r}): exception classes, or their names"
+            msg = f"RetryPolicy(final={value!r}): exception classes, or their names"
             raise ConfigError(msg)
         names.append(_full_name(item) if isinstance(item, type) else item)
     return tuple(names)

@@ -85,13 +85,13 @@ Selector: TypeAlias = Condition | AllOf | AnyOf
 EVERYTHING: Final = AllOf()
 
 
-def as_selector(given: Selector | str) -> Selector:
+def as_selector(value: Selector | str) -> Selector:
     """A selector as it is, or parsed from text."""
-    if isinstance(given, Condition | AllOf | AnyOf):
-        return given
-    if isinstance(given, str):
-        return parse_selector(given)
-    msg = f"{given!r} is no selector: give text such as 'region==eu', AllOf(…) or AnyOf(n, …)"
+    if isinstance(value, Condition | AllOf | AnyOf):
+        return value
+    if isinstance(value, str):
+        return parse_selector(value)
+    msg = f"{value!r} is no selector: give text such as 'region==eu', AllOf(…) or AnyOf(n, …)"
     raise ConfigError(msg)
 
 
@@ -174,16 +174,16 @@ class _Tokens:
         if self.at < len(self.items) and self.items[self.at][0] in kinds:
             self.at += 1
             return self.items[self.at - 1][1]
-        found = repr(self.items[self.at][1]) if self.at < len(self.items) else "the end"
-        raise self.refusal(f"found {found} where a {' or '.join(kinds)} belongs")
+        instead = repr(self.items[self.at][1]) if self.at < len(self.items) else "the end"
+        raise self.refusal(f"found {instead} where a {' or '.join(kinds)} belongs")
 
     def peek(self) -> tuple[str, str] | None:
         return self.items[self.at] if self.at < len(self.items) else None
 
     def parts(self, until: str | None) -> list[Selector]:
-        found: list[Selector] = []
+        parts: list[Selector] = []
         while (token := self.peek()) is not None and token != ("punct", until):
-            found.append(self.part())
+            parts.append(self.part())
             if self.peek() == ("punct", ","):
                 self.at += 1
                 if self.peek() in {None, ("punct", until)}:
@@ -192,7 +192,7 @@ class _Tokens:
                 raise self.refusal(f"a comma is missing before {self.items[self.at][1]!r}")
         if until is not None and self.next("punct") != until:
             raise self.refusal(f"{until!r} is missing")
-        return found
+        return parts
 
     def part(self) -> Selector:
         name = self.next("word")

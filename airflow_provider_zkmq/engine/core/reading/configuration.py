@@ -24,8 +24,8 @@ ORDERS: Final = ("default", "fifo")
 def check_layout(path: str, data: bytes) -> None:
     """Raise `ConfigError` for a queue of another version's layout."""
     if data != str(LAYOUT).encode():
-        found = data[:20]
-        msg = f"{path} is {found!r}: this version reads layout {LAYOUT}; upgrade airflow-provider-zkmq on this machine"
+        layout = data[:20]
+        msg = f"{path} is {layout!r}: this version reads layout {LAYOUT}; upgrade airflow-provider-zkmq on this machine"
         raise ConfigError(msg)
 
 

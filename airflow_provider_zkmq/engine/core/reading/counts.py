@@ -57,16 +57,18 @@ def _two_levels(context: Context, index: str) -> Procedure[list[str]]:
 def _parts(context: Context, index: str) -> Procedure[list[str]]:
     """The buckets of an index, or the segments of a lane; what is neither is not looked into."""
     names: list[str] = (yield Children(context.paths.at(index))) or []
-    ours = segments_of(names) if index.startswith("queue/") else [it for it in names if bucket_start(it) is not None]
+    ours = (
+        segments_of(names) if index.startswith("queue/") else [name for name in names if bucket_start(name) is not None]
+    )
     return sorted(ours)
 
 
 def _pending_entries(context: Context) -> Procedure[list[str]]:
     lanes = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
-    found: list[str] = []
+    entries: list[str] = []
     for lane in lanes:
-        found += yield from _two_levels(context, f"queue/{lane}")
-    return found
+        entries += yield from _two_levels(context, f"queue/{lane}")
+    return entries
 
 
 def _claimed_ids(context: Context) -> Procedure[list[str]]:

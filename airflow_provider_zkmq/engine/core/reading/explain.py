@@ -114,8 +114,8 @@ def _verdicts(context: Context, conf: Conf, task: Task) -> Procedure[tuple[Consu
 
 def _verdict(context: Context, conf: Conf, task: Task, name: str, record: Node, in_hand: int) -> ConsumerVerdict:
     try:
-        told: Any = load(context.paths.consumer(name), record.data).get("accepts", [])
-        accepts = tuple(text for text in told if isinstance(text, str))
+        written: Any = load(context.paths.consumer(name), record.data).get("accepts", [])
+        accepts = tuple(text for text in written if isinstance(text, str))
         refusals = [parse_selector(text).refusal(task.filters, conf.types) for text in accepts]
     except (CorruptRecord, ConfigError, TypeError) as error:
         return ConsumerVerdict(name, (), f"what it accepts cannot be read: {error}", in_hand)

@@ -124,14 +124,14 @@ def status_of(context: Context, state: TaskState) -> Procedure[Status]:
 def read_task(context: Context, task_id: str) -> Procedure[Task]:
     """One task. Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`."""
     check_name("task id", task_id)
-    found = yield from read_many(context, [task_id], strict=True)
-    if not found:
+    tasks = yield from read_many(context, [task_id], strict=True)
+    if not tasks:
         yield Sync(context.paths.task(task_id))  # the server that we read from may lag behind
-        found = yield from read_many(context, [task_id], strict=True)
-    if not found:
+        tasks = yield from read_many(context, [task_id], strict=True)
+    if not tasks:
         msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)
-    return found[0]
+    return tasks[0]
 
 
 def read_many(

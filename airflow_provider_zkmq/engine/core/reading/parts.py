@@ -61,7 +61,7 @@ def _read(
             ops.append(Exists(path, watch))
         if name != "paused":
             ops.append(Get(path, watch))
-    found = dict(zip([op.path for op in ops], (yield Pipeline(tuple(ops))), strict=False))
+    nodes = dict(zip([op.path for op in ops], (yield Pipeline(tuple(ops))), strict=False))
     for name, watch in watches.items():
-        value = found[_part_path(context, name)]
+        value = nodes[_part_path(context, name)]
         parts[name].value, parts[name].watch = value, watch if value is not None or name in optional else None

@@ -59,14 +59,14 @@ def wait(
     ids = [check_name("task id", task_id) for task_id in dict.fromkeys(_list(task_ids))]
     deadline = Deadline.after(context, timeout)
     mine = context.run.new_signal()
-    told: dict[str, tuple[float, str]] = {}
+    reported: dict[str, tuple[float, str]] = {}
     open_ids = ids
     try:
         while open_ids:
             seen = mine.count
             open_ids, claimed = yield from _look(context, open_ids, wanted, mine)
             if on_progress is not None:
-                yield from _tell_progress(context, claimed, mine, told, on_progress)
+                yield from _tell_progress(context, claimed, mine, reported, on_progress)
             if open_ids:
                 yield from _pause(context, mine, seen, deadline, open_ids, wanted)
     finally:
@@ -118,7 +118,7 @@ def _read_states(context: Context, ids: Sequence[str], mine: Signal) -> Procedur
 
 
 def _tell_progress(
-    context: Context, ids: Sequence[str], mine: Signal, told: dict[str, tuple[float, str]], tell: OnProgress
+    context: Context, ids: Sequence[str], mine: Signal, reported: dict[str, tuple[float, str]], tell: OnProgress
 ) -> Procedure[None]:
     """Call `tell` for what is new; a claim's znode comes and goes with the claim, which the record's watch tells."""
     for chunk in chunked(ids, WINDOW):
@@ -130,8 +130,8 @@ def _tell_progress(
                 continue
             record = load(path, node.data)
             progress, note = record.get("progress"), str(record.get("note", ""))
-            if isinstance(progress, int | float) and told.get(task_id) != (progress, note):
-                told[task_id] = (progress, note)
+            if isinstance(progress, int | float) and reported.get(task_id) != (progress, note):
+                reported[task_id] = (progress, note)
                 yield Tell(partial(tell, task_id, progress, note))
 
 
@@ -174,7 +174,7 @@ def find_matching(
         for chunk in chunked([name for name in sorted(names or ()) if name not in known], WHOLE_AT_ONCE):
             fresh = yield from read_many(context, chunk)
             known |= {task.id: chosen.matches(task.filters, conf.types) for task in fresh}
-        found = [task_id for task_id in sorted(names or ()) if known.get(task_id)]
-        if len(found) >= at_least:
-            return found
+        matching = [task_id for task_id in sorted(names or ()) if known.get(task_id)]
+        if len(matching) >= at_least:
+            return matching
         yield from _pause(context, signal, 0, deadline, [str(selector)], WaitFor.CLAIM)

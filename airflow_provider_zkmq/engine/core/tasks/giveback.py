@@ -24,33 +24,33 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, Transp
 def give_back(context: Context) -> Procedure[int]:
     """Give back what callers left behind; returns how many tasks. After a `TransportError` they are owed still."""
     count = 0
-    for nonce, it in list(context.claims.handovers.items()):
-        while it.busy is not None:
-            yield Wait(it.busy, 0)  # another call of this client is at it, for no longer than its own requests take
+    for nonce, handover in list(context.claims.handovers.items()):
+        while handover.busy is not None:
+            yield Wait(handover.busy, 0)  # another call is at it, for no longer than its own requests take
         if nonce not in context.claims.handovers:
             continue  # it has been given back, or its caller has it
-        elif it.caller.left:
-            count += yield from _give_back_alone(context, nonce, it)
+        if handover.caller.left:
+            count += yield from _give_back_alone(context, nonce, handover)
     return count + (yield from _roll_back_owed(context))
 
 
-def _give_back_alone(context: Context, nonce: str, it: Handover) -> Procedure[bool]:
+def _give_back_alone(context: Context, nonce: str, handover: Handover) -> Procedure[bool]:
     """Give one back; other calls of this client wait meanwhile, so that it is given back once."""
-    it.busy = busy = context.run.new_signal()
+    handover.busy = busy = context.run.new_signal()
     try:
-        given_back = yield from _give_back(context, it)
+        given_back = yield from _give_back(context, handover)
         context.claims.handovers.pop(nonce, None)
         return given_back
     finally:
-        it.busy = None
+        handover.busy = None
         busy.fire()
 
 
-def _give_back(context: Context, it: Handover) -> Procedure[bool]:
-    claimed = it.claimed
+def _give_back(context: Context, handover: Handover) -> Procedure[bool]:
+    claimed = handover.claimed
     if claimed.ends_with_session and claimed.session != context.run.session():
         return False  # it ended with its session
-    outcome = yield from transact(it.multi, lambda: claim_stands(context, claimed))
+    outcome = yield from transact(handover.multi, lambda: claim_stands(context, claimed))
     if not outcome.committed:
         outcome = (yield from claim_stands(context, claimed)) or outcome
     if not outcome.committed:

@@ -87,8 +87,8 @@ def _promote_bucket(context: Context, path: str, now: int, agenda: Agenda, most:
             context.slots.buckets.discard(path)
         return 0
     due = _due_names(context, path, entries, now, agenda)
-    found = yield from _read(context, path, due[:most])
-    done = yield from _promote(context, found, agenda)
+    tasks = yield from _read(context, path, due[:most])
+    done = yield from _promote(context, tasks, agenda)
     if len(due) > most:
         agenda.within(0.0)
         agenda.more = agenda.more or done > 0
@@ -134,10 +134,10 @@ def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Du
     return due
 
 
-def _promote(context: Context, found: list[_Due], agenda: Agenda) -> Procedure[int]:
-    plain = [due for due in found if due.state.state is State.INSERTED and not _has_place(due.state)]
+def _promote(context: Context, entries: list[_Due], agenda: Agenda) -> Procedure[int]:
+    plain = [due for due in entries if due.state.state is State.INSERTED and not _has_place(due.state)]
     done = yield from _promote_together(context, plain, agenda)
-    for due in found:
+    for due in entries:
         if due not in plain:
             done += _noted(context, due, (yield from _promote_one(context, due)), agenda)
     return done
@@ -156,15 +156,15 @@ def _has_place(state: TaskState) -> bool:
     return state.rank is not None and bool(state.place.split("/")[1])
 
 
-def _promote_together(context: Context, found: list[_Due], agenda: Agenda) -> Procedure[int]:
+def _promote_together(context: Context, entries: list[_Due], agenda: Agenda) -> Procedure[int]:
     """To the ends of their lanes, each in a transaction of its own, all in flight together."""
     plans: list[Plan] = []
-    for due in found:
+    for due in entries:
         plans.append((yield from transitions.promote_to_end(context, due.current)))
     if not plans:
         return 0
     count = 0
-    for due, sent in zip(found, (yield from send_together(plans)), strict=True):
+    for due, sent in zip(entries, (yield from send_together(plans)), strict=True):
         if not sent.outcome.committed:
             context.slots.open.clear()  # a segment may have come or gone: looked up again by the next try
         count += _noted(context, due, sent.outcome.committed, agenda)

@@ -191,11 +191,11 @@ def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:
     names: list[str] = []
     for index in ("leases", "locks"):
         path = context.paths.at(index)
-        found = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
+        leases = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
         listed = context.listings.at(path)
         if not listed.fresh:  # the names are not of this moment: look again when they are as old as they may be
             agenda.within(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())
-        names += [name for name in (f"{path}/{name}" for name in found or ()) if name not in context.quarantine]
+        names += [name for name in (f"{path}/{name}" for name in leases or ()) if name not in context.quarantine]
     return names
 
 

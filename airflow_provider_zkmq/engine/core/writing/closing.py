@@ -30,7 +30,7 @@ def load_batch(path: str, data: bytes) -> dict[str, Any]:
     """A batch's record. Raises `CorruptRecord`."""
     record = load(path, data)
     total, texts = record.get("total", 0), [record.get(name) for name in ("then", "refused", "nonce")]
-    if isinstance(total, bool) or not isinstance(total, int) or not all(isinstance(it, str | None) for it in texts):
+    if isinstance(total, bool) or not isinstance(total, int) or not all(isinstance(text, str | None) for text in texts):
         msg = f"{path} does not hold a batch"
         raise CorruptRecord(msg)
     return record
