@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from kazoo.exceptions import (
@@ -49,7 +48,7 @@ def receive(session: Session, sent: Sent, value: Any) -> Any:
     """What a procedure gets for a reply. Raises `AccessDenied` where a transaction was refused for its credentials."""
     match sent.op:
         case Multi():
-            return replace(_outcome(session, value), sent=sent.at)
+            return _outcome(session, value, sent.at)
         case CreateContainer():
             return Outcome(committed=True, sent=sent.at)
         case GetMany():
@@ -112,16 +111,16 @@ def _many_item(session: Session, item: Any) -> Node | None:
     raise ZkmqError(msg)
 
 
-def _outcome(session: Session, results: list[Any]) -> Outcome:
+def _outcome(session: Session, results: list[Any], sent: float) -> Outcome:
     for at, result in enumerate(results):
         if isinstance(result, NoAuthError):
             raise session.denied()
         if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
             failure = _FAILURES.get(type(result), Failure.OTHER)
-            return Outcome(committed=False, failed=at, failure=failure, detail=type(result).__name__)
+            return Outcome(committed=False, failed=at, failure=failure, detail=type(result).__name__, sent=sent)
     if any(isinstance(result, Exception) for result in results):
-        return Outcome(committed=False, failure=Failure.OTHER, detail="the transaction was rolled back")
+        return Outcome(committed=False, failure=Failure.OTHER, detail="the transaction was rolled back", sent=sent)
     changed = next((result for result in results if isinstance(result, ZnodeStat)), None)
     if changed is None:
-        return Outcome(committed=True)
-    return Outcome(committed=True, time=changed.mtime, zxid=changed.mzxid)
+        return Outcome(committed=True, sent=sent)
+    return Outcome(committed=True, time=changed.mtime, zxid=changed.mzxid, sent=sent)

@@ -40,13 +40,17 @@ class _Look:
     agenda: Agenda
     tried: Counter[str] = field(default_factory=Counter)
 
+    def untouched(self, context: Context) -> bool:
+        """Whether neither this look nor another of this client has tried anything yet."""
+        return not (self.tried or context.claims.trying)
+
     def open(self, context: Context, entry: str) -> bool:
         """Whether an entry may be tried by this look: nobody of this client is at it, nor was it tried too often."""
         return entry not in context.claims.trying and self.tried.get(entry, 0) < TRIES
 
     def first_open(self, context: Context, names: list[str]) -> list[str]:
         """The first of some entries that may be tried; most looks have tried nothing yet, beside nobody."""
-        if not (self.tried or context.claims.trying):
+        if self.untouched(context):
             return names[:SPREAD_WINDOW]
         return [*islice((name for name in names if self.open(context, name)), SPREAD_WINDOW)]
 
@@ -64,7 +68,8 @@ def claim_among(
             if front:
                 fronts.append(front)
         window = fronts[0] if len(fronts) == 1 else [*islice(heapq.merge(*fronts), SPREAD_WINDOW)]
-        window = [pair for pair in window if look.open(context, pair[0])]  # somebody may have begun since it was listed
+        if not look.untouched(context):  # somebody may have begun since it was listed
+            window = [pair for pair in window if look.open(context, pair[0])]
         if not window:
             if not fronts:
                 return None

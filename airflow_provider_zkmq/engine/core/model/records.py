@@ -103,10 +103,10 @@ class TaskState:
     def encode(self) -> bytes:
         """The stored bytes; what has its default is left out."""
         record: dict[str, Any] = {"v": 1}
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if value != spec.default and value not in (None, (), {}):
-                record[spec.name] = value
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default and value not in (None, (), {}):
+                record[name] = value
         if self.history:
             record["history"] = [_slim(attempt) for attempt in self.history]
         return dump(record)
@@ -122,8 +122,7 @@ class TaskState:
             record["state"] = State(record["state"])
             record["history"] = tuple(_attempt(attempt) for attempt in record.get("history", ()))
             record["settled"] = tuple(record.get("settled", ()))
-            known = {spec.name for spec in fields(cls)}
-            return _checked(cls(**{name: value for name, value in record.items() if name in known}))
+            return _checked(cls(**{name: value for name, value in record.items() if name in _DEFAULTS}))
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{path} does not hold a task's state: {error}"
             raise CorruptRecord(msg) from error
@@ -138,6 +137,10 @@ class TaskState:
     def retry(self, default: RetryPolicy) -> RetryPolicy:
         """The task's own policy, else the queue's."""
         return default if self.policy is None else RetryPolicy(**self.policy)
+
+
+#: The fields of a state record, and what each has where it is left out.
+_DEFAULTS: Final = {spec.name: spec.default for spec in fields(TaskState)}
 
 
 def _checked(state: TaskState) -> TaskState:
