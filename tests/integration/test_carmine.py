@@ -505,6 +505,34 @@ def test_a_requeue_waits_for_the_end_of_the_window(mq: Driver) -> None:
     assert status(mq) == "done-awaiting-gc"
 
 
+def test_a_requeue_in_the_window_waits_for_its_end(mq: Driver) -> None:
+    """done-with-backoff → done-with-requeue → queued with the new data when the window has passed, attempt 1."""
+    mq.enqueue("old")
+    mq.complete(take(mq), dedupe=1)
+    mq.enqueue("new", requeue=True)
+    assert (status(mq), mq.record()["data"]) == ("done-with-requeue", "old")
+    becomes(mq, "queued")
+    again = take(mq)
+    assert (again.data, again.attempt) == ("new", 1)
+    mq.complete(again)
+    assert status(mq) == "done-awaiting-gc"
+
+
+def test_a_second_requeue_in_the_window_needs_update(mq: Driver) -> None:
+    """The slot is one: refused with done-with-requeue, and with update it replaces the first."""
+    mq.enqueue("old")
+    mq.complete(take(mq), dedupe=1.5)
+    mq.enqueue("first", requeue=True)
+    with in_use("done-with-requeue"):
+        mq.enqueue("second", requeue=True)
+    mq.enqueue("third", requeue=True, update=True)
+    assert status(mq) == "done-with-requeue"
+    again = take(mq)
+    assert again.data == "third"
+    mq.complete(again)
+    assert mq.claim() is None
+
+
 # --- an id that is known
 
 
@@ -528,13 +556,14 @@ def test_duplicates_are_refused_with_the_status(mq: Driver) -> None:
     mq.enqueue("y", requeue=True)
     refuses("locked-with-requeue")
     mq.complete(run, dedupe=1)
-    refuses("done-with-requeue", update=True, requeue=True)
+    refuses("done-with-requeue")
+    refuses("done-with-requeue", requeue=True)
     becomes(mq, "queued")
     run = take(mq)
     assert run.data == "y"
     mq.complete(run, dedupe=LONG)
     refuses("done-with-backoff")
-    refuses("done-with-backoff", update=True, requeue=True)
+    refuses("done-with-backoff", update=True)
     mq.enqueue("z", "n")
     mq.fail(take(mq), retry=False)
     with in_use("dead"):

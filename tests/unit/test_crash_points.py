@@ -97,6 +97,16 @@ def requeued(world: World) -> None:
     world.do(again(world, requeue=True))
 
 
+def in_window(world: World) -> None:
+    claimed(world)
+    world.do(settle.complete(world.context, world.memory["held"], b"r", dedupe=60))
+
+
+def in_window_requeued(world: World) -> None:
+    in_window(world)
+    world.do(again(world, requeue=True))
+
+
 def window(world: World) -> None:
     requeued(world)
     world.do(settle.complete(world.context, world.memory["held"], dedupe=5))
@@ -180,6 +190,13 @@ CASES = [
     Case("update in place", due, lambda w: again(w, update=True), {"a": State.INSERTED}),
     Case("requeue", claimed, lambda w: again(w, requeue=True), {"a": State.CLAIMED}),
     Case("requeue anew", requeued, lambda w: again(w, requeue=True, update=True), {"a": State.CLAIMED}),
+    Case("requeue in the window", in_window, lambda w: again(w, requeue=True), {"a": State.FINISHED}),
+    Case(
+        "requeue in the window anew",
+        in_window_requeued,
+        lambda w: again(w, requeue=True, update=True),
+        {"a": State.FINISHED},
+    ),
     Case("complete requeued", requeued, lambda w: settle.complete(w.context, HELD(w), b"r"), {"a": State.INSERTED}),
     Case(
         "complete, window",

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status, derive_status
-from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.reading.chosen import chosen
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
@@ -104,7 +104,7 @@ def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task
         consumer=state.consumer,
         enqueued_ms=came.ctime,
         claimed_ms=state.claimed,
-        ended_ms=stat.mtime if state.state in ENDED else None,
+        ended_ms=_ended_ms(state, stat) if state.state in ENDED else None,
         due_ms=state.due,
         history=state.history,
         version=stat.mzxid,
@@ -113,6 +113,11 @@ def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task
         dedupe_ms=state.dedupe,
         batch=state.batch,
     )
+
+
+def _ended_ms(state: TaskState, stat: Stat) -> int:
+    """When a run ended: when its record was written, unless that was written once more for a run in escrow."""
+    return stat.mtime if state.ended_zxid is None else state.ended or stat.mtime
 
 
 def status_of(context: Context, state: TaskState) -> Procedure[Status]:
