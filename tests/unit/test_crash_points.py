@@ -133,6 +133,11 @@ def last_member(world: World) -> None:
     world.memory["held"] = world.take()
 
 
+def dead_member(world: World) -> None:
+    last_member(world)
+    world.do(settle.fail(world.context, world.memory["held"], "e", retry=False))
+
+
 def fifo(world: World) -> None:
     world.do(configure.configure(world.context, order="fifo"))
 
@@ -238,6 +243,12 @@ CASES = [
         last_member,
         lambda w: operate.cancel(w.context, "a"),
         {"a": State.CANCELLED, "then": State.INSERTED},
+    ),
+    Case(
+        "redrive of a member",
+        dead_member,
+        lambda w: operate.redrive(w.context, "a"),
+        {"a": State.INSERTED, "then": State.INSERTED},
     ),
     Case("enqueue in order", fifo, lambda w: again(w), {"a": State.INSERTED}),
     Case("release in order", fifo_held, lambda w: settle.release(w.context, HELD(w)), {"a": State.INSERTED}),

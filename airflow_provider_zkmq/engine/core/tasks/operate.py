@@ -22,6 +22,7 @@ from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.plan import Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
+from airflow_provider_zkmq.engine.core.writing.rejoining import rejoin
 from airflow_provider_zkmq.engine.errors import CorruptRecord, IllegalTransition, TaskNotFound
 
 #: What becomes of a corrupt task, for the report.
@@ -108,6 +109,7 @@ def redrive(
 ) -> Procedure[None]:
     """Put a dead or cancelled task at the end of its lane, its attempts reset, its history kept.
 
+    A member of a batch counts as open again; one that was done opens again, see `wait_batch`.
     `version`: only if the task is still what was read as `Task.version`. `data` replaces the payload in the same
     transaction. Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task in any other state or version.
     """
@@ -117,7 +119,10 @@ def redrive(
         step(task_id, current.state.state, Event.REDRIVE)
         yield from read_conf(context)
         entry = entry_name(context.marks.stamp(), task_id)
-        return (yield from transitions.redrive(context, current, entry, extra))
+        members = yield from rejoin(context, current)
+        batch = current.state.batch if members else None
+        plan = yield from transitions.redrive(context, current, entry, extra, batch)
+        return Plan([*plan.changes, *members])
 
     yield from _change(context, task_id, "redrive of", build, version)
 
@@ -145,7 +150,8 @@ def replace_data(context: Context, task_id: str, data: bytes | str, version: int
 def drop(context: Context, task_id: str, version: int | None = None) -> Procedure[None]:
     """Delete a task that is not claimed, whole and unarchived; see `redrive` for `version`.
 
-    Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or another version.
+    A member of a batch that had not ended counts as failed. Raises `TaskNotFound`, or `IllegalTransition` for a claimed
+    task or another version.
     """
 
     def build(current: Current) -> Procedure[Plan]:
@@ -161,7 +167,8 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
 def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     """Delete every task of the queue, or every one in a state, whatever is being done with it; returns how many.
 
-    Nothing is archived. A consumer that has one in hand loses its claim. Configuration and consumers stay.
+    Nothing is archived. A consumer that has one in hand loses its claim; a member of a batch that had not ended counts
+    as failed. Configuration and consumers stay.
     """
     yield from read_conf(context)
     wanted = as_state(state)
