@@ -53,11 +53,11 @@ def collect_garbage(context: Context, lifetime: object = None) -> Procedure[Coll
     """
     span = optional_seconds("lifetime", lifetime)
     conf = yield from read_conf(context)
-    return (yield from _run_locked(context, conf.gc_lifetime if span is None else span, None))
+    return (yield from collect_locked(context, conf.gc_lifetime if span is None else span, None))
 
 
-def _run_locked(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
-    """Clean up under the lock; with `last`, only if nobody has done so since that was read."""
+def collect_locked(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
+    """Clean up under the lock; with `last`, the Stat of ``gc``, only if nobody has done so since that was read."""
     if context.maintenance.busy:
         return Collected(ran=False)  # another thread of this process is at it
     context.maintenance.busy = True
@@ -94,22 +94,13 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
         yield from _collect_index(context, index, cutoff, archived, report)
     yield from collect_batches(context, cutoff)
     yield from prune_lanes(context, now)
-    yield from _note_run(context, report)
+    yield from _note_run(context, report, lifetime)
     return report
 
 
-def collect_if_due(context: Context) -> Procedure[Collected]:
-    """Clean up if ``task_gc_interval`` has passed since anybody last did, judged by the server's clock."""
-    conf = yield from read_conf(context)
-    last: Stat | None = yield Exists(context.paths.at("gc"))
-    now = (yield from tick(context)).time or 0
-    if last is not None and last.version > 0 and now - last.mtime < conf.gc_interval * 1000:
-        return Collected(ran=False)
-    return (yield from _run_locked(context, conf.gc_lifetime, last))
-
-
-def _note_run(context: Context, report: Collected) -> Procedure[None]:
-    yield Multi((SetData(context.paths.at("gc"), dump({"collected": report.collected}), -1),))
+def _note_run(context: Context, report: Collected, lifetime: float) -> Procedure[None]:
+    """Say that clean-up has run, and for which lifetime: a shorter one makes the next run due (`core.upkeep.turns`)."""
+    yield Multi((SetData(context.paths.at("gc"), dump({"collected": report.collected, "lifetime": lifetime}), -1),))
 
 
 def _collect_index(
