@@ -138,6 +138,12 @@ def dead_member(world: World) -> None:
     world.do(settle.fail(world.context, world.memory["held"], "e", retry=False))
 
 
+def archived(world: World) -> None:
+    world.do(configure.configure(world.context, archive=True))
+    claimed(world)
+    world.do(settle.fail(world.context, world.memory["held"], "e", retry=False))
+
+
 def fifo(world: World) -> None:
     world.do(configure.configure(world.context, order="fifo"))
 
@@ -250,6 +256,9 @@ CASES = [
         lambda w: operate.redrive(w.context, "a"),
         {"a": State.INSERTED, "then": State.INSERTED},
     ),
+    Case("redrive of an archived one", archived, lambda w: operate.redrive(w.context, "a"), {"a": State.INSERTED}),
+    Case("drop of an archived one", archived, lambda w: operate.drop(w.context, "a"), {}),
+    Case("clear of an archived one", archived, lambda w: operate.clear(w.context), {}),
     Case("enqueue in order", fifo, lambda w: again(w), {"a": State.INSERTED}),
     Case("release in order", fifo_held, lambda w: settle.release(w.context, HELD(w)), {"a": State.INSERTED}),
     Case("commit", taken, lambda w: transaction.commit(w.memory["unit"]), {"a": State.FINISHED, "b": State.INSERTED}),

@@ -11,6 +11,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_archive, read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
+from airflow_provider_zkmq.engine.core.reading.letters import Departed, list_letters
 from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, chunked, read_records
 from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
 
@@ -66,6 +67,15 @@ def ended_between(context: Context, after: int, until: int) -> Procedure[list[En
 def _ended_in(record: Record | Unread, after: int, until: int) -> TypeGuard[Record]:
     """Whether a task ended in that time; one whose record was written once more ended when it was written first."""
     return isinstance(record, Record) and after < (record.state.ended_zxid or record.stat.mzxid) <= until
+
+
+def departed_between(context: Context, after: int, until: int) -> Procedure[list[Departed]]:
+    """The dead letters of an archived queue that left it after zxid `after`, up to and with `until`.
+
+    By a redrive, a drop or a clear. They are kept until the archive has come so far. Complete as `ended_between` is.
+    """
+    yield from read_conf(context)
+    return [each for each in (yield from list_letters(context, until)) if after < each.zxid <= until]
 
 
 def archive(context: Context) -> Procedure[Archive]:

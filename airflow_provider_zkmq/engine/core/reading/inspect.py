@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.letters import Letter
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
@@ -113,6 +114,14 @@ def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task
         dedupe_ms=state.dedupe,
         batch=state.batch,
     )
+
+
+def task_of_letter(path: str, letter: Letter) -> Task:
+    """A dead letter that has left its queue, as the task that it was. Raises `CorruptRecord`."""
+    record = Node(b"", Stat(letter.version, letter.version, letter.ended, letter.ended, 0, 0, 0))
+    data = Node(letter.data, Stat(letter.version, letter.version, letter.enqueued, letter.enqueued, 0, 0, 0))
+    content = _Content(letter.state, {}, load(path, letter.metadata.encode()))
+    return _build(letter.task_id, _Tree(record, data, None, None, None), content, Status.DEAD)
 
 
 def _ended_ms(state: TaskState, stat: Stat) -> int:

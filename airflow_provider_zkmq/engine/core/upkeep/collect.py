@@ -2,7 +2,7 @@
 
 It may run in several places at once and costs by what it deletes. Age is judged by the server's clock and the
 Stat of the task's record, and each tree is deleted under that record's version: a task that changed is kept.
-Where an archive is configured, what is not archived yet is kept.
+Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_records
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
-from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes
+from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, collect_letters, prune_lanes
 from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
 from airflow_provider_zkmq.engine.core.writing.commit import commit, send_together
 from airflow_provider_zkmq.engine.core.writing.pieces import tree_deletes
@@ -94,6 +94,7 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
         yield from _collect_index(context, index, cutoff, archived, report)
     yield from collect_batches(context, cutoff)
     yield from prune_lanes(context, now)
+    yield from collect_letters(context, archived)
     yield from _note_run(context, report, lifetime)
     return report
 
