@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
+from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE
 from airflow_provider_zkmq.engine.core.tasks import configure
+from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_many
 from airflow_provider_zkmq.engine.core.upkeep import collect, turns
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.unit.world import Client, new_queue
@@ -153,3 +156,21 @@ def test_a_run_that_is_cut_off_is_due_for_the_next() -> None:
     assert client.check() == {}
     client.zk.expire(client.session)
     assert look(Client(client.zk)).report == collect.Collected()
+
+
+def test_a_run_whose_client_is_being_closed_ends_where_it_is() -> None:
+    """It deletes no further chunk, gives its lock back and does not say that it has run: the next one goes on."""
+    client = new_queue(task_gc_interval=3600, task_gc_lifetime=0)
+    count = 3 * AT_ONCE
+    client.do(enqueue_many(client.context, [Message(b"x") for _ in range(count)]))
+    client.work()
+    client.zk.advance(1)
+
+    def leaves(op: Any) -> None:
+        deletes = isinstance(op, Multi) and isinstance(op.ops[0], Delete) and "/tasks/" in op.ops[0].path
+        client.context.maintenance.leaving = client.context.maintenance.leaving or deletes
+
+    report = look(client, leaves).report
+    assert 0 < report.collected < count
+    assert client.context.paths.at("lock") not in client.zk.nodes
+    assert look(Client(client.zk)).report.collected == count - report.collected

@@ -27,8 +27,8 @@ MAX_PAUSE: Final = 3600.0
 FIRST_LOOK: Final = 1.0
 #: The pause after a look whose queue could not tell its interval.
 ERROR_PAUSE: Final = 60.0
-#: How long a client that is being closed waits for its looks: a clean-up under way is cut off then, and goes on where
-#: it was when somebody else takes the turn.
+#: How long a client that is being closed waits for its looks. A clean-up under way is told to leave then, and cut off
+#: if it does not within as long again; it goes on where it was when somebody else takes the turn.
 CLOSING_SECONDS: Final = 1.0
 #: Clients that wait for the same moment come a little apart, in parts of the interval and in seconds at the most.
 SPREAD: Final = 0.1
@@ -75,14 +75,20 @@ class Upkeep:
         """End the thread; looks that were not made yet are made, and what is under way goes on, for a moment."""
         self._stopped.set()
         self._wake.set()
-        self.join()
+        if not self.join():
+            with self._lock:
+                for _, context in self._due.values():
+                    context.maintenance.leaving = True
+            self.join()
 
-    def join(self) -> None:
-        """Wait for the end of the thread, a moment at the most: where the session has ended it has nothing to do."""
+    def join(self) -> bool:
+        """Wait for the end of the thread, a moment at the most; whether it has ended."""
         with self._lock:
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=CLOSING_SECONDS)
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout=CLOSING_SECONDS)
+        return not thread.is_alive()
 
     def _loop(self) -> None:
         """Until the end: whatever a look met is logged, and the next one comes."""

@@ -92,6 +92,8 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     cutoff = now - int(lifetime * 1000)
     for index in INDEXES:
         yield from _collect_index(context, index, cutoff, archived, report)
+    if context.maintenance.leaving:
+        return report  # it does not say that it has run: whoever looks next goes on
     yield from collect_batches(context, cutoff)
     yield from prune_lanes(context, now)
     yield from collect_letters(context, archived)
@@ -124,6 +126,8 @@ def _collect_bucket(
     entries = yield Children(bucket)
     due = [name for name in sorted(entries or ()) if (entry_time(name) or cutoff + 1) <= cutoff]
     for chunk in chunked(due):
+        if context.maintenance.leaving:
+            return
         trees = yield from _judge(context, bucket, chunk, cutoff, archived, report)
         yield from _delete(context, trees, report)
 
