@@ -17,7 +17,16 @@ import pytest
 
 from airflow_provider_zkmq.cli import main as command_line
 from airflow_provider_zkmq.cli.output import task_record
-from airflow_provider_zkmq.engine import Claim, DuplicateTask, Queue, RetryPolicy, TaskNotFound, Zkmq, ZkmqError
+from airflow_provider_zkmq.engine import (
+    AsyncZkmq,
+    Claim,
+    DuplicateTask,
+    Queue,
+    RetryPolicy,
+    TaskNotFound,
+    Zkmq,
+    ZkmqError,
+)
 from tests.support import eventually
 
 NOBODY = "performance_class==low"
@@ -531,6 +540,25 @@ def test_a_second_requeue_in_the_window_needs_update(mq: Driver) -> None:
     assert again.data == "third"
     mq.complete(again)
     assert mq.claim() is None
+
+
+async def test_a_requeue_in_the_window_on_an_event_loop(zookeeper: str, root: str, q: Queue) -> None:
+    """`AsyncZkmq` accepts it, refuses a second one with the same status, and hands the run out after the window."""
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
+        queue = zk.queue("census")
+        await queue.enqueue("old", task_id="m")
+        claim = await queue.claim()
+        assert claim is not None
+        await claim.complete(dedupe=1)
+        await queue.enqueue("new", task_id="m", requeue=True)
+        with pytest.raises(DuplicateTask) as refusal:
+            await queue.enqueue("newer", task_id="m", requeue=True)
+        assert refusal.value.status == "done-with-requeue"
+        again = await queue.claim(timeout=20)
+        assert again is not None
+        assert (again.task.data, again.task.attempt) == (b"new", 1)
+        await again.complete()
+    assert q.task("m").status == "done-awaiting-gc"
 
 
 # --- an id that is known
