@@ -1,5 +1,6 @@
 """Maintenance: archive what ended to Parquet with Spark, then collect what is archived and old enough.
 
+From its first step on the queues count as archived: whoever cleans them up keeps what the archive does not hold yet.
 Parameters: ``queues`` (none: all), ``directory`` of the archive (none: the Airflow Variable ``zkmq_archive_dir``,
 else the environment variable ``ZKMQ_ARCHIVE_DIR``), ``lifetime`` in seconds (none: each queue's task_gc_lifetime).
 It runs daily; the environment variable ``ZKMQ_MAINTENANCE_SCHEDULE`` sets another schedule, empty: none.
@@ -39,19 +40,31 @@ def archive_directory(given: str | None) -> str:
     doc_md=__doc__,
 )
 def zkmq_maintenance() -> None:
-    """Archive, then collect, then report; each step may be repeated."""
+    """Mark as archived, archive, then collect, then report; each step may be repeated."""
 
     @task(retries=2, retry_delay=pendulum.duration(seconds=30))
-    def archive() -> list[dict[str, Any]]:
+    def mark() -> list[str]:
+        """Have clean-up keep what is not archived. Returns the names of the queues."""
+        from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+
+        names = get_current_context()["params"]["queues"]
+        with ZkmqHook() as hook:
+            client = hook.get_conn()
+            queues = [client.queue(name) for name in (names or client.queues())]
+            for queue in queues:
+                queue.conf()  # refuses a queue that does not exist, which configure() would create
+                queue.configure(archive=True)
+        return [queue.name for queue in queues]
+
+    @task(retries=2, retry_delay=pendulum.duration(seconds=30))
+    def archive(names: list[str]) -> list[dict[str, Any]]:
         """Archive each queue. Returns one report per queue."""
         from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
         from airflow_provider_zkmq.spark import archive_queue, spark_session
 
-        params = get_current_context()["params"]
-        directory = archive_directory(params["directory"])
+        directory = archive_directory(get_current_context()["params"]["directory"])
         with ZkmqHook() as hook:
-            client = hook.get_conn()
-            connect, names = connection_arguments(client.config), params["queues"] or client.queues()
+            connect = connection_arguments(hook.get_conn().config)
         spark = spark_session("zkmq-maintenance")
         try:
             return [asdict(archive_queue(connect, name, directory, spark)) for name in names]
@@ -87,7 +100,7 @@ def zkmq_maintenance() -> None:
             print(f"queue {name}: {numbers}")  # noqa: T201  the task's log
         return summary
 
-    archived = archive()
+    archived = archive(mark())
     report(archived, collect(archived))
 
 

@@ -33,6 +33,11 @@ def add_configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--order", choices=ORDERS, help="fifo: claims strictly in the order of enqueues, at less throughput"
     )
+    parser.add_argument(
+        "--archive",
+        action=argparse.BooleanOptionalAction,
+        help="the queue is archived: clean-up keeps what no archive holds, also before the first run of one",
+    )
     _add_policy(parser)
 
 
@@ -68,6 +73,7 @@ def configure(args: argparse.Namespace, options: Common) -> int:
             policy=_policy(zk, queue, args),
             lock=args.lock,
             order=args.order,
+            archive=args.archive,
         )
         conf = queue.conf()
     value = {"queue": args.queue, "conf": conf_record(conf)}
@@ -111,6 +117,8 @@ def conf_record(conf: QueueConf) -> dict[str, object]:
         "task_gc_interval": conf.task_gc_interval,
         "lock": conf.lock,
         "order": conf.order,
+        "archive": conf.archive,
+        "archived": conf.archived,
         "policy": asdict(conf.policy),
     }
 
@@ -123,6 +131,7 @@ def conf_facts(conf: QueueConf) -> dict[str, object]:
         "task_gc_interval": _seconds(conf.task_gc_interval, "never"),
         "lock": _seconds(conf.lock, "none"),
         "order": conf.order,
+        "archive": f"up to zxid {conf.archived}" if conf.archive else "none",
         "policy": spread(_flat_policy(asdict(conf.policy))),
     }
 

@@ -46,7 +46,11 @@ def add_enqueue(parser: argparse.ArgumentParser) -> None:
 def _add_reuse(parser: argparse.ArgumentParser) -> None:
     known = parser.add_argument_group("a --task-id that is in use (refused otherwise)")
     known.add_argument("--update", action="store_true", help="replace the task while it is queued")
-    known.add_argument("--requeue", action="store_true", help="while it is claimed: run this one when that has ended")
+    known.add_argument(
+        "--requeue",
+        action="store_true",
+        help="while it is claimed, or in its dedupe window: run this one when that has ended",
+    )
     batch = parser.add_argument_group("a batch (see zkmq batch)")
     batch.add_argument("--batch", metavar="NAME", help="write the tasks as one batch; they are called NAME.<number>")
     batch.add_argument("--then", metavar="DATA", help="a task to enqueue when the last of the batch has ended")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.reading.archiving import Archive, Ended
     from airflow_provider_zkmq.engine.core.reading.explain import ConsumerVerdict, Explanation
     from airflow_provider_zkmq.engine.core.reading.inspect import Task
+    from airflow_provider_zkmq.engine.core.reading.letters import Departed
     from airflow_provider_zkmq.engine.core.reading.register import Consumer
     from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
     from airflow_provider_zkmq.engine.core.reading.trees import Part, Znode
@@ -75,6 +76,7 @@ _HOME = {
     "core.reading.archiving": ("Archive", "Ended"),
     "core.reading.explain": ("ConsumerVerdict", "Explanation"),
     "core.reading.inspect": ("Task",),
+    "core.reading.letters": ("Departed",),
     "core.reading.register": ("Consumer",),
     "core.reading.settings": ("QueueConf",),
     "core.reading.trees": ("Part", "Znode"),
@@ -137,6 +139,7 @@ __all__ = [
     "Consumer",
     "ConsumerVerdict",
     "CorruptRecord",
+    "Departed",
     "DuplicateTask",
     "Ended",
     "Error",

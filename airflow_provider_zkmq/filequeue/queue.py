@@ -61,12 +61,14 @@ class FileQueue(FileView):
         policy: RetryPolicy | None = None,
         lock: object = None,
         order: str | None = None,
+        archive: bool | None = None,
     ) -> None:
         """Make the file if it is not there and set the given values. ``lock``: how long a claim holds (60 seconds).
 
         Raises `ConfigError` for values that are refused; then nothing is written.
         """
-        refuse({refusals.COLLECTION: task_gc_lifetime is not None or task_gc_interval is not None})
+        collected = task_gc_lifetime is not None or task_gc_interval is not None
+        refuse({refusals.COLLECTION: collected, refusals.ARCHIVES: archive})
         self.folder.configure(self.name, lambda conf: conf.changed(filters, policy, lock, order))
 
     # --- enqueue

@@ -24,7 +24,7 @@ SERVERS: Final = "servers to speak to"
 EXPLAINING: Final = "explanations (explain): the file shows the task's variables"
 TREES: Final = "znodes (tree)"
 CONSUMERS: Final = "register of consumers (consumers): the mutex of a task names who has it"
-ARCHIVES: Final = "archive (zxid, ended_between, archive, publish_archive)"
+ARCHIVES: Final = "archive (configure(archive=True), zxid, ended_between, departed_between, archive, publish_archive)"
 FINDING: Final = "waiting for tasks that match (find)"
 
 

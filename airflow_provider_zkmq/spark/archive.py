@@ -1,22 +1,24 @@
-"""The archive: tasks that ended, to Parquet, each exactly once, whatever crashes in between.
+"""The archive: tasks that ended, to Parquet, each run of one exactly once, whatever crashes in between.
 
-A run covers the zxids after the last run's watermark up to that of a write of its own. It is staged, counted and
-renamed; then the manifest, which readers follow, is replaced; then the watermark is published in ZooKeeper, and
-only up to there does garbage collection delete. The manifest is thus never behind ZooKeeper. What a crashed run
-left is not in the manifest, so nobody reads it and the next run deletes it.
+A queue that is archived says so (``configure(archive=True)``): its clean-up keeps what no archive holds, and its dead
+letters are kept for the archive when they leave it. A run covers the zxids after the last run's watermark up to that
+of a write of its own. It is staged, counted and renamed; then the manifest, which readers follow, is replaced; then the
+watermark is published in ZooKeeper, and only up to there does garbage collection delete. The manifest is thus never
+behind ZooKeeper. What a crashed run left is not in the manifest, so nobody reads it and the next run deletes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, Ended, ZkmqError, check_name
+from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, ZkmqError, check_name
 from airflow_provider_zkmq.spark.manifest import (
     RUNS,
     STAGING,
@@ -29,7 +31,7 @@ from airflow_provider_zkmq.spark.manifest import (
     sync,
     sync_tree,
 )
-from airflow_provider_zkmq.spark.rows import SCHEMA, Connect, open_client, reader
+from airflow_provider_zkmq.spark.rows import ENDED, SCHEMA, Connect, Row, open_client, reader
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.
@@ -100,8 +102,9 @@ def archive_queue(
     *,
     after: Callable[[str], None] = lambda _step: None,
 ) -> ArchiveReport:
-    """Archive what finished or was cancelled since the last run under ``<directory>/<queue>``.
+    """Archive what finished or was cancelled since the last run, and the dead letters that left the queue since then.
 
+    The archive is under ``<directory>/<queue>``. The queue counts as archived from now on.
     `connect`: the arguments of `Zkmq.connect`, or a picklable function that connects. `directory`: a folder of a
     file system with atomic renames that Spark's executors see too. `after` is called with the name of each step
     that was done (`STEPS`). A run that is interrupted anywhere may be repeated: no row is lost or doubled.
@@ -109,16 +112,14 @@ def archive_queue(
     `ArchiveIncomplete` where tasks vanished while they were read.
     """
     home = Path(directory).absolute() / check_name("queue", queue)
-    with open_client(connect) as client, exclusive(home):
-        source = client.queue(queue)
-        source.conf()  # refuses a queue that does not exist
+    with open_client(connect) as client, _archived(client.queue(queue)) as source, exclusive(home):
         manifest = read_manifest(home)
         orphans = tuple(remove_orphans(home, manifest))
         claim = _Claim.take(source, home, manifest)
         after("begun")
         watermark = _mark(source, manifest)
         after("marked")
-        ended = source.ended_between(manifest.watermark, watermark)
+        ended = _ended(source, manifest.watermark, watermark)
         after("listed")
         planned = Run("", len(ended), manifest.watermark, watermark)
         run = _write(home, planned, _rows(spark, connect, queue, ended) if ended else None, spark, after)
@@ -129,6 +130,20 @@ def archive_queue(
         claim.advance(watermark)
         after("finished")
     return ArchiveReport(queue, len(ended), grown.rows, watermark, run.path if run else None, orphans)
+
+
+@contextlib.contextmanager
+def _archived(queue: AnyQueue) -> Iterator[AnyQueue]:
+    """The queue, which counts as archived from now on. Raises `ConfigError` where it does not exist."""
+    if not queue.conf().archive:
+        queue.configure(archive=True)
+    yield queue
+
+
+def _ended(queue: AnyQueue, after: int, until: int) -> list[Row]:
+    """What the run is about: the tasks that have ended, and the dead letters that have left, each with its place."""
+    standing: list[Row] = [(each.id, each.version, None) for each in queue.ended_between(after, until)]
+    return [*standing, *queue.departed_between(after, until)]
 
 
 def _mark(queue: AnyQueue, manifest: Manifest) -> int:
@@ -164,8 +179,8 @@ def _check_complete(home: Path, run: Run, written: int) -> None:
         raise ArchiveIncomplete(f"of {run.rows} tasks of queue {home.name!r} {written} were read; run it again")
 
 
-def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Ended]) -> DataFrame:
-    """Return the whole rows of these tasks, read by Spark's Python workers, several at a time."""
+def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Row]) -> DataFrame:
+    """Return the whole rows of these, read by Spark's Python workers, several at a time."""
     partitions = max(1, min(spark.sparkContext.defaultParallelism, -(-len(ended) // ROWS_PER_PARTITION)))
     pairs = spark.sparkContext.parallelize([tuple(each) for each in ended], partitions)
-    return spark.createDataFrame(pairs, "id string, version bigint").mapInArrow(reader(connect, queue), SCHEMA)
+    return spark.createDataFrame(pairs, ENDED).mapInArrow(reader(connect, queue), SCHEMA)

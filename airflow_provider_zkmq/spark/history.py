@@ -9,12 +9,12 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.spark.manifest import read_manifest
 from airflow_provider_zkmq.spark.rows import SCHEMA
 
 POINTS: Final = (0.5, 0.9, 0.99)
-_COLUMNS: Final = [part.split()[0] for part in SCHEMA.split(", ")]
 
 
 def read_history(
@@ -25,8 +25,10 @@ def read_history(
     since: date | None = None,
     until: date | None = None,
 ) -> DataFrame:
-    """Return the archived tasks of `queue` (default: of every queue), each once.
+    """Return the archived tasks of `queue` (default: of every queue), each run of one once.
 
+    ``history`` holds the deliveries that ended before, the last ten, also those of earlier runs of the same id; null in
+    rows of an older version. A row whose state is ``dead`` is a dead letter that was redriven, dropped or cleared.
     `since` and `until`, both included, leave out whole days (UTC, by the end of the task) without reading them.
     Columns as in `rows.SCHEMA`. Raises `CorruptRecord` for a manifest that is none.
     """
@@ -36,9 +38,11 @@ def read_history(
     days = [str(day) for run in runs for day in sorted(run.glob("day=*")) if _within(day.name[4:], since, until)]
     if not days:
         return spark.createDataFrame([], SCHEMA)
-    stored = ", ".join(part for part in SCHEMA.split(", ") if not part.startswith("day "))
+    columns = spark.createDataFrame([], SCHEMA).schema
+    stored = StructType([column for column in columns if column.name != "day"])
     frame = spark.read.schema(stored).option("recursiveFileLookup", "true").parquet(*days)
-    return frame.withColumn("day", f.to_date(f.to_utc_timestamp("ended_at", f.current_timezone()))).select(_COLUMNS)
+    day = f.to_date(f.to_utc_timestamp("ended_at", f.current_timezone()))
+    return frame.withColumn("day", day).select(columns.names)
 
 
 def _within(day: str, since: date | None, until: date | None) -> bool:

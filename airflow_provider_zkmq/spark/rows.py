@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Task, Zkmq
+from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Attempt, Departed, Task, Zkmq
 
 #: How to reach ZooKeeper: the arguments of `Zkmq.connect`, or a function that can be pickled and connects.
 Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient]
@@ -21,11 +21,26 @@ SCHEMA: Final = (
     "queue string, id string, state string, attempt int, priority int, filters map<string,string>, "
     "metadata string, data binary, result binary, error string, consumer string, "
     "enqueued_at timestamp, claimed_at timestamp, ended_at timestamp, wait_ms bigint, run_ms bigint, "
-    "day date, version bigint"
+    "day date, version bigint, "
+    "history array<struct<number: int, consumer: string, claimed_at: timestamp, ended_at: timestamp, outcome: string, "
+    "error: string>>"
 )
+#: What the workers are given: a task that has ended, or that has left and is kept at a place of its own.
+ENDED: Final = "id string, version bigint, place string"
+Row: TypeAlias = tuple[str, int, str | None]
 #: The columns that hold what a task says, by the same name.
 _AS_IT_IS: Final = ("id", "attempt", "priority", "data", "result", "error", "consumer", "version")
 _TIME: Final = pa.timestamp("us", tz="UTC")
+_ATTEMPT: Final = pa.struct(
+    [
+        ("number", pa.int32()),
+        ("consumer", pa.string()),
+        ("claimed_at", _TIME),
+        ("ended_at", _TIME),
+        ("outcome", pa.string()),
+        ("error", pa.string()),
+    ]
+)
 _ARROW: Final = pa.schema(
     [
         ("queue", pa.string()),
@@ -46,6 +61,7 @@ _ARROW: Final = pa.schema(
         ("run_ms", pa.int64()),
         ("day", pa.date32()),
         ("version", pa.int64()),
+        ("history", pa.list_(_ATTEMPT)),
     ]
 )
 
@@ -56,7 +72,7 @@ def open_client(connect: Connect) -> AnyClient:
 
 
 def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function for ``mapInArrow``, for Spark's Python workers: ids and versions in, whole rows out.
+    """Make the function for ``mapInArrow``, for Spark's Python workers: what ended in, whole rows out.
 
     A task that is not there, or not in the version asked for, gives no row: the caller counts.
     """
@@ -76,12 +92,18 @@ def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], 
 
 
 def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    wanted = dict(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
-    ids = list(wanted)
-    for start in range(0, len(ids), AT_ONCE):
-        tasks = queue.read_many(ids[start : start + AT_ONCE], parts=["data", "metadata", "result"])
-        rows = [row(queue.name, task) for task in tasks if task.version == wanted[task.id]]
+    ended = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    for start in range(0, len(ended), AT_ONCE):
+        rows = [row(queue.name, task) for task in _tasks(queue, ended[start : start + AT_ONCE])]
         yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+
+
+def _tasks(queue: AnyQueue, ended: list[Row]) -> list[Task]:
+    """The whole tasks, where they are in the version asked for."""
+    wanted = {task_id: version for task_id, version, place in ended if place is None}
+    standing = queue.read_many(list(wanted), parts=["data", "metadata", "result"])
+    departed = [Departed(task_id, zxid, place) for task_id, zxid, place in ended if place is not None]
+    return [*(task for task in standing if task.version == wanted[task.id]), *queue.read_departed(departed)]
 
 
 def row(queue: str, task: Task) -> dict[str, object]:
@@ -94,7 +116,14 @@ def row(queue: str, task: Task) -> dict[str, object]:
         "metadata": json.dumps(task.metadata, ensure_ascii=False),
         **as_it_is,
         **_times(task),
+        "history": [_attempt(attempt) for attempt in task.history],
     }
+
+
+def _attempt(attempt: Attempt) -> dict[str, object]:
+    """A delivery that ended, of this run of the id or of an earlier one."""
+    times = {"claimed_at": _moment(attempt.claimed), "ended_at": _moment(attempt.ended)}
+    return {name: getattr(attempt, name) for name in ("number", "consumer", "outcome", "error")} | times
 
 
 def _times(task: Task) -> dict[str, object]:

@@ -14,6 +14,7 @@ from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from tests.airflow.conftest import finish, kill
+from tests.support import eventually
 
 
 def test_one_message(queue, context):
@@ -49,6 +50,19 @@ def test_many_messages(queue, context):
 def test_no_messages(queue, context):
     """An empty list, as a mapped task may give it, enqueues nothing and is no error."""
     assert ZkmqEnqueueOperator(task_id="t", messages=[], wait_for_completion=True).execute(context) == []
+
+
+def test_an_enqueue_makes_an_overdue_clean_up(queue, context):
+    """Nobody else is there, and the operator's connection lives for one enqueue: what is over its lifetime goes."""
+    queue.configure(task_gc_lifetime=0, task_gc_interval=0)
+    queue.enqueue("x", task_id="old")
+    finish(queue)
+
+    def gone():
+        ZkmqEnqueueOperator(task_id="t", data="x").execute(context)
+        return "old" not in queue.ids()
+
+    eventually(gone)
 
 
 def test_templates_and_mapping(queue, context):

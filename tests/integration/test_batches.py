@@ -18,6 +18,7 @@ from airflow_provider_zkmq.engine import (
     ConfigError,
     ConsumeTimes,
     DuplicateTask,
+    Error,
     IllegalTransition,
     Message,
     Queue,
@@ -222,6 +223,28 @@ def test_a_batch_that_was_never_sealed_does_not_end(q: Queue, monkeypatch: pytes
     assert q.batch("b") == Batch("b", 30, 0, (), done=True)
     assert {task_id: seen for task_id, seen in _snapshot(q).items() if task_id in before} == before
     assert _follower(q, ids).state == "inserted"
+
+
+def test_a_redriven_member_is_waited_for_again(q: Queue, waiter: Zkmq) -> None:
+    """A waiter gets the batch with its failed member; once that is redriven another one waits for its second end."""
+    ids = q.enqueue_many(_messages(3), batch="b", then=Message("after"))
+    waiting = _Waiting(waiter, "b")
+
+    def fail_first(task: Task) -> object:
+        return Error("no") if task.id == ids[0] else None
+
+    _work(q, fail_first)
+    assert waiting.end() == Batch("b", 3, 0, (ids[0],), done=True)
+    follower = _follower(q, ids)
+    q.redrive(ids[0])
+    assert waiter.queue("census").batch("b") == Batch("b", 3, 1, (), done=False)
+    again = _Waiting(waiter, "b")
+    _work(q)
+    assert again.end() == Batch("b", 3, 0, (), done=True)
+    assert [task.id for task in q.tasks() if task.id not in ids] == [follower.id]
+    q.collect_garbage(lifetime=0)
+    with pytest.raises(TaskNotFound):
+        q.batch("b")
 
 
 def test_two_producers_of_one_batch_write_it_once(zookeeper: str, root: str, q: Queue) -> None:

@@ -17,7 +17,16 @@ import pytest
 
 from airflow_provider_zkmq.cli import main as command_line
 from airflow_provider_zkmq.cli.output import task_record
-from airflow_provider_zkmq.engine import Claim, DuplicateTask, Queue, RetryPolicy, TaskNotFound, Zkmq, ZkmqError
+from airflow_provider_zkmq.engine import (
+    AsyncZkmq,
+    Claim,
+    DuplicateTask,
+    Queue,
+    RetryPolicy,
+    TaskNotFound,
+    Zkmq,
+    ZkmqError,
+)
 from tests.support import eventually
 
 NOBODY = "performance_class==low"
@@ -505,6 +514,53 @@ def test_a_requeue_waits_for_the_end_of_the_window(mq: Driver) -> None:
     assert status(mq) == "done-awaiting-gc"
 
 
+def test_a_requeue_in_the_window_waits_for_its_end(mq: Driver) -> None:
+    """done-with-backoff → done-with-requeue → queued with the new data when the window has passed, attempt 1."""
+    mq.enqueue("old")
+    mq.complete(take(mq), dedupe=1)
+    mq.enqueue("new", requeue=True)
+    assert (status(mq), mq.record()["data"]) == ("done-with-requeue", "old")
+    becomes(mq, "queued")
+    again = take(mq)
+    assert (again.data, again.attempt) == ("new", 1)
+    mq.complete(again)
+    assert status(mq) == "done-awaiting-gc"
+
+
+def test_a_second_requeue_in_the_window_needs_update(mq: Driver) -> None:
+    """The slot is one: refused with done-with-requeue, and with update it replaces the first."""
+    mq.enqueue("old")
+    mq.complete(take(mq), dedupe=1.5)
+    mq.enqueue("first", requeue=True)
+    with in_use("done-with-requeue"):
+        mq.enqueue("second", requeue=True)
+    mq.enqueue("third", requeue=True, update=True)
+    assert status(mq) == "done-with-requeue"
+    again = take(mq)
+    assert again.data == "third"
+    mq.complete(again)
+    assert mq.claim() is None
+
+
+async def test_a_requeue_in_the_window_on_an_event_loop(zookeeper: str, root: str, q: Queue) -> None:
+    """`AsyncZkmq` accepts it, refuses a second one with the same status, and hands the run out after the window."""
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
+        queue = zk.queue("census")
+        await queue.enqueue("old", task_id="m")
+        claim = await queue.claim()
+        assert claim is not None
+        await claim.complete(dedupe=1)
+        await queue.enqueue("new", task_id="m", requeue=True)
+        with pytest.raises(DuplicateTask) as refusal:
+            await queue.enqueue("newer", task_id="m", requeue=True)
+        assert refusal.value.status == "done-with-requeue"
+        again = await queue.claim(timeout=20)
+        assert again is not None
+        assert (again.task.data, again.task.attempt) == (b"new", 1)
+        await again.complete()
+    assert q.task("m").status == "done-awaiting-gc"
+
+
 # --- an id that is known
 
 
@@ -528,13 +584,14 @@ def test_duplicates_are_refused_with_the_status(mq: Driver) -> None:
     mq.enqueue("y", requeue=True)
     refuses("locked-with-requeue")
     mq.complete(run, dedupe=1)
-    refuses("done-with-requeue", update=True, requeue=True)
+    refuses("done-with-requeue")
+    refuses("done-with-requeue", requeue=True)
     becomes(mq, "queued")
     run = take(mq)
     assert run.data == "y"
     mq.complete(run, dedupe=LONG)
     refuses("done-with-backoff")
-    refuses("done-with-backoff", update=True, requeue=True)
+    refuses("done-with-backoff", update=True)
     mq.enqueue("z", "n")
     mq.fail(take(mq), retry=False)
     with in_use("dead"):

@@ -284,6 +284,23 @@ def test_configure_changes_only_what_is_given(cli: Cli) -> None:
     assert cli.ask("queues")["queues"] == ["q"]
 
 
+def test_configure_says_that_a_queue_is_archived(cli: Cli) -> None:
+    """--archive holds until --no-archive; status tells programs and people; clean-up keeps what no archive has."""
+    assert cli.ask("configure", "q")["conf"]["archive"] is False
+    conf = cli.ask("configure", "q", "--archive")["conf"]
+    assert (conf["archive"], conf["archived"]) == (True, 0)
+    assert cli.ask("configure", "q", "--lock", "3")["conf"]["archive"] is True
+    assert cli.ask("status", "q")["conf"]["archive"] is True
+    assert b"up to zxid 0" in cli.run("status", "q").stdout
+    cli.ask("enqueue", "q", "x", "--task-id", "a")
+    token = cli.ask("claim", "q", "--lease", "60")["token"]
+    cli.ask("complete", "q", "a", "--token", str(token))
+    report = cli.ask("gc", "q", "--lifetime", "0")
+    assert (report["collected"], report["kept_unarchived"]) == (0, 1)
+    assert cli.ask("configure", "q", "--no-archive")["conf"]["archive"] is False
+    assert cli.ask("gc", "q", "--lifetime", "0")["collected"] == 1
+
+
 def test_configure_sets_lock_order_and_the_whole_retry_policy(cli: Cli, queue: Queue) -> None:
     """What configure is given, configure and status tell, to programs and to people; 0 and '' take it back."""
     assert (cli.ask("status", "q")["conf"]["lock"], cli.ask("status", "q")["conf"]["order"]) == (None, "default")

@@ -178,6 +178,25 @@ def test_what_an_archive_needs(zk: Zkmq, q: Queue, reads: Any) -> None:
         reads.publish_archive(nothing)
 
 
+def test_what_left_a_queue_is_told_to_its_archive(zk: Zkmq, q: Queue, reads: Any) -> None:
+    """Of an archived queue: a dead letter that was dropped, as it was when it died; by both fronts."""
+    reads.configure(archive=True)
+    assert (reads.conf().archive, reads.conf().archived) == (True, 0)
+    task_id = q.enqueue(b"x", metadata={"n": 1})
+    claim = q.claim()
+    assert claim is not None
+    claim.fail("no", retry=False)
+    dead, before = q.task(task_id), q.zxid()
+    reads.drop(task_id)
+    (departed,) = reads.departed_between(before, q.zxid())
+    assert departed.id == task_id
+    assert reads.read_departed([departed]) == [dead]
+    assert reads.departed_between(0, before) == []
+    q.publish_archive(replace(q.archive(), watermark=q.zxid()))
+    q.collect_garbage()
+    assert reads.read_departed([departed]) == []
+
+
 def test_a_queue_says_where_it_is(zk: Zkmq, root: str, q: Queue) -> None:
     """Its name and its root."""
     assert (q.name, q.root) == ("census", root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from airflow_provider_zkmq.spark.archive import STEPS, ArchiveIncomplete, archiv
 from airflow_provider_zkmq.spark.history import percentiles, read_history
 from airflow_provider_zkmq.spark.manifest import exclusive, read_manifest
 from airflow_provider_zkmq.spark.session import spark_session
+from tests.support import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
 
@@ -114,6 +116,123 @@ def test_collection_deletes_only_what_is_archived(spark, connect, queue, tmp_pat
     assert second.watermark > report.watermark
     assert archived(spark, tmp_path) == sorted(old + new)
     assert queue.collect_garbage(lifetime=0).collected == 3
+
+
+def test_what_ended_before_the_first_run_is_kept_for_it(spark, connect, queue, tmp_path) -> None:
+    """The queue is said to be archived: clean-up before the first run, between runs and after them loses nothing."""
+    queue.configure(archive=True)
+    ids = finish(queue, 4)
+    eventually(lambda: queue.collect_garbage(lifetime=0).kept_unarchived == 4)
+    assert sorted(queue.ids("finished")) == sorted(ids)
+    archive_queue(connect, "q", tmp_path, spark)
+    new = finish(queue, 2)
+    eventually(lambda: queue.collect_garbage(lifetime=0).kept_unarchived == 2)
+    assert sorted(queue.ids("finished")) == sorted(new)
+    archive_queue(connect, "q", tmp_path, spark)
+    queue.collect_garbage(lifetime=0)
+    assert queue.ids() == []
+    assert archived(spark, tmp_path) == sorted(ids + new)
+
+
+def test_a_run_says_first_that_the_queue_is_archived(spark, connect, queue, tmp_path) -> None:
+    """Before it touches its folder, which another run holds here: from that moment on clean-up deletes nothing."""
+    finish(queue, 2)
+    with exclusive(tmp_path / "q"), pytest.raises(ConfigError, match="in use"):
+        archive_queue(connect, "q", tmp_path, spark)
+    assert queue.conf().archive
+    eventually(lambda: queue.collect_garbage(lifetime=0).kept_unarchived == 2)
+
+
+def attempts(row: object) -> list[tuple[int, str, str | None]]:
+    return [(each["number"], each["outcome"], each["error"]) for each in row["history"]]
+
+
+def test_rows_hold_the_attempts_of_a_run_and_of_those_before(spark, connect, queue, tmp_path) -> None:
+    """Failed twice, then finished; run anew before an archive had it: its deliveries are in the next run's history."""
+    queue.enqueue(b"one", task_id="a")
+    for error in ("first", "second"):
+        queue.claim(timeout=5).fail(error, backoff=0)
+    queue.claim(timeout=5).complete(b"r")
+    queue.enqueue(b"two", task_id="a")
+    queue.claim(timeout=5).complete()
+    archive_queue(connect, "q", tmp_path, spark)
+    (row,) = read_history(spark, tmp_path, "q").collect()
+    assert attempts(row) == [(1, "failed", "first"), (2, "failed", "second"), (3, "finished", None)]
+    task = queue.task("a")
+    for stored, known in zip(row["history"], task.history, strict=True):
+        times = [int(stored[name].replace(tzinfo=UTC).timestamp() * 1000) for name in ("claimed_at", "ended_at")]
+        assert (times, stored["consumer"]) == ([known.claimed, known.ended], known.consumer)
+    assert (bytes(row["data"]), row["attempt"]) == (b"two", 1)
+
+
+def test_dead_letters_are_archived_when_they_leave(spark, connect, queue, tmp_path) -> None:
+    """Dropped, cleared, redriven with other data: each as it was; one that stands is not in the archive yet."""
+    queue.configure(archive=True)
+    for name in ("stays", "dropped", "redriven", "cleared"):
+        queue.enqueue(f"data of {name}", {"size": "small"}, task_id=name, metadata={"n": 1})
+        claim = queue.claim(timeout=5)
+        claim.fail("once", backoff=0)
+        queue.claim(timeout=5).fail(f"no {name}", retry=False)
+    before = {task.id: task for task in queue.tasks(state="dead")}
+    queue.drop("dropped")
+    queue.redrive("redriven", data=b"mended")
+    queue.claim(timeout=5).complete()
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 3
+    rows = {(row.id, row.state): row for row in read_history(spark, tmp_path, "q").collect()}
+    assert set(rows) == {("dropped", "dead"), ("redriven", "dead"), ("redriven", "finished")}
+    for name in ("dropped", "redriven"):
+        row, task = rows[name, "dead"], before[name]
+        assert (bytes(row.data), row.error, row.version) == (task.data, f"no {name}", task.version)
+        assert (row.filters, json.loads(row.metadata), row.result) == ({"size": "small"}, {"n": 1}, None)
+        assert [error for _, _, error in attempts(row)] == ["once", f"no {name}"]
+        assert (row.day, row.run_ms) == (datetime.fromtimestamp(task.ended_ms / 1000, UTC).date(), None)
+    assert bytes(rows["redriven", "finished"].data) == b"mended"
+    queue.collect_garbage(lifetime=0)
+    assert queue.clear() == 2
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 2
+    assert archived(spark, tmp_path) == ["cleared", "dropped", "redriven", "redriven", "stays"]
+
+
+@pytest.mark.parametrize("step", ["listed", "staged", "published"])
+def test_a_crash_loses_and_doubles_no_dead_letter(step, spark, connect, queue, tmp_path) -> None:
+    """It left before a run that is cut off: the next one has it, once; clean-up waits for the archive."""
+    queue.configure(archive=True)
+    queue.enqueue(b"x", task_id="a")
+    queue.claim(timeout=5).fail("no", retry=False)
+    queue.drop("a")
+    with pytest.raises(Crash):
+        archive_queue(connect, "q", tmp_path, spark, after=crash_after(step))
+    queue.collect_garbage(lifetime=0)
+    archive_queue(connect, "q", tmp_path, spark)
+    assert archived(spark, tmp_path) == ["a"]
+    queue.collect_garbage(lifetime=0)
+    assert queue.departed_between(0, queue.zxid()) == []
+
+
+def test_each_run_is_archived_once_although_it_is_requeued_in_its_window(spark, connect, queue, tmp_path) -> None:
+    """Archived in its dedupe window, then requeued, and archived again: the run is not archived twice."""
+    queue.enqueue(b"one", task_id="a")
+    queue.claim(timeout=5).complete(dedupe=3)
+    archive_queue(connect, "q", tmp_path, spark)
+    queue.enqueue(b"two", task_id="a", requeue=True)
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 0
+    queue.claim(timeout=20).complete()
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 1
+    assert sorted(bytes(row.data) for row in read_history(spark, tmp_path, "q").collect()) == [b"one", b"two"]
+
+
+def test_runs_of_an_older_version_are_read_without_their_attempts(spark, connect, queue, tmp_path) -> None:
+    """Their files have no such column: it is null there, and the rest is as it was."""
+    finish(queue, 1)
+    archive_queue(connect, "q", tmp_path, spark)
+    (run,) = (tmp_path / "q" / "runs").iterdir()
+    spark.read.parquet(str(run)).drop("history").write.partitionBy("day").parquet(str(tmp_path / "older"))
+    shutil.rmtree(run)
+    (tmp_path / "older").rename(run)
+    finish(queue, 1)
+    archive_queue(connect, "q", tmp_path, spark)
+    rows = read_history(spark, tmp_path, "q").orderBy("ended_at").collect()
+    assert ([row.history for row in rows], [bytes(row.data) for row in rows]) == ([None, []], [b"data 0", b"data 0"])
 
 
 def test_a_run_without_news_adds_none(spark, connect, queue, tmp_path) -> None:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
+from typing import Any
 
-from airflow_provider_zkmq.engine import Integer, Queue, RetryPolicy, Zkmq
+import pytest
+
+from airflow_provider_zkmq.engine import AsyncZkmq, Integer, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine.core.protocol.ops import Wait
+from airflow_provider_zkmq.engine.core.upkeep import lock
+from airflow_provider_zkmq.engine.fronts import upkeep
 from tests.support import eventually
 
 
@@ -48,6 +55,108 @@ def test_who_produces_or_consumes_cleans_up(zk: Zkmq, zookeeper: str, root: str,
         other.queue("census").enqueue(b"y", task_id="b")
         eventually(lambda: [task.id for task in q.tasks()] == ["b"])
     assert not [thread for thread in threading.enumerate() if thread.name == "zkmq-upkeep"]
+
+
+def runs(zk: Zkmq, root: str) -> int:
+    """How often clean-up has run."""
+    version: int = zk._session.client.exists(f"{root}/census/gc").version
+    return version
+
+
+def finish(zk: Zkmq, root: str, q: Queue, task_id: str) -> None:
+    """A task that has ended by the server's clock, too: its client's estimate of the end may be ahead of that."""
+    q.enqueue(b"x", task_id=task_id)
+    claim = q.claim()
+    assert claim is not None
+    claim.complete()
+    client = zk._session.client
+    ended = json.loads(client.get(f"{root}/census/tasks/{claim.task.id}/state")[0])["ended"]
+    eventually(lambda: q.zxid() > 0 and client.exists(f"{root}/census/clock").mtime > ended)
+
+
+def test_a_producer_of_one_enqueue_makes_an_overdue_clean_up(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
+    """Connect, enqueue, close, as an operator does: nobody else is there, and what is over its lifetime goes.
+
+    The next ones do nothing before the interval has passed.
+    """
+    q.configure(task_gc_lifetime=0, task_gc_interval=3600)
+    finish(zk, root, q, "a")
+    for number in range(3):
+        with Zkmq.connect(zookeeper, root=root) as producer:
+            producer.queue("census").enqueue(b"y", task_id=f"new-{number}")
+        assert [task.id for task in q.tasks()] == [f"new-{each}" for each in range(number + 1)]
+        assert runs(zk, root) == 1
+
+
+async def test_an_asynchronous_producer_makes_it_too(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
+    """`AsyncZkmq` likewise, on leaving its block."""
+    q.configure(task_gc_lifetime=0, task_gc_interval=3600)
+    finish(zk, root, q, "a")
+    async with AsyncZkmq.connect(zookeeper, root=root) as producer:
+        await producer.queue("census").enqueue(b"y", task_id="b")
+    assert [task.id for task in q.tasks()] == ["b"]
+
+
+def test_a_client_that_opted_out_leaves_it_overdue(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
+    """`gc=False`: it closes without a look."""
+    q.configure(task_gc_lifetime=0, task_gc_interval=0)
+    finish(zk, root, q, "a")
+    with Zkmq.connect(zookeeper, root=root, gc=False) as producer:
+        producer.queue("census").enqueue(b"y", task_id="b")
+    assert (runs(zk, root), q.task("a").state) == (0, "finished")
+
+
+def test_a_clean_up_that_does_not_end_holds_up_no_close(
+    zk: Zkmq, zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests are not answered: the client closes all the same, its lock goes, and the next one cleans up."""
+    q.configure(task_gc_lifetime=0, task_gc_interval=3600)
+    finish(zk, root, q, "a")
+    entered = threading.Event()
+
+    def stuck(context: Any) -> Any:
+        assert (yield from lock.take_lock(context))
+        entered.set()
+        yield Wait(context.run.new_signal(), 0, 600)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "collect_if_due", stuck)
+        with Zkmq.connect(zookeeper, root=root) as producer:
+            producer.queue("census").enqueue(b"y", task_id="b")
+        assert entered.is_set()
+        assert producer.closed
+    with Zkmq.connect(zookeeper, root=root) as producer:
+        producer.queue("census").enqueue(b"y", task_id="c")
+    assert [task.id for task in q.tasks()] == ["b", "c"]
+
+
+@pytest.mark.parametrize("interval", [20, 3600])
+def test_a_change_of_the_interval_takes_effect_at_once(
+    zk: Zkmq, zookeeper: str, root: str, q: Queue, interval: float
+) -> None:
+    """A client that has looked, and sleeps out the old interval, is woken by the change and goes by the new one."""
+    q.configure(task_gc_lifetime=0, task_gc_interval=interval)
+    with Zkmq.connect(zookeeper, root=root) as other:
+        other.queue("census").enqueue(b"y", task_id="b")
+        eventually(lambda: runs(zk, root) == 1)
+        finish(zk, root, q, "a")
+        q.configure(task_gc_interval=1)
+        eventually(lambda: runs(zk, root) >= 3, within=8)
+
+
+def test_a_shorter_lifetime_takes_effect_at_once(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
+    """What was kept for a day goes when the lifetime says so, whatever the interval is; and once only."""
+    q.configure(task_gc_lifetime=86_400, task_gc_interval=3600)
+    with Zkmq.connect(zookeeper, root=root) as other, Zkmq.connect(zookeeper, root=root) as third:
+        for client in (other, third):
+            client.queue("census").enqueue(b"y")
+        eventually(lambda: runs(zk, root) == 1)
+        q.clear()
+        finish(zk, root, q, "a")
+        finish(zk, root, q, "b")
+        q.configure(task_gc_lifetime=0)
+        eventually(lambda: q.tasks() == [], within=8)
+        eventually(lambda: runs(zk, root) == 2)
 
 
 def test_many_clients_clean_up_as_often_as_one(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:

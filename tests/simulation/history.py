@@ -122,6 +122,8 @@ class History:
         call = self.world.executing.call if self.world.executing is not None else None
         if call is not None and call.verb not in CARETAKING:
             call.wrote += 1
+        if before is not None and before.state is State.DEAD:
+            self._judge_letter(key, node, txn)
         if node is None:
             self.records.pop(key, None)
             if before is not None:
@@ -140,6 +142,15 @@ class History:
             self._judge_claim(key, before, after, txn)
         if before.state is State.CLAIMED and after.state is not State.CLAIMED:
             self._judge_end(key, before, after, call, claims_before.get(key))
+
+    def _judge_letter(self, key: Key, node: Any, txn: Any) -> None:
+        """A dead letter leaves an archived queue with what is kept of it for the archive, in one transaction."""
+        paths = self.paths_of.context(key[0]).paths
+        leaves = node is None or TaskState.decode(key[1], node.data).state is not State.DEAD
+        kept = [op for op in txn.ops if isinstance(op, Create) and op.path.startswith(paths.at("unarchived") + "/")]
+        wanted = leaves and paths.at("archive") in self.world.zk.leader.nodes
+        if wanted is not any(entry_task(op.path.rpartition("/")[2]) == key[1] for op in kept):
+            self.fail("dead letters that leave are kept for the archive", f"{key[1]}: {[op.path for op in kept]}")
 
     def _judge_places(self, key: Key, state: TaskState) -> None:
         queue, task = key

@@ -70,6 +70,7 @@ class Plan:
     lag: float = 0.0
     session_timeout: float = 4.0
     request_timeout: float = 10.0
+    archived: bool = False
     notes: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
@@ -101,6 +102,7 @@ def plan(seed: str) -> Plan:
         tuple(rand.randrange(length) for _ in range(3)) if scheduler == "pct" else (),
         rand.choice([0.5, 0.9]) if servers > 1 else 0.0,
         *rand.choice([(4.0, 10.0), (4.0, 10.0), (30.0, 3.0)]),
+        archived=rand.random() < 0.25,
     )
 
 
@@ -145,7 +147,7 @@ def _prepare(chosen: Plan, world: World) -> list[Client]:
     policy = RetryPolicy(attempts=chosen.attempts, factor=0.5)
     for queue in ("q", "r"):
         _at_once(world, setter, configure.configure(
-            setter.context(queue), filters=actors.TYPES, policy=policy, order=chosen.order
+            setter.context(queue), filters=actors.TYPES, policy=policy, order=chosen.order, archive=chosen.archived
         ))  # fmt: skip
     world.zk.end(setter.session)
     for server in range(chosen.servers):

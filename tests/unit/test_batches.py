@@ -11,13 +11,13 @@ import pytest
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Sync
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Sync
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import inspect
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle, transaction
 from airflow_provider_zkmq.engine.core.upkeep import collect, debts
 from airflow_provider_zkmq.engine.core.writing import closing
-from airflow_provider_zkmq.engine.errors import IllegalTransition, SessionLost, Unavailable
+from airflow_provider_zkmq.engine.errors import ClaimLost, IllegalTransition, SessionLost, Unavailable, WaitTimeout
 from tests.fake_zookeeper import Crash
 from tests.unit.world import BROKEN_OFF, Client, new_queue
 
@@ -266,6 +266,187 @@ def test_a_batch_that_lacks_a_part_holds_up_no_member(name: str, part: str) -> N
         assert client.state("a").state in {State.FINISHED, State.DEAD, State.CANCELLED}
     client.do(collect.collect_garbage(client.context))
     assert done(client)
+
+
+# --- members that come back, and members that are deleted
+
+
+def batch_of(client: Client, name: str = "b") -> batches.Batch:
+    return client.do(batches.read_batch(client.context, name))
+
+
+def redrive(client: Client, task_id: str, **options: Any) -> None:
+    client.do(operate.redrive(client.context, task_id, **options))
+
+
+def fail(client: Client, task_id: str) -> None:
+    """End a member as dead, whichever comes first."""
+    claimed = client.claimed()
+    assert claimed.task_id == task_id
+    client.fail(claimed, retry=False)
+
+
+def test_a_batch_that_is_open_waits_for_a_redriven_member() -> None:
+    """Dead, redriven while another member is open: it counts as open again, and what follows waits for it."""
+    client = new_queue()
+    write(client, "a", "z", then=Message(b"then", task_id="then"))
+    fail(client, "a")
+    assert batch_of(client) == batches.Batch("b", 2, 1, ("a",), done=False)
+    redrive(client, "a")
+    assert batch_of(client) == batches.Batch("b", 2, 2, (), done=False)
+    client.check()
+    first = client.claimed()
+    client.complete(first)
+    assert (done(client), "then" in client.check()) == (False, False)
+    client.complete(client.claimed())
+    assert batch_of(client) == batches.Batch("b", 2, 0, (), done=True)
+    assert client.work() == ["then"]
+    client.check()
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
+@pytest.mark.parametrize("before", ["fail", "cancel"])
+def test_a_batch_that_was_done_opens_again_for_a_redriven_member(before: str, end: str) -> None:
+    """Its waiters wait again, until the member has ended once more, whichever way; what follows comes once."""
+    client = new_queue()
+    write(client, "a", "z", then=Message(b"then", task_id="then"))
+    claimed = client.claimed()
+    client.do(END[before](client, claimed))
+    assert client.work() == ["z", "then"]
+    assert batch_of(client) == batches.Batch("b", 2, 0, ("a",), done=True)
+    redrive(client, "a")
+    assert batch_of(client) == batches.Batch("b", 2, 1, (), done=False)
+    with pytest.raises(WaitTimeout, match=r"1 task\(s\) open"):
+        client.do(batches.wait_batch(client.context, "b", 1))
+    client.do(END[end](client, client.claimed()))
+    failed = () if end == "complete" else ("a",)
+    assert client.do(batches.wait_batch(client.context, "b", 1)) == batches.Batch("b", 2, 0, failed, done=True)
+    assert (client.take(), sorted(client.check())) == (None, ["a", "then", "z"])
+    assert client.reports == []
+
+
+def test_a_batch_may_open_again_more_than_once_and_is_collected_after_its_last_end() -> None:
+    """Clean-up keeps it while it is open, and for its lifetime after it has ended for the last time."""
+    client = new_queue()
+    write(client, "a")
+    for _ in range(3):
+        fail(client, "a")
+        client.zk.advance(100)
+        redrive(client, "a")
+        client.zk.advance(100)
+        client.do(collect.collect_garbage(client.context, 50))
+        assert batch_of(client) == batches.Batch("b", 1, 1, (), done=False)
+    client.complete(client.claimed())
+    client.zk.advance(100)
+    client.do(collect.collect_garbage(client.context, 50))
+    assert client.zk.names(client.context.paths.at("batches")) == []
+    assert client.reports == []
+
+
+def test_a_member_whose_batch_was_collected_is_redriven_without_it() -> None:
+    """A dead letter outlives its batch; redriven, it is a member of none, and nothing is reported."""
+    client = new_queue()
+    write(client, "a")
+    fail(client, "a")
+    client.zk.advance(200)
+    client.do(collect.collect_garbage(client.context, 100))
+    redrive(client, "a")
+    assert client.check()["a"].batch is None
+    assert (client.work(), client.reports) == (["a"], [])
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b'{"total": "many"}'])
+def test_a_damaged_batch_holds_up_no_redrive(damage: bytes) -> None:
+    """Its record cannot be read: that is reported once, and the task goes on without the batch."""
+    client = new_queue()
+    write(client, "a")
+    fail(client, "a")
+    path = client.context.paths.batch("b")
+    client.zk.multi(0, (SetData(path, damage),))
+    redrive(client, "a")
+    assert client.check()["a"].batch is None
+    assert (client.work(), [path for path, _ in client.reports]) == (["a"], [path])
+
+
+def test_a_redrive_while_the_batch_ends_opens_it_again() -> None:
+    """The last member ends between the look at the batch and the write: refused, read again, and opened."""
+    client = new_queue()
+    write(client, "a", "z")
+    fail(client, "a")
+    other = Client(client.zk)
+    path, first = client.context.paths.task("a", "state"), iter([True])
+
+    def ends(op: Any) -> None:
+        writes = isinstance(op, Multi) and any(part.path == path for part in op.ops)
+        if writes and next(first, False):
+            assert other.work() == ["z"]
+
+    client.do(operate.redrive(client.context, "a"), ends)
+    assert batch_of(client) == batches.Batch("b", 2, 1, (), done=False)
+    assert client.work() == ["a"]
+    assert batch_of(client) == batches.Batch("b", 2, 0, (), done=True)
+    client.check()
+
+
+def test_a_clean_up_keeps_a_batch_that_opens_again_under_its_eyes() -> None:
+    """Redriven while clean-up has begun to delete the batch: it is kept with its members, and ends once more."""
+    client = new_queue()
+    write(client, "a", "z")
+    fail(client, "a")
+    fail(client, "z")
+    client.zk.advance(200)
+    other, first = Client(client.zk), iter([True])
+    failed = client.context.paths.batch("b", "failed")
+
+    def redriven(op: Any) -> None:
+        if isinstance(op, Children) and op.path == failed and next(first, False):
+            redrive(other, "a")
+
+    client.do(collect.collect_garbage(client.context, 100), redriven)
+    assert batch_of(client) == batches.Batch("b", 2, 1, ("z",), done=False)
+    assert client.work() == ["a"]
+    assert (done(client), client.reports) == (True, [])
+
+
+@pytest.mark.parametrize(("verb", "held"), [("drop", False), ("clear", False), ("clear", True)])
+def test_a_deleted_member_has_ended_and_failed(verb: str, *, held: bool) -> None:
+    """Dropped while it was pending, or cleared, in hand or not: its batch is done, with it among the failed."""
+    client = new_queue()
+    write(client, "a", then=Message(b"then", task_id="then"))
+    claimed = client.claimed() if held else None
+    client.do(operate.drop(client.context, "a") if verb == "drop" else operate.clear(client.context))
+    assert batch_of(client) == batches.Batch("b", 1, 0, ("a",), done=True)
+    if claimed is not None:
+        with pytest.raises(ClaimLost):
+            client.complete(claimed)
+    assert client.work() == ["then"]
+    client.check()
+
+
+@pytest.mark.parametrize("verb", ["drop", "clear"])
+def test_what_had_ended_before_it_was_deleted_is_told_as_it_ended(verb: str) -> None:
+    """A finished member did not fail, a dead one did: deleting their trees changes nothing of that."""
+    client = new_queue()
+    write(client, "a", "z")
+    client.complete(client.claimed())
+    fail(client, "z")
+    for task_id in ("a", "z"):
+        if verb == "drop":
+            client.do(operate.drop(client.context, task_id))
+    if verb == "clear":
+        assert client.do(operate.clear(client.context)) == 2
+    assert batch_of(client) == batches.Batch("b", 2, 0, ("z",), done=True)
+
+
+def test_an_id_that_is_enqueued_again_is_no_member() -> None:
+    """A cancelled member's id is free: what comes under it later is another's, and the batch stays done."""
+    client = new_queue()
+    write(client, "a")
+    client.cancel("a")
+    client.put(b"anew", task_id="a")
+    assert batch_of(client) == batches.Batch("b", 1, 0, ("a",), done=True)
+    assert client.work() == ["a"]
+    assert batch_of(client) == batches.Batch("b", 1, 0, ("a",), done=True)
 
 
 def context_path(client: Client, part: str) -> str:

@@ -97,6 +97,16 @@ def requeued(world: World) -> None:
     world.do(again(world, requeue=True))
 
 
+def in_window(world: World) -> None:
+    claimed(world)
+    world.do(settle.complete(world.context, world.memory["held"], b"r", dedupe=60))
+
+
+def in_window_requeued(world: World) -> None:
+    in_window(world)
+    world.do(again(world, requeue=True))
+
+
 def window(world: World) -> None:
     requeued(world)
     world.do(settle.complete(world.context, world.memory["held"], dedupe=5))
@@ -121,6 +131,17 @@ def members(world: World) -> Any:
 def last_member(world: World) -> None:
     world.do(enqueue.enqueue_batch(world.context, [Message(b"x", task_id="a")], "b", Message(b"then", task_id="then")))
     world.memory["held"] = world.take()
+
+
+def dead_member(world: World) -> None:
+    last_member(world)
+    world.do(settle.fail(world.context, world.memory["held"], "e", retry=False))
+
+
+def archived(world: World) -> None:
+    world.do(configure.configure(world.context, archive=True))
+    claimed(world)
+    world.do(settle.fail(world.context, world.memory["held"], "e", retry=False))
 
 
 def fifo(world: World) -> None:
@@ -180,6 +201,13 @@ CASES = [
     Case("update in place", due, lambda w: again(w, update=True), {"a": State.INSERTED}),
     Case("requeue", claimed, lambda w: again(w, requeue=True), {"a": State.CLAIMED}),
     Case("requeue anew", requeued, lambda w: again(w, requeue=True, update=True), {"a": State.CLAIMED}),
+    Case("requeue in the window", in_window, lambda w: again(w, requeue=True), {"a": State.FINISHED}),
+    Case(
+        "requeue in the window anew",
+        in_window_requeued,
+        lambda w: again(w, requeue=True, update=True),
+        {"a": State.FINISHED},
+    ),
     Case("complete requeued", requeued, lambda w: settle.complete(w.context, HELD(w), b"r"), {"a": State.INSERTED}),
     Case(
         "complete, window",
@@ -222,6 +250,15 @@ CASES = [
         lambda w: operate.cancel(w.context, "a"),
         {"a": State.CANCELLED, "then": State.INSERTED},
     ),
+    Case(
+        "redrive of a member",
+        dead_member,
+        lambda w: operate.redrive(w.context, "a"),
+        {"a": State.INSERTED, "then": State.INSERTED},
+    ),
+    Case("redrive of an archived one", archived, lambda w: operate.redrive(w.context, "a"), {"a": State.INSERTED}),
+    Case("drop of an archived one", archived, lambda w: operate.drop(w.context, "a"), {}),
+    Case("clear of an archived one", archived, lambda w: operate.clear(w.context), {}),
     Case("enqueue in order", fifo, lambda w: again(w), {"a": State.INSERTED}),
     Case("release in order", fifo_held, lambda w: settle.release(w.context, HELD(w)), {"a": State.INSERTED}),
     Case("commit", taken, lambda w: transaction.commit(w.memory["unit"]), {"a": State.FINISHED, "b": State.INSERTED}),

@@ -71,9 +71,9 @@ class QueueMachine(RuleBasedStateMachine):
         """Carmine's rules for an id that is in use."""
         if before is None or before.state is State.CANCELLED:
             return True
-        if before.state is State.FINISHED:
-            return not before.requeue and (before.dedupe or 0) <= self.zk.ms
-        if before.state is State.CLAIMED:
+        if before.state is State.FINISHED and not before.requeue and (before.dedupe or 0) <= self.zk.ms:
+            return True
+        if before.state in {State.CLAIMED, State.FINISHED}:
             return requeue and (update or not before.requeue)
         return update and before.state is State.INSERTED
 

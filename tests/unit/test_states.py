@@ -30,7 +30,12 @@ ROWS = {
         "requeue": "claimed",
         "rerun": "inserted",
     },
-    "finished": {"rerun": "inserted", "enqueue-again": "inserted", "give-up-run": "finished"},
+    "finished": {
+        "requeue": "finished",
+        "rerun": "inserted",
+        "enqueue-again": "inserted",
+        "give-up-run": "finished",
+    },
     "dead": {"redrive": "inserted"},
     "cancelled": {"redrive": "inserted", "enqueue-again": "inserted"},
 }

@@ -69,6 +69,8 @@ class ClientVerbs(Front[str]):
                     _leave(self._session, context)
         finally:
             self._session.close()
+            if self._upkeep is not None:
+                self._upkeep.join()
 
 
 def _leave(session: Session, context: Context) -> None:

@@ -1,7 +1,7 @@
 """Clean-up in the background: every producer and consumer takes its turn, unless it opted out.
 
 zkmq's seed has each producer collect garbage at ``conf/task_gc_interval``. Here the time of the last run stands in
-ZooKeeper, so that N processes do the work of one.
+ZooKeeper, so that N processes do the work of one, and who comes late to one that is overdue makes it.
 """
 
 from __future__ import annotations
@@ -9,37 +9,52 @@ from __future__ import annotations
 import random
 import threading
 import time
+from functools import partial
+from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.upkeep.collect import collect_if_due
+from airflow_provider_zkmq.engine.core.upkeep.turns import collect_if_due
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
 
-MIN_PAUSE = 0.2
-FIRST_LOOK = 1.0
+MIN_PAUSE: Final = 0.2
+#: The longest sleep; a thread cannot be told to wait for as long as an interval may be.
+MAX_PAUSE: Final = 3600.0
+#: The first use of a queue is not disturbed by the first look at it.
+FIRST_LOOK: Final = 1.0
 #: The pause after a look whose queue could not tell its interval.
-ERROR_PAUSE = 60.0
+ERROR_PAUSE: Final = 60.0
+#: How long a client that is being closed waits for its looks. A clean-up under way is told to leave then, and cut off
+#: if it does not within as long again; it goes on where it was when somebody else takes the turn.
+CLOSING_SECONDS: Final = 1.0
+#: Clients that wait for the same moment come a little apart, in parts of the interval and in seconds at the most.
+SPREAD: Final = 0.1
+MAX_SPREAD: Final = 5.0
 
 
 class Upkeep:
     """A daemon thread that collects the garbage of the queues its client uses. Started by the first use.
 
-    One lock guards the table of queues and the thread; no request is sent under it.
+    It looks at a queue a second after its first use, or when the client is closed before that; then whenever clean-up
+    is due, and when the configuration changes. One lock guards the table of queues and the thread; no request is sent
+    under it.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._due: dict[str, tuple[float, Context]] = {}
+        self._changed: set[str] = set()
+        self._seen: set[str] = set()
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, context: Context) -> None:
-        """Look after this queue from now on; the first look comes one interval from now."""
+        """Look after this queue from now on."""
         with self._lock:
             if context.queue in self._due:
                 return
@@ -47,51 +62,85 @@ class Upkeep:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="zkmq-upkeep", daemon=True)
                 self._thread.start()
+        context.configuration.changed = partial(self._look_soon, context)
+        self._wake.set()
+
+    def _look_soon(self, context: Context) -> None:
+        """The queue's configuration has changed: what the old interval and lifetime said does not count any more."""
+        with self._lock:
+            self._changed.add(context.queue)
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread; a clean-up under way is finished first, within its requests' time-outs."""
+        """End the thread; looks that were not made yet are made, and what is under way goes on, for a moment."""
         self._stopped.set()
         self._wake.set()
+        if not self.join():
+            with self._lock:
+                for _, context in self._due.values():
+                    context.maintenance.leaving = True
+            self.join()
+
+    def join(self) -> bool:
+        """Wait for the end of the thread, a moment at the most; whether it has ended."""
         with self._lock:
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=self._session.config.request_timeout)
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout=CLOSING_SECONDS)
+        return not thread.is_alive()
 
     def _loop(self) -> None:
         """Until the end: whatever a look met is logged, and the next one comes."""
-        seen: set[str] = set()
         while not self._stopped.is_set():
             self._wake.clear()
             try:
-                pause = self._round(seen)
+                pause = self._round()
             except BaseException:  # noqa: BLE001  the thread must not end silently
                 log.exception("clean-up in the background met an error and goes on")
                 pause = ERROR_PAUSE
-            self._wake.wait(pause)
+            if not self._stopped.is_set():
+                self._wake.wait(pause)
+        self._look_at_the_rest()
 
-    def _round(self, seen: set[str]) -> float:
-        """Look at what is due; returns the seconds until the next is."""
+    def _round(self) -> float:
+        """Look at what is due; returns the seconds until the next is. Without a connection it waits for that."""
+        changes = self._session.changed.count
+        if not self._session.connected.is_set():
+            return ERROR_PAUSE if self._session.changed.on_next(changes, self._wake.set) else 0.0
         with self._lock:
-            table = dict(self._due)
+            table, changed = dict(self._due), self._changed
+            self._changed = set()
         for name, (due, context) in table.items():
-            if due <= time.monotonic() and not self._stopped.is_set():
-                pause = self._look(context, run_now=name in seen)
-                seen.add(name)
+            if (due <= time.monotonic() or name in changed) and not self._stopped.is_set():
+                pause = self._look(context)
                 with self._lock:
                     self._due[name] = (time.monotonic() + pause, context)
         with self._lock:
             nearest = min((due for due, _ in self._due.values()), default=time.monotonic() + ERROR_PAUSE)
-        return max(0.0, nearest - time.monotonic())
+        return max(0.0, min(MAX_PAUSE, nearest - time.monotonic()))
 
-    def _look(self, context: Context, *, run_now: bool) -> float:
-        """Clean up if it is due; returns the seconds until the next look, spread over processes."""
+    def _look_at_the_rest(self) -> None:
+        """The client is being closed: the queues that it has used for less than a second are looked at now.
+
+        So do clients clean up, too, that live no longer than one enqueue.
+        """
+        with self._lock:
+            rest = [context for name, (_, context) in self._due.items() if name not in self._seen]
+        for context in rest:
+            if self._session.connected.is_set() and not self._session.closed:
+                self._look(context)
+
+    def _look(self, context: Context) -> float:
+        """Clean up if it is due; returns the seconds until the next look."""
+        self._seen.add(context.queue)
         interval = ERROR_PAUSE
         try:
             interval = run(self._session, read_conf(context)).gc_interval
-            if run_now:
-                run(self._session, collect_if_due(context))
+            pause = run(self._session, collect_if_due(context)).due_in
         except Exception as error:  # noqa: BLE001  one queue's trouble is not the others'
+            pause = interval
             if not self._stopped.is_set():
                 log.warning("clean-up of queue %r: %s", context.queue, error, exc_info=not isinstance(error, ZkmqError))
-        return max(MIN_PAUSE, interval * random.uniform(0.9, 1.1))  # noqa: S311  no secret, only spread
+        spread = random.uniform(0, min(MAX_SPREAD, SPREAD * interval))  # noqa: S311  no secret, only spread
+        return max(MIN_PAUSE, pause + spread)

@@ -17,6 +17,7 @@ from airflow_provider_zkmq.engine.core.reading import (
     following,
     ids,
     inspect,
+    letters,
     many,
     register,
     settings,
@@ -140,6 +141,8 @@ class QueueVerbs(Front[Context]):
     batch = verb(batches.read_batch)
     zxid = verb(archiving.zxid)
     ended_between = verb(archiving.ended_between)
+    departed_between = verb(archiving.departed_between)
+    read_departed = verb(letters.read_departed)
     archive = verb(archiving.archive)
     collect_garbage = verb(collect.collect_garbage)
     redrive = verb(operate.redrive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ class Configuration:
 
     conf: Conf | None = None
     watch: Watch | None = None
+    changed: Callable[[], None] = lambda: None
+    """Called when a part of it may have changed, by whoever is told; neither waits nor raises."""
 
 
 @dataclass(slots=True, eq=False)

@@ -22,5 +22,7 @@ class Maintenance:
     content: str | None = None
     """What the lock holds when it is this client's: made before it is first sent, kept for good."""
     busy: bool = False
+    leaving: bool = False
+    """The client is being closed: a clean-up under way ends soon, where it is. Anybody may set it."""
     left: bool = False
     """A clean-up of this client was cut short or never heard of its end: its lock may still stand."""

@@ -23,7 +23,7 @@ class Message:
     With a task id that is in use: ``update`` replaces a task that is still queued. It keeps its place, and its time
     unless ``delay`` is given: 0 brings it forward, None leaves it. A change of filters or priority gives it a place
     in its new lane; in a queue of strict order at the end. ``requeue`` has this message run once more when the run
-    under way has ended.
+    under way, or the dedupe window of one that is done, has ended.
     """
 
     data: bytes | str

@@ -12,6 +12,7 @@ The tree under ``/<root>/<queue>``::
     locks/<lease>                       deadlines of claims that end with their session, or before it
     requeued/<bucket>/<entry>           finished tasks with a run in escrow, by the end of their dedupe window
     finished/<bucket>/<entry>           for garbage collection; cancelled/ likewise
+    unarchived/<bucket>/<entry>         dead letters that left an archived queue, until its archive has them
     dlq/<task>                          dead letters
     batches/<batch>/{open,failed}/<task> members that have not ended, and those that ended dead or cancelled;
                                         ``then``: the task to enqueue at the end

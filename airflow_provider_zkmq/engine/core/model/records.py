@@ -64,6 +64,7 @@ class TaskState:
     ``lock``: seconds that a claim of this task holds without being extended. ``requeue``: a run is held in escrow.
     ``dedupe``: until when (server's milliseconds) the id of a finished task is refused. ``result``: a result is kept.
     ``rank``: the transaction that first listed it, in a queue of strict order. ``batch``: the batch it counts for.
+    ``ended_zxid``: the transaction in which its run ended, where the record was written once more since then.
     """
 
     state: State
@@ -89,6 +90,7 @@ class TaskState:
     result: bool = False
     rank: int | None = None
     batch: str | None = None
+    ended_zxid: int | None = None
 
     @property
     def entry(self) -> str:
@@ -200,7 +202,7 @@ _KINDS: Final[dict[str, Any]] = {
     "policy": (dict, type(None)),
     "lock": (int, float, type(None)),
     **dict.fromkeys(("bound", "requeue", "result"), bool),
-    **dict.fromkeys(("due", "claimed", "ended", "dedupe", "rank"), _NUMBER),
+    **dict.fromkeys(("due", "claimed", "ended", "dedupe", "rank", "ended_zxid"), _NUMBER),
     **dict.fromkeys(("index", "consumer", "lease", "error", "batch"), _TEXT),
 }
 

@@ -6,9 +6,9 @@ Each state says who moves a task out of it and what a crash leaves:
   its policy was tightened below the deliveries it has had, whoever would claim it buries it instead (``exhaust``).
 * ``claimed``: with a consumer. Its owner settles it; when the owner dies, a rescue gives it back. Where a run is
   held in escrow (Carmine's requeue), the end of this one, whichever way, inserts that (``rerun``).
-* ``finished``: done, the result kept. Garbage collection deletes it; an enqueue of the same id runs it anew. With a
-  run in escrow it is listed as scheduled: the end of its dedupe window inserts that; a run that cannot be read any
-  more is given up (``give-up-run``).
+* ``finished``: done, the result kept. Garbage collection deletes it; an enqueue of the same id runs it anew, or inside
+  its dedupe window leaves a run in escrow (``requeue``). With a run in escrow it is listed as scheduled: the end of its
+  dedupe window inserts that; a run that cannot be read any more is given up (``give-up-run``).
 * ``dead``: ended in failure, listed in the dead letter queue. An operator's redrive moves it out.
 * ``cancelled``: withdrawn. A redrive or an enqueue of the same id moves it out, or garbage collection deletes it.
 """
@@ -83,6 +83,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.CLAIMED, Event.CANCEL): State.CANCELLED,
     (State.CLAIMED, Event.REQUEUE): State.CLAIMED,
     (State.CLAIMED, Event.RERUN): State.INSERTED,
+    (State.FINISHED, Event.REQUEUE): State.FINISHED,
     (State.FINISHED, Event.RERUN): State.INSERTED,
     (State.FINISHED, Event.GIVE_UP_RUN): State.FINISHED,
     (State.FINISHED, Event.ENQUEUE_AGAIN): State.INSERTED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -11,7 +11,8 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_archive, read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
-from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
+from airflow_provider_zkmq.engine.core.reading.letters import Departed, list_letters
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, chunked, read_records
 from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
 
 
@@ -49,19 +50,32 @@ def zxid(context: Context) -> Procedure[int]:
 
 
 def ended_between(context: Context, after: int, until: int) -> Procedure[list[Ended]]:
-    """The finished and cancelled tasks whose record was written after zxid `after`, up to and with `until`.
+    """The finished and cancelled tasks that ended after zxid `after`, up to and with `until`.
 
-    Complete where `until` came from `zxid` of the same client. Every ended task that is kept is looked at.
-    Raises `ConfigError` where the queue does not exist.
+    Complete where `until` came from `zxid` of the same client. Every ended task that is kept is looked at; one whose
+    record is corrupt is reported and left out. Raises `ConfigError` where the queue does not exist.
     """
     yield from read_conf(context)
     listed = [*(yield from task_ids(context, State.FINISHED)), *(yield from task_ids(context, State.CANCELLED))]
     ended: list[Ended] = []
     for chunk in chunked(listed):
-        nodes = yield from read_nodes([context.paths.task(each, "state") for each in chunk])
-        numbers = [0 if node is None else node.stat.mzxid for node in nodes]
-        ended += [Ended(*pair) for pair in zip(chunk, numbers, strict=True) if after < pair[1] <= until]
+        records = yield from read_records(context, chunk, "the archive is made without it")
+        ended += [Ended(each.task_id, each.stat.mzxid) for each in records if _ended_in(each, after, until)]
     return ended
+
+
+def _ended_in(record: Record | Unread, after: int, until: int) -> TypeGuard[Record]:
+    """Whether a task ended in that time; one whose record was written once more ended when it was written first."""
+    return isinstance(record, Record) and after < (record.state.ended_zxid or record.stat.mzxid) <= until
+
+
+def departed_between(context: Context, after: int, until: int) -> Procedure[list[Departed]]:
+    """The dead letters of an archived queue that left it after zxid `after`, up to and with `until`.
+
+    By a redrive, a drop or a clear. They are kept until the archive has come so far. Complete as `ended_between` is.
+    """
+    yield from read_conf(context)
+    return [each for each in (yield from list_letters(context, until)) if after < each.zxid <= until]
 
 
 def archive(context: Context) -> Procedure[Archive]:

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.letters import Letter
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status, derive_status
-from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.reading.chosen import chosen
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
@@ -104,7 +105,7 @@ def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task
         consumer=state.consumer,
         enqueued_ms=came.ctime,
         claimed_ms=state.claimed,
-        ended_ms=stat.mtime if state.state in ENDED else None,
+        ended_ms=_ended_ms(state, stat) if state.state in ENDED else None,
         due_ms=state.due,
         history=state.history,
         version=stat.mzxid,
@@ -113,6 +114,19 @@ def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task
         dedupe_ms=state.dedupe,
         batch=state.batch,
     )
+
+
+def task_of_letter(path: str, letter: Letter) -> Task:
+    """A dead letter that has left its queue, as the task that it was. Raises `CorruptRecord`."""
+    record = Node(b"", Stat(letter.version, letter.version, letter.ended, letter.ended, 0, 0, 0))
+    data = Node(letter.data, Stat(letter.version, letter.version, letter.enqueued, letter.enqueued, 0, 0, 0))
+    content = _Content(letter.state, {}, load(path, letter.metadata.encode()))
+    return _build(letter.task_id, _Tree(record, data, None, None, None), content, Status.DEAD)
+
+
+def _ended_ms(state: TaskState, stat: Stat) -> int:
+    """When a run ended: when its record was written, unless that was written once more for a run in escrow."""
+    return stat.mtime if state.ended_zxid is None else state.ended or stat.mtime
 
 
 def status_of(context: Context, state: TaskState) -> Procedure[Status]:

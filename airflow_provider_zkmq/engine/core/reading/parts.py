@@ -27,6 +27,7 @@ class _Whole:
     def fire(self) -> None:
         if self.context.configuration.watch is not None:
             self.context.configuration.watch.fired = True
+        self.context.configuration.changed()
         self.context.signal.fire()
 
 

@@ -18,8 +18,8 @@ class QueueConf:
 
     ``task_gc_lifetime``: how long an ended task is kept, ``task_gc_interval``: how often clean-up runs (None: never,
     as in a queue file). ``lock``: how long a claim holds without being extended; None: as long as its session.
-    ``order``: ``"default"`` or ``"fifo"``. ``paused``: nothing is handed out. ``archived``: up to which zxid ended
-    tasks are archived; None without an archive.
+    ``order``: ``"default"`` or ``"fifo"``. ``paused``: nothing is handed out. ``archive``: the queue is archived, and
+    clean-up keeps what its archive does not hold; ``archived``: up to which zxid that is, None without an archive.
     """
 
     filters: Mapping[str, FilterType]
@@ -30,6 +30,7 @@ class QueueConf:
     order: str
     paused: bool
     archived: int | None
+    archive: bool = False
 
 
 def conf(context: Context) -> Procedure[QueueConf]:
@@ -48,4 +49,5 @@ def conf(context: Context) -> Procedure[QueueConf]:
         order=known.order,
         paused=known.paused,
         archived=known.archive,
+        archive=known.archive is not None,
     )

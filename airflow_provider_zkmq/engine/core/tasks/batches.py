@@ -14,10 +14,19 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Stat, Sync
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Races
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.writes import (
+    Check,
+    Create,
+    Delete,
+    Failure,
+    Multi,
+    Outcome,
+    SetData,
+    WriteOp,
+)
 from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
@@ -32,10 +41,12 @@ DELETES_PER_MULTI: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch as it was read: how many tasks it has, how many have not ended, which ended dead or cancelled.
+    """A batch as it was read: how many tasks it has, how many have not ended, which ended in failure.
 
-    ``written`` is False while the call that enqueues it has not come to its end; if it was interrupted, repeat it.
-    ``refused``: why the task that should follow was not enqueued.
+    ``failed``: those that are dead or cancelled, or were dropped or cleared before they had ended. A member that is
+    redriven has not ended any more and has not failed: the batch waits for it, and one that was ``done`` is open again
+    until it has ended once more. ``written`` is False while the call that enqueues it has not come to its end; if that
+    was interrupted, repeat it. ``refused``: why the task that should follow was not enqueued.
     """
 
     name: str
@@ -171,6 +182,8 @@ def _not_done(context: Context, batch: Batch) -> Procedure[WaitTimeout]:
 def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure[Batch]:
     """Wait until every task of a batch has ended, whichever way; one watch, however many tasks.
 
+    `Batch.failed` names those that ended in failure: dead, cancelled, or dropped or cleared before they had ended. Once
+    one of them is redriven the batch is open again, and can be waited for again; what follows it comes once only.
     Raises `WaitTimeout`, which names what has not ended, and `TaskNotFound` for a batch that does not exist.
     """
     deadline = Deadline.after(context, timeout)
@@ -197,11 +210,16 @@ def _pause(context: Context, batch: Batch, mine: Signal, seen: int, deadline: De
 
 
 def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[None]:
-    """Delete what is kept of a batch that is over, and the entry that lists it, if it is listed."""
+    """Delete what is kept of a batch that is over, and the entry that lists it, if it is listed.
+
+    Under the version of its record: one that a redriven member opens again meanwhile is kept, with all that it tells.
+    """
+    stat: Stat | None = yield Exists(base)
+    same = Check(base, -1 if stat is None else stat.version)
     for names in chunked((yield Children(f"{base}/failed")) or (), DELETES_PER_MULTI):
-        yield Multi(tuple(Delete(f"{base}/failed/{name}") for name in names))
+        yield Multi((same, *(Delete(f"{base}/failed/{name}") for name in names)))
     listed = [] if entry is None else [Delete(entry)]
-    multi = Multi((Delete(f"{base}/failed"), Delete(base), *listed))
+    multi = Multi((same, Delete(f"{base}/failed"), Delete(base), *listed))
     outcome = yield from transact(multi, never)
     if outcome.committed or (entry is not None and (yield from _entry_alone(entry, base))):
         return

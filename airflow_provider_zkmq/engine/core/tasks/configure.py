@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.core.reading.configuration import (
     defaults,
     read_conf,
 )
-from airflow_provider_zkmq.engine.core.reading.skeleton import create_skeleton
+from airflow_provider_zkmq.engine.core.reading.skeleton import UNARCHIVED, create_skeleton
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 
@@ -32,6 +32,7 @@ def configure(
     policy: RetryPolicy | None = None,
     lock: object = None,
     order: str | None = None,
+    archive: bool | None = None,
 ) -> Procedure[None]:
     """Create the queue if it does not exist and set the given values; what is not given stays as it is.
 
@@ -39,7 +40,8 @@ def configure(
     ``task_gc_interval``: how often clean-up runs; seconds or a duration. ``policy``: when failed tasks run again.
     ``lock``: how long a claim holds without being extended, also while its session lives (0: without bound, the
     default). ``order``: ``"fifo"``: claims happen in the order in which enqueues were committed; ``"default"``: nearly
-    so, consumers keeping out of each other's way.
+    so, consumers keeping out of each other's way. ``archive=True``: the queue is archived, so that clean-up keeps what
+    no archive holds, also before the first run of one; ``False``: it is not any more, and clean-up waits for none.
     Raises `ConfigError` for values that are refused; then nothing is written.
     """
     values: dict[str, bytes] = {}
@@ -55,11 +57,11 @@ def configure(
         values["lock"] = spell_seconds(seconds("lock", lock))
     if order is not None:
         values["order"] = _order(order).encode()
-    created = yield from create_skeleton(context, defaults() | values)
+    created = yield from create_skeleton(context, defaults() | values, archived=_is_archived(archive))
     if not created:
         yield from _refuse_another_layout(context)
-    if not created and values:
-        yield from _set(context, values)
+    if not created and (values or archive is not None):
+        yield from _set(context, values, archive)
 
 
 def _refuse_another_layout(context: Context) -> Procedure[None]:
@@ -70,6 +72,13 @@ def _refuse_another_layout(context: Context) -> Procedure[None]:
         check_layout(path, node.data)
 
 
+def _is_archived(value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    msg = f"archive {value!r} is not understood: True or False"
+    raise ConfigError(msg)
+
+
 def _order(value: str) -> str:
     if value not in ORDERS:
         msg = f"order {value!r} is unknown: use one of {', '.join(ORDERS)}"
@@ -77,19 +86,29 @@ def _order(value: str) -> str:
     return value
 
 
-def _set(context: Context, values: Mapping[str, bytes]) -> Procedure[None]:
-    """Write several values at once; one that somebody deleted is created again."""
+def _set(context: Context, values: Mapping[str, bytes], archive: bool | None) -> Procedure[None]:
+    """Write several values at once; one that somebody deleted is created again.
+
+    `archive`: whether there is to be a mark how far the archive has come; one that is there tells more, and stays.
+    """
     missing: set[str] = set()
     while True:
         ops = Ops()
         for name, value in values.items():
             path = context.paths.conf(name)
             _ = ops.create(path, value) if path in missing else ops.set(path, value, -1)
+        if archive is not None:
+            mark = context.paths.at("archive")
+            _ = ops.create(mark, UNARCHIVED) if archive else ops.delete(mark)
+        if not ops.items:
+            return
         outcome = yield from transact(ops.multi(), never)
         if outcome.committed:
             return
         path = failed_at(outcome, ops.multi())
-        if outcome.failure is Failure.NO_NODE and path not in missing:
+        if path == context.paths.at("archive") and outcome.failure in {Failure.NODE_EXISTS, Failure.NO_NODE}:
+            archive = None  # it is as it is to be
+        elif outcome.failure is Failure.NO_NODE and path not in missing:
             missing.add(path)
         elif outcome.failure is Failure.NODE_EXISTS:
             missing.discard(path)

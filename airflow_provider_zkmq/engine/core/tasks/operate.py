@@ -20,8 +20,10 @@ from airflow_provider_zkmq.engine.core.reading.counts import as_state, task_ids
 from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, chunked, read_records, record_of
 from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
+from airflow_provider_zkmq.engine.core.writing.letters import with_letter
 from airflow_provider_zkmq.engine.core.writing.plan import Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
+from airflow_provider_zkmq.engine.core.writing.rejoining import rejoin
 from airflow_provider_zkmq.engine.errors import CorruptRecord, IllegalTransition, TaskNotFound
 
 #: What becomes of a corrupt task, for the report.
@@ -108,6 +110,8 @@ def redrive(
 ) -> Procedure[None]:
     """Put a dead or cancelled task at the end of its lane, its attempts reset, its history kept.
 
+    A member of a batch counts as open again; one that was done opens again, see `wait_batch`. The archive of a queue
+    that has one gets the dead letter as it was.
     `version`: only if the task is still what was read as `Task.version`. `data` replaces the payload in the same
     transaction. Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task in any other state or version.
     """
@@ -117,7 +121,10 @@ def redrive(
         step(task_id, current.state.state, Event.REDRIVE)
         yield from read_conf(context)
         entry = entry_name(context.marks.stamp(), task_id)
-        return (yield from transitions.redrive(context, current, entry, extra))
+        members = yield from rejoin(context, current)
+        batch = current.state.batch if members else None
+        plan = yield from transitions.redrive(context, current, entry, extra, batch)
+        return (yield from with_letter(context, current, Plan([*plan.changes, *members])))
 
     yield from _change(context, task_id, "redrive of", build, version)
 
@@ -143,17 +150,17 @@ def replace_data(context: Context, task_id: str, data: bytes | str, version: int
 
 
 def drop(context: Context, task_id: str, version: int | None = None) -> Procedure[None]:
-    """Delete a task that is not claimed, whole and unarchived; see `redrive` for `version`.
+    """Delete a task that is not claimed, whole; see `redrive` for `version`.
 
-    Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or another version.
+    A member of a batch that had not ended counts as failed. Of what is dropped only dead letters get into the archive
+    of a queue that has one. Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or another version.
     """
 
     def build(current: Current) -> Procedure[Plan]:
         if current.state.state is State.CLAIMED:
             msg = f"task {task_id!r} is claimed: it cannot be dropped; cancel it first"
             raise IllegalTransition(msg)
-        return transitions.delete(context, current)
-        yield  # pragma: no cover  a procedure that needs nothing
+        return (yield from with_letter(context, current, transitions.delete(context, current)))
 
     yield from _change(context, task_id, "drop of", build, version)
 
@@ -161,7 +168,8 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
 def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     """Delete every task of the queue, or every one in a state, whatever is being done with it; returns how many.
 
-    Nothing is archived. A consumer that has one in hand loses its claim. Configuration and consumers stay.
+    A consumer that has one in hand loses its claim; a member of a batch that had not ended counts as failed. Of what is
+    cleared only dead letters get into the archive of a queue that has one. Configuration and consumers stay.
     """
     yield from read_conf(context)
     wanted = as_state(state)
@@ -191,7 +199,8 @@ def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted
     tries = Tries(f"deletion of task {task_id!r}")
     while isinstance(record, Record) and wanted in {None, record.state.state}:
         current = yield from _with_claim(context, Current(task_id, record.stat.version, record.state))
-        verdict = yield from commit(transitions.delete(context, current, ours=False))
+        plan = yield from with_letter(context, current, transitions.delete(context, current, ours=False))
+        verdict = yield from commit(plan)
         if verdict.refusal is None:
             return True
         yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, record.stat.mzxid)

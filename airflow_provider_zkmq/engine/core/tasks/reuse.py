@@ -1,7 +1,7 @@
 """An enqueue that meets its id: Carmine's rules for a message whose id is known already.
 
 Refused while queued, claimed, in its dedupe window, or dead; ``update`` replaces what is still queued; ``requeue``
-holds one more run in escrow while it is claimed; what has finished (or was cancelled) is run anew.
+holds one more run in escrow while it is claimed or in its window; what has finished (or was cancelled) is run anew.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[],
         if action is None:
             return str(status)
         sending()
-        build = partial(action, context, tree, Current(tree.task_id, node.stat.version, state))
+        build = partial(action, context, tree, Current(tree.task_id, node.stat.version, state, zxid=node.stat.mzxid))
         verdict = yield from commit((yield from build()), anew(build))
         if verdict.refusal is None:
             return Met.WRITTEN
@@ -110,15 +110,10 @@ def _action(tree: Tree, state: TaskState, status: Status) -> Action | None:
             return _run_anew
         case Status.QUEUED | Status.QUEUED_WITH_BACKOFF:
             return _update if tree.update else None
-        case Status.LOCKED | Status.LOCKED_WITH_REQUEUE:
-            return _hold if tree.requeue and (tree.update or not state.requeue) else None
+        case Status.LOCKED | Status.LOCKED_WITH_REQUEUE | Status.DONE_WITH_BACKOFF | Status.DONE_WITH_REQUEUE:
+            return hold_in_escrow if tree.requeue and (tree.update or not state.requeue) else None
         case _:
             return None
-
-
-def _hold(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
-    return hold_in_escrow(context, tree, current)
-    yield  # pragma: no cover  a procedure that needs nothing
 
 
 def _run_anew(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:

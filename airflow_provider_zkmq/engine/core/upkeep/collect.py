@@ -2,7 +2,7 @@
 
 It may run in several places at once and costs by what it deletes. Age is judged by the server's clock and the
 Stat of the task's record, and each tree is deleted under that record's version: a task that changed is kept.
-Where an archive is configured, what is not archived yet is kept.
+Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_records
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
-from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes
+from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, collect_letters, prune_lanes
 from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
 from airflow_provider_zkmq.engine.core.writing.commit import commit, send_together
 from airflow_provider_zkmq.engine.core.writing.pieces import tree_deletes
@@ -53,11 +53,11 @@ def collect_garbage(context: Context, lifetime: object = None) -> Procedure[Coll
     """
     span = optional_seconds("lifetime", lifetime)
     conf = yield from read_conf(context)
-    return (yield from _run_locked(context, conf.gc_lifetime if span is None else span, None))
+    return (yield from collect_locked(context, conf.gc_lifetime if span is None else span, None))
 
 
-def _run_locked(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
-    """Clean up under the lock; with `last`, only if nobody has done so since that was read."""
+def collect_locked(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
+    """Clean up under the lock; with `last`, the Stat of ``gc``, only if nobody has done so since that was read."""
     if context.maintenance.busy:
         return Collected(ran=False)  # another thread of this process is at it
     context.maintenance.busy = True
@@ -92,24 +92,18 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     cutoff = now - int(lifetime * 1000)
     for index in INDEXES:
         yield from _collect_index(context, index, cutoff, archived, report)
+    if context.maintenance.leaving:
+        return report  # it does not say that it has run: whoever looks next goes on
     yield from collect_batches(context, cutoff)
     yield from prune_lanes(context, now)
-    yield from _note_run(context, report)
+    yield from collect_letters(context, archived)
+    yield from _note_run(context, report, lifetime)
     return report
 
 
-def collect_if_due(context: Context) -> Procedure[Collected]:
-    """Clean up if ``task_gc_interval`` has passed since anybody last did, judged by the server's clock."""
-    conf = yield from read_conf(context)
-    last: Stat | None = yield Exists(context.paths.at("gc"))
-    now = (yield from tick(context)).time or 0
-    if last is not None and last.version > 0 and now - last.mtime < conf.gc_interval * 1000:
-        return Collected(ran=False)
-    return (yield from _run_locked(context, conf.gc_lifetime, last))
-
-
-def _note_run(context: Context, report: Collected) -> Procedure[None]:
-    yield Multi((SetData(context.paths.at("gc"), dump({"collected": report.collected}), -1),))
+def _note_run(context: Context, report: Collected, lifetime: float) -> Procedure[None]:
+    """Say that clean-up has run, and for which lifetime: a shorter one makes the next run due (`core.upkeep.turns`)."""
+    yield Multi((SetData(context.paths.at("gc"), dump({"collected": report.collected, "lifetime": lifetime}), -1),))
 
 
 def _collect_index(
@@ -132,6 +126,8 @@ def _collect_bucket(
     entries = yield Children(bucket)
     due = [name for name in sorted(entries or ()) if (entry_time(name) or cutoff + 1) <= cutoff]
     for chunk in chunked(due):
+        if context.maintenance.leaving:
+            return
         trees = yield from _judge(context, bucket, chunk, cutoff, archived, report)
         yield from _delete(context, trees, report)
 

@@ -49,7 +49,8 @@ class _Due:
     @property
     def current(self) -> Current:
         """What a promotion is based on."""
-        return Current(self.record.task_id, self.record.stat.version, self.state)
+        stat = self.record.stat
+        return Current(self.record.task_id, stat.version, self.state, zxid=stat.mzxid)
 
 
 def promote_due(context: Context, agenda: Agenda | None = None, most: int = MOST) -> Procedure[int]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.states import Event, State, step
+from airflow_provider_zkmq.engine.core.model.states import Event, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import damaged
@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, pack, unpack
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
-from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES, Current, next_record
+from airflow_provider_zkmq.engine.core.writing.record import Current, next_record, still_ended
 from airflow_provider_zkmq.engine.core.writing.transitions import append, relist, rewrite
 from airflow_provider_zkmq.engine.errors import CorruptRecord, TaskTooLarge
 
@@ -62,7 +62,7 @@ def insert_run(
     due = (yield from due_of(context, tree.delay)) if tree.delay else None
     fresh = next_record(tree.task_id, current.state, event, tree.nonce, now=now, due=due)
     fresh = replace(fresh, attempt=0, error=None, consumer=None, claimed=None, ended=None, dedupe=None, rank=None)
-    fresh = replace(fresh, requeue=False, result=result, batch=tree.batch)
+    fresh = replace(fresh, requeue=False, result=result, batch=tree.batch, ended_zxid=None)
     if due is not None:
         scheduled = as_asked(fresh, tree, f"{tree.lane.name}//{tree.entry}")
         return (yield from relist(context, current, scheduled, extra, guards=guards))
@@ -93,8 +93,8 @@ def content_ops(context: Context, tree: Tree, before: TaskState, *, fresh: bool 
 # --- escrow
 
 
-def hold_in_escrow(context: Context, tree: Tree, current: Current) -> Plan:
-    """Keep the message beside the run under way, to be inserted when that has ended.
+def hold_in_escrow(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
+    """Keep the message beside the run under way, to be inserted when that, or the window of a done one, has ended.
 
     Raises `TaskTooLarge`: the transaction that inserts it must hold the record with its history, too.
     """
@@ -104,17 +104,14 @@ def hold_in_escrow(context: Context, tree: Tree, current: Current) -> Plan:
             f"{MAX_REQUEST - ESCROW_ROOM:,}"
         )
         raise TaskTooLarge(msg)
-    state = current.state
-    after = replace(
-        state,
-        state=step(tree.task_id, state.state, Event.REQUEUE),
-        requeue=True,
-        nonce=tree.nonce,
-        settled=(*state.settled, tree.nonce)[-KEPT_NONCES:],
-    )
-    path = context.paths.task(tree.task_id, "requeue")
+    state, path = current.state, context.paths.task(tree.task_id, "requeue")
     slot: WriteOp = SetData(path, pack(tree)) if state.requeue else Create(path, pack(tree))
-    return rewrite(context, current, after, [slot])
+    due = state.due if state.requeue else state.dedupe  # of a claimed one neither is set
+    after = next_record(tree.task_id, state, Event.REQUEUE, tree.nonce, due=due)
+    after = replace(after, requeue=True, ended_zxid=still_ended(current))
+    if after.index == state.index:
+        return rewrite(context, current, after, [slot])
+    return (yield from relist(context, current, after, [slot]))
 
 
 def rerun(
@@ -194,7 +191,7 @@ def _give_up_run(
     before = replace(state, history=history[:-1]) if succeeded else state
     after = next_record(current.task_id, before, _last_event(state, succeeded=succeeded), nonce, now=now)
     error = None if succeeded or last is None else last.error
-    after = replace(after, requeue=False, error=error, result=result, dedupe=None)
+    after = replace(after, requeue=False, error=error, result=result, dedupe=None, ended_zxid=still_ended(current))
     build = partial(relist, context, current.with_state(before), after, extra, guards=guards)
 
     def anew(refusal: Refusal) -> Procedure[Plan | None]:

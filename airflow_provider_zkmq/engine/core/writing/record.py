@@ -22,6 +22,8 @@ class Current:
     state: TaskState
     claim_gone: bool = False
     """The claim's ephemeral vanished with its session."""
+    zxid: int = 0
+    """The transaction that wrote the record; 0: not known, and of no interest."""
 
     def with_state(self, state: TaskState) -> Current:
         """The same reading with a record prepared for the change: its history has the present delivery, say."""
@@ -45,6 +47,15 @@ def next_record(
         kept = before if after is State.FINISHED else replace(before, consumer=None, claimed=None)
         state = replace(state, consumer=kept.consumer, claimed=kept.claimed, lease=None, bound=False, ended=ended)
     return replace(state, ended=now) if after is State.DEAD else state
+
+
+def still_ended(current: Current) -> int | None:
+    """The transaction in which a run ended whose record is written once more: an archive must not take it for another.
+
+    None of a task that had not ended.
+    """
+    known = current.state.ended_zxid or current.zxid or None
+    return known if current.state.state is State.FINISHED else None
 
 
 def _index_of(after: State, task_id: str, now: int, due: int | None) -> str | None:

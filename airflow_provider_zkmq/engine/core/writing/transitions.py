@@ -141,10 +141,10 @@ def cancel(context: Context, current: Current, extra: list[WriteOp], now: int) -
     return (yield from relist(context, current, replace(state, requeue=False), extra))
 
 
-def redrive(context: Context, current: Current, entry: str, extra: list[WriteOp]) -> Procedure[Plan]:
-    """Put back at the end of its lane: attempts are reset, the history is kept."""
+def redrive(context: Context, current: Current, entry: str, extra: list[WriteOp], batch: str | None) -> Procedure[Plan]:
+    """Put back at the end of its lane: attempts are reset, the history is kept. `batch`: the one that it counts for."""
     fresh = next_record(current.task_id, current.state, Event.REDRIVE, context.marks.nonce())
-    fresh = replace(fresh, attempt=0, error=None, claimed=None, ended=None, rank=None, batch=None)
+    fresh = replace(fresh, attempt=0, error=None, claimed=None, ended=None, rank=None, batch=batch)
     return (yield from append(context, current, lambda place: replace(fresh, place=place), extra, entry=entry))
 
 
@@ -154,9 +154,12 @@ def rewrite(context: Context, current: Current, after: TaskState, extra: list[Wr
 
 
 def delete(context: Context, current: Current, *, ours: bool = True) -> Plan:
-    """Deleted whole, with all that lists it; `ours`: that it is gone after a lost reply is this call's doing."""
+    """Deleted whole, with all that lists it; it fails its batch unless it had ended.
+
+    `ours`: that it is gone after a lost reply is this call's doing.
+    """
     record, *parts = tree_deletes(context, current.task_id, current.state, current.version)
-    off = membership(context, current.task_id, current.state)
+    off = membership(context, current.task_id, current.state, failed=True)
     # The record goes first: if that is another by now, the refusal says so.
     change = _change(context, current, None, [record, *departure(context, current), *parts, *off])
     if ours:
