@@ -18,7 +18,8 @@ from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking, Front
 from airflow_provider_zkmq.engine.fronts.methods import verb
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.engine.fronts.runtime import new_context
-from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, Transaction, UnitOfWork
+from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
+from airflow_provider_zkmq.engine.fronts.unit import Transaction
 from airflow_provider_zkmq.engine.fronts.upkeep import Upkeep
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import run
