@@ -204,3 +204,18 @@ async def test_the_asynchronous_front_deletes_queues_too(zk: Zkmq, zookeeper: st
         coming = asyncio.create_task(own.queue("q").exists(60))
         await asyncio.to_thread(zk.queue("q").configure)
         assert await coming
+
+
+def test_clean_up_leaves_a_deleted_queue_alone(zk: Zkmq, zookeeper: str, root: str) -> None:
+    """In the background of whoever used it: until it is used again, nothing is asked of it."""
+    with Zkmq.connect(zookeeper, root=root) as own:
+        q = own.queue("q")
+        q.configure(task_gc_interval=1)
+        q.enqueue(b"x")
+        assert own._upkeep is not None
+        looked_after = own._upkeep._due
+        assert "q" in looked_after
+        zk.delete_queue("q", confirm=True)
+        eventually(lambda: "q" not in looked_after)
+        q.enqueue(b"x")
+        assert "q" in looked_after

@@ -13,7 +13,7 @@ import time
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.upkeep.collect import collect_if_due
-from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
@@ -79,7 +79,8 @@ class Upkeep:
                 pause = self._look(context, run_now=name in seen)
                 seen.add(name)
                 with self._lock:
-                    self._due[name] = (time.monotonic() + pause, context)
+                    if name in self._due:
+                        self._due[name] = (time.monotonic() + pause, context)
         with self._lock:
             nearest = min((due for due, _ in self._due.values()), default=time.monotonic() + ERROR_PAUSE)
         return max(0.0, nearest - time.monotonic())
@@ -91,6 +92,9 @@ class Upkeep:
             interval = run(self._session, read_conf(context)).gc_interval
             if run_now:
                 run(self._session, collect_if_due(context))
+        except QueueNotFound:  # deleted: it is looked after again when it is used again
+            with self._lock:
+                del self._due[context.queue]
         except Exception as error:  # noqa: BLE001  one queue's trouble is not the others'
             if not self._stopped.is_set():
                 log.warning("clean-up of queue %r: %s", context.queue, error, exc_info=not isinstance(error, ZkmqError))

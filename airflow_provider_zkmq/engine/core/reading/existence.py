@@ -24,18 +24,29 @@ def exists(context: Context, timeout: object = 0, *, stopping: Callable[[], bool
 
     `stopping` ends the wait early; it is asked whenever the queue is woken.
     """
-    deadline, path, caught_up = Deadline.after(context, timeout), context.paths.conf("layout"), False
-    while True:
-        seen, watch = context.signal.count, context.new_watch()
-        if (yield Exists(path, watch)) is not None:
-            return True
-        if not caught_up:
-            yield Sync(context.root)  # the server that we read from may lag behind
-            caught_up = True
-        elif stopping() or deadline.passed:
-            return False
-        else:
+    deadline, path = Deadline.after(context, timeout), context.paths.conf("layout")
+    if (yield Exists(path)) is not None:
+        return True
+    yield Sync(context.root)  # the server that we read from may lag behind
+    if deadline.passed:
+        return (yield Exists(path)) is not None
+    return (yield from _awaited(context, path, deadline, stopping))
+
+
+def _awaited(context: Context, path: str, deadline: Deadline, stopping: Callable[[], bool]) -> Procedure[bool]:
+    """Wait for a znode; the watch goes with the wait."""
+    watch = context.new_watch()
+    try:
+        while True:
+            seen, watch = context.signal.count, context.new_watch()
+            if (yield Exists(path, watch)) is not None:
+                return True
+            if stopping() or deadline.passed:
+                return False
             yield from deadline.wait(context.signal, seen)
+    finally:
+        watch.fired = True  # nobody relies on it any more
+        context.run.unwatch(path)
 
 
 def queue_missing(context: Context) -> Procedure[QueueNotFound]:
