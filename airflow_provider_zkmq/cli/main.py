@@ -32,7 +32,8 @@ exit codes:
   6  no connection to ZooKeeper
 
 Errors are one line on standard error; with --json also {"error": …, "message": …} on standard output;
-a task id that is in use adds its "status", the "duplicates" refused and those "enqueued", a time-out what is "left".
+a task id that is in use adds its "status", the "duplicates" refused and those "enqueued", a time-out what is "left",
+a queue that does not exist the names that are "similar".
 """
 
 
@@ -86,6 +87,7 @@ VERBS = {
     "clear": Verb("delete every task of a queue, or every one in a state", "operate", "clear", "add_clear"),
     "pause": Verb("hand out nothing", "queues", "pause", "add_queue"),
     "resume": Verb("hand out tasks again", "queues", "resume", "add_queue"),
+    "delete": Verb("delete a queue with everything in it", "queues", "delete", "add_delete"),
     "worker": Verb("handle tasks until told to stop", "worker", "run", "add_arguments"),
 }
 
@@ -216,5 +218,9 @@ def _say_error(error: Exception, *, as_json: bool) -> None:
 
 def _details(error: Exception) -> dict[str, object]:
     """What an error tells besides its message."""
-    names = {"DuplicateTask": ("status", "duplicates", "enqueued"), "WaitTimeout": ("left",)}
+    names: dict[str, tuple[str, ...]] = {
+        "DuplicateTask": ("status", "duplicates", "enqueued"),
+        "QueueNotFound": ("similar",),
+        "WaitTimeout": ("left",),
+    }
     return {name: getattr(error, name) for name in names.get(type(error).__name__, ())}

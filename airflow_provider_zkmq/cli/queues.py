@@ -1,8 +1,9 @@
-"""The verbs on queues: queues, status, list, gc, pause, resume."""
+"""The verbs on queues: queues, status, list, gc, pause, resume, delete."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from airflow_provider_zkmq.cli.options import STATES, Common, UsageError
 from airflow_provider_zkmq.cli.output import brief, facts, moment, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import Task
+    from airflow_provider_zkmq.engine import AnyQueue, Task
 
 
 def queues(_args: argparse.Namespace, options: Common) -> int:
@@ -97,3 +98,40 @@ def _set_paused(args: argparse.Namespace, options: Common, *, paused: bool) -> i
     value = {"queue": args.queue, "paused": paused, "changed": changed}
     say(value, f"{args.queue} {word}{'' if changed else ' already'}", as_json=options.as_json)
     return 0
+
+
+def add_delete(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``delete``."""
+    parser.add_argument("queue")
+    parser.add_argument("--yes", action="store_true", help="do not ask once more")
+    parser.add_argument(
+        "--force", action="store_true", help="also while others consume from it, or tasks of it are claimed"
+    )
+
+
+def delete(args: argparse.Namespace, options: Common) -> int:
+    """Delete a queue with everything in it."""
+    if not (args.yes or sys.stdin.isatty()):
+        raise UsageError(f"delete loses every task of queue {args.queue!r} for good: add --yes to do so")
+    with options.connect() as zk:
+        queue = zk.queue(args.queue)
+        if not args.yes:
+            _ask_once_more(queue)
+        count = queue.delete(confirm=True, force=args.force)
+    say({"queue": args.queue, "deleted": count}, f"{args.queue} deleted, {count} task(s)", as_json=options.as_json)
+    return 0
+
+
+def _ask_once_more(queue: AnyQueue) -> None:
+    """Raise `UsageError` unless whoever sits at the terminal types the queue's name."""
+    from airflow_provider_zkmq.engine import QueueNotFound
+
+    try:
+        counts = queue.counts()
+    except QueueNotFound:
+        return  # not there, which the deletion tells; or one whose deletion was confirmed, and then cut off
+    known = ", ".join(f"{number} {state}" for state, number in counts.items() if number and state in STATES)
+    print(f"queue {queue.name!r} holds {known or 'no task'}; nothing of it comes back.", file=sys.stderr)
+    print("Type its name to delete it: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip() != queue.name:
+        raise UsageError("that is not its name: nothing was deleted")

@@ -4,7 +4,8 @@
 
     ZkmqError
     ├── ConfigError (also ValueError)   what was asked for cannot be; nothing was written
-    │   └── AccessDenied                the credentials do not open the queue's znodes
+    │   ├── AccessDenied                the credentials do not open the queue's znodes
+    │   └── QueueNotFound               there is no such queue; the message names those that come close
     ├── TransportError
     │   ├── Unavailable                 no server answered in time; nothing was written
     │   ├── SessionLost                 the ZooKeeper session expired or was closed
@@ -24,6 +25,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Self
 
 
 class ZkmqError(Exception):
@@ -36,6 +39,25 @@ class ConfigError(ZkmqError, ValueError):
 
 class AccessDenied(ConfigError):
     """ZooKeeper refused the credentials, or their lack, for the queue's znodes."""
+
+
+class QueueNotFound(ConfigError):
+    """There is no queue of this name: mistyped, not created yet, or deleted. Nothing was created.
+
+    ``similar``: the names of queues that come close to the one that was asked for.
+    """
+
+    def __init__(self, message: str, *, similar: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.similar = tuple(similar)
+
+    @classmethod
+    def among(cls, queue: str, where: str, names: Sequence[str]) -> Self:
+        """The error for a queue that is none of the `names` of those that are `where`, such as ``under '/zkmq'``."""
+        similar = get_close_matches(queue, names)
+        hint = f" (did you mean {' or '.join(map(repr, similar))}?)" if similar else ""
+        msg = f"queue {queue!r} does not exist {where}{hint}; create it with configure() or enqueue()"
+        return cls(msg, similar=similar)
 
 
 class TransportError(ZkmqError):

@@ -22,6 +22,10 @@ class InHand(Protocol):
         """The task as it was handed out."""
 
     @property
+    def queue(self) -> str:
+        """The name of the queue that it was taken from."""
+
+    @property
     def token(self) -> int:
         """The fencing token."""
 
@@ -113,7 +117,10 @@ class Queue(Named, Protocol):
         filter_method: Method = "absolute",
         selector: Selector | str | None = None,
     ) -> object:
-        """Raise `ConfigError` for what the queue's declarations refuse."""
+        """Raise `ConfigError` for what the queue's declarations refuse, `QueueNotFound` where there is none."""
+
+    def exists(self, timeout: object = 0, *, stopping: Callable[[], bool] = ...) -> bool:
+        """Whether the queue is there; waits for it at most `timeout` seconds (None: to the end), until `stopping`."""
 
     def claim(
         self,
@@ -146,6 +153,20 @@ class Queue(Named, Protocol):
 
 class AsyncQueue(Named, Protocol):
     """A queue whose calls are awaited."""
+
+    def check_wanted(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        selector: Selector | str | None = None,
+    ) -> Coroutine[Any, Any, object]:
+        """Raise `ConfigError` for what the queue's declarations refuse, `QueueNotFound` where there is none."""
+
+    def exists(self, timeout: object = 0) -> Coroutine[Any, Any, bool]:
+        """Whether the queue is there; waits for it at most `timeout` seconds (None: to the end)."""
+
+    def counts(self) -> Coroutine[Any, Any, dict[str, int]]:
+        """How many tasks are in each state."""
 
     def claim(
         self,

@@ -121,7 +121,12 @@ class Book:
 
 def result_path(queue: Path, task_id: str) -> Path:
     """Where a task's result is, if it is not in the queue's file."""
-    return queue.with_name(f"{queue.stem}.results") / task_id
+    return results_of(queue) / task_id
+
+
+def results_of(queue: Path) -> Path:
+    """The folder of the results that are not in the queue's file."""
+    return queue.with_name(f"{queue.stem}.results")
 
 
 def name_all(items: list[Item]) -> dict[str, Item]:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by
-from airflow_provider_zkmq.engine.errors import ClaimLost, TaskNotFound
+from airflow_provider_zkmq.engine.errors import ClaimLost, QueueNotFound, TaskNotFound
 from airflow_provider_zkmq.engine.model import State, Task
 from airflow_provider_zkmq.engine.outcomes import Success
 from airflow_provider_zkmq.filequeue.refusals import PROGRESS, TRANSACTIONS, refused
@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 class Settling(Protocol):
     """A queue in a file, as far as its claims are settled by task id and token."""
+
+    name: str
 
     @property
     def closed(self) -> bool:
@@ -44,7 +46,8 @@ class Settling(Protocol):
 class FileClaim:
     """A task in hand until its time is over. Settle it with exactly one of `complete`, `fail`, `release`, `snooze`.
 
-    ``task``: as it was handed out; ``token``: how often it has been claimed; ``span``: for how many seconds;
+    ``task``: as it was handed out; ``queue``: the name of its queue; ``token``: how often it has been claimed;
+    ``span``: for how many seconds;
     ``settled``: whether this object knows that the claim is over, settled here or lost.
     Every method raises `ClaimLost` once the claim is another's, or its time is over; then nothing is changed.
     """
@@ -56,6 +59,7 @@ class FileClaim:
 
     def __init__(self, queue: Settling, task: Task, span: float) -> None:
         self.task = task
+        self.queue = queue.name
         self.token = task.version
         self.span = span
         self.settled = False
@@ -98,7 +102,7 @@ class FileClaim:
             raise ClaimLost(msg)
         try:
             done = call(self.task.id, self.token)
-        except (ClaimLost, TaskNotFound) as error:  # its lines may have been deleted
+        except (ClaimLost, QueueNotFound, TaskNotFound) as error:  # its lines may have been deleted
             self.settled = True
             raise ClaimLost(str(error)) from error
         self.settled = ends

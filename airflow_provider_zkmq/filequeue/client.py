@@ -44,6 +44,10 @@ class FileClient:
         """The names of the files in the folder that are queues."""
         return self._folder.queues()
 
+    def delete_queue(self, name: str, *, confirm: bool = False, force: bool = False) -> int:
+        """Delete a queue's file with everything in it; returns how many tasks that were. See `FileQueue.delete`."""
+        return self.queue(name).delete(confirm=confirm, force=force)
+
     def close(self) -> None:
         """Give back what was claimed without a lease; its next claim is another attempt. Idempotent."""
         for queue, task_id, token in list(self._folder.in_hand):

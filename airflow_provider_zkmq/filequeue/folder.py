@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, SessionLost, Unavailable, ZkmqError
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, SessionLost, Unavailable
 from airflow_provider_zkmq.engine.model import check_name
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.conf import Conf, read_conf, write_conf
@@ -59,13 +59,18 @@ class Folder:
         with self._lock:
             (self.in_hand.add if held else self.in_hand.discard)((queue, task_id, token))
 
-    def carry_out(
-        self, queue: str, work: Callable[[Book], T], *, create: bool = False, missing: type[ZkmqError] = ConfigError
-    ) -> T:
+    def forget(self, queue: str) -> None:
+        """Forget what was claimed from a queue that was deleted, and wake whoever waits for something in it."""
+        with self._lock:
+            self.in_hand = {held for held in self.in_hand if held[0] != queue}
+        self.alarms.fire()
+
+    def carry_out(self, queue: str, work: Callable[[Book], T], *, create: bool = False) -> T:
         """Do something with a queue's file while it is locked; from the start again if it is replaced meanwhile.
 
-        Raises `missing` where there is no file, unless it is to be made; `SessionLost` once the connection is closed;
-        `CorruptRecord` for a file that is no queue's or too large; `Unavailable` where it cannot be read or written.
+        Raises `QueueNotFound` where there is no file, unless it is to be made; `SessionLost` once the connection is
+        closed; `CorruptRecord` for a file that is no queue's or too large; `Unavailable` where it cannot be read or
+        written.
         """
         if self.closed:
             msg = f"the connection to {self.path} is closed"
@@ -74,8 +79,7 @@ class Folder:
         try:
             return self._try(path, work, create=create)
         except FileNotFoundError:
-            msg = f"queue {queue!r} does not exist: {path}; create it with configure() or enqueue()"
-            raise missing(msg) from None
+            raise QueueNotFound.among(queue, f"in {self.path}", self.queues()) from None
         except HostileFile as error:
             raise CorruptRecord(str(error)) from error
         except OSError as error:

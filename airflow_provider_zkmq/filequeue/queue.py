@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.errors import ClaimLost, TaskNotFound, TaskTooLarge
+from airflow_provider_zkmq.engine.errors import ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
 from airflow_provider_zkmq.engine.model import (
     MAX_PAYLOAD,
     FilterMethod,
@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.model import (
     optional_seconds,
     seconds,
 )
-from airflow_provider_zkmq.filequeue import refusals, settling
+from airflow_provider_zkmq.filequeue import deletion, refusals, settling
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.claims import FileClaim
 from airflow_provider_zkmq.filequeue.conf import lock_span
@@ -71,6 +71,14 @@ class FileQueue(FileView):
         refuse({refusals.COLLECTION: collected, refusals.ARCHIVES: archive})
         self.folder.configure(self.name, lambda conf: conf.changed(filters, policy, lock, order))
 
+    def delete(self, *, confirm: bool = False, force: bool = False) -> int:
+        """Delete the file with everything in it, its configuration and its results; returns how many tasks that were.
+
+        `confirm`: has to be True, as nothing of it comes back. `force`: also while tasks are claimed. Raises
+        `ConfigError` without `confirm`, `QueueNotFound`, and `QueueError` for what takes `force`.
+        """
+        return deletion.delete(self.folder, self.name, confirm=confirm, force=force)
+
     # --- enqueue
 
     def enqueue(
@@ -121,9 +129,7 @@ class FileQueue(FileView):
             chosen = choose(book.conf.types, node=node, filter_method=filter_method, selector=selector)
             return settling.take(book, folder.owner, chosen, span)
 
-        taken = look_until(
-            self.path, lambda: self._do(work, create=True), seconds("timeout", timeout), folder.alarms, stopping
-        )
+        taken = look_until(self.path, lambda: self._do(work), seconds("timeout", timeout), folder.alarms, stopping)
         if taken is None:
             return None
         claim = FileClaim(self, *taken)
@@ -138,9 +144,7 @@ class FileQueue(FileView):
         selector: Selector | str | None = None,
     ) -> None:
         """Raise `ConfigError` for a node or selector that the queue refuses."""
-        self._do(
-            lambda book: choose(book.conf.types, node=node, filter_method=filter_method, selector=selector), create=True
-        )
+        self._do(lambda book: choose(book.conf.types, node=node, filter_method=filter_method, selector=selector))
 
     def complete(self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: object = None) -> None:
         """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskNotFound`, `TaskTooLarge`."""
@@ -175,12 +179,12 @@ class FileQueue(FileView):
     def extend(self, task_id: str, token: int, lease: object) -> None:
         """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
         span = lock_span("lease", lease)
-        self._do(lambda book: settling.extend(book, task_id, token, span), missing=TaskNotFound)
+        self._do(lambda book: settling.extend(book, task_id, token, span))
 
     def _settle(self, task_id: str, token: int, work: Callable[[Book], T]) -> T:
         try:
-            done = self._do(work, missing=TaskNotFound)
-        except (ClaimLost, TaskNotFound):
+            done = self._do(work)
+        except (ClaimLost, QueueNotFound, TaskNotFound):
             self.folder.hold(self.name, task_id, token, held=False)
             raise
         self.folder.hold(self.name, task_id, token, held=False)

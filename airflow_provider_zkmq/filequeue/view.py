@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, ZkmqError
 from airflow_provider_zkmq.engine.model import (
     PARTS,
     OnChange,
@@ -21,11 +20,13 @@ from airflow_provider_zkmq.engine.model import (
     as_state,
     checked_ids,
     checked_parts,
+    optional_seconds,
 )
 from airflow_provider_zkmq.filequeue import refusals
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.items import Item
+from airflow_provider_zkmq.filequeue.looking import look_until
 from airflow_provider_zkmq.filequeue.refusals import refuse, refused
 from airflow_provider_zkmq.filequeue.waiting import follow, wait
 
@@ -76,7 +77,7 @@ class FileView:
 
     def task(self, task_id: str) -> Task:
         """One task. Raises `TaskNotFound`."""
-        return self._do(lambda book: book.task(book.find(task_id)), missing=TaskNotFound)
+        return self._do(lambda book: book.task(book.find(task_id)))
 
     def tasks(
         self, *, state: State | str | None = None, selector: Selector | str | None = None, limit: int | None = None
@@ -131,9 +132,15 @@ class FileView:
         """
         return follow(self.folder, self.name, task_id, on_change, timeout)
 
-    def _do(self, work: Callable[[Book], T], *, create: bool = False, missing: type[ZkmqError] = ConfigError) -> T:
+    def exists(self, timeout: object = 0, *, stopping: Callable[[], bool] = lambda: False) -> bool:
+        """Whether the queue's file is there; waits for it at most `timeout` seconds (None: without bound)."""
+        span = optional_seconds("timeout", timeout)
+        look = lambda: (self.path.is_file() or None, None)  # noqa: E731
+        return bool(look_until(self.path, look, span, self.folder.alarms, lambda: stopping() or self.closed))
+
+    def _do(self, work: Callable[[Book], T], *, create: bool = False) -> T:
         """Do something with the file while it is locked; see `Folder.carry_out`."""
-        return self.folder.carry_out(self.name, work, create=create, missing=missing)
+        return self.folder.carry_out(self.name, work, create=create)
 
 
 def _fitting(book: Book, wanted: State | None, selector: Selector | str | None) -> list[Item]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from airflow_provider_zkmq.engine.errors import TaskNotFound, WaitTimeout
+from airflow_provider_zkmq.engine.errors import WaitTimeout
 from airflow_provider_zkmq.engine.model import (
     ENDED,
     OnChange,
@@ -38,7 +38,7 @@ def wait(folder: Folder, queue: str, task_ids: Sequence[str], event: WaitFor | s
         return []
     tasks = look_until(
         folder.file(queue),
-        lambda: folder.carry_out(queue, waiting.look, missing=TaskNotFound),
+        lambda: folder.carry_out(queue, waiting.look),
         span,
         folder.alarms,
         lambda: False,
@@ -88,7 +88,7 @@ def follow(folder: Folder, queue: str, task_id: str, on_change: OnChange, timeou
 
     def look() -> tuple[Task | None, float | None]:
         nonlocal known
-        task, again = folder.carry_out(queue, lambda book: _look_at(book, book.find(name)), missing=TaskNotFound)
+        task, again = folder.carry_out(queue, lambda book: _look_at(book, book.find(name)))
         if task != known:
             known = task
             on_change(task)

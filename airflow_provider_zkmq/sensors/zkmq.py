@@ -40,7 +40,9 @@ class ZkmqTaskSensor(BaseSensorOperator):
     ``"result_b64"``. For a batch the XCom is ``{"batch", "total", "failed"}``, however many tasks it has. The sensor
     fails, naming them, when tasks end dead or cancelled, for a batch after the last one has ended; with `soft_fail` it
     skips. A time-out tells why the first task that has not ended is where it is.
-    It waits on ZooKeeper watches and does not poke, except with ``mode="reschedule"``.
+    It waits on ZooKeeper watches and does not poke, except with ``mode="reschedule"``. A queue that is not there fails
+    it at once where `task_ids` or `batch` say that there are tasks; with a `selector` it waits for the queue, too, and
+    warns once in the log, with the names of queues that come close.
 
     Args:
         task_ids: the queue's ids: one, a list, or lists in a list, as mapped tasks give them.
@@ -147,7 +149,8 @@ class ZkmqTaskSensor(BaseSensorOperator):
             if self.selector is None:
                 ids = flat_ids(self.task_ids)
             else:
-                ids = queue.find(self.selector, self.min_tasks, max(0.0, end - time.monotonic()))
+                left = max(0.0, end - time.monotonic())
+                ids = queue.find(self.selector, self.min_tasks, left, wait_for_queue=True)
             tell = progress_log(self.log) if self.log_progress else None
             return outcomes(queue, queue.wait(ids, self.event, max(0.0, end - time.monotonic()), tell))
 

@@ -41,7 +41,8 @@ class ZkmqTaskTrigger(BaseTrigger):
 
     The event is ``{"status": "done", "ids": […]}``, for a batch ``{"status": "done", "batch": …}``, or
     ``{"status": "timeout" | "error", "message": …}``.
-    ZooKeeper being away ends nothing: the trigger waits for it, too, until its deadline.
+    ZooKeeper being away ends nothing: the trigger waits for it, too, until its deadline; so it does, with a `selector`,
+    for a queue that is not there.
 
     Args:
         task_ids: the tasks to wait for; None without `batch`: those that `selector` matches, as soon as there are
@@ -135,7 +136,8 @@ class ZkmqTaskTrigger(BaseTrigger):
             return {"batch": self.batch}
         ids = self.task_ids
         if ids is None:
-            ids = await queue.find(self.selector or "all()", self.min_tasks, self._left())
+            selector = self.selector or "all()"
+            ids = await queue.find(selector, self.min_tasks, self._left(), wait_for_queue=True)
         await queue.wait(ids, self.event, self._left(), progress_log(self.log) if self.log_progress else None)
         return {"ids": ids}
 

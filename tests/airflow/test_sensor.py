@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -17,7 +18,8 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_provider_zkmq.engine import ConfigError, Message
+from airflow_provider_zkmq.engine import ConfigError, Message, Zkmq
+from airflow_provider_zkmq.engine.fronts import runtime
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from tests.airflow.conftest import Heard, finish, kill
 from tests.support import eventually
@@ -356,3 +358,33 @@ def test_progress_is_logged(queue, context, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(log.lines) == 2
+
+
+@pytest.mark.parametrize("arguments", [{"task_ids": "a"}, {"batch": "b"}])
+def test_a_mistyped_queue_fails_a_sensor_that_names_tasks(queue, context, arguments):
+    """At once, with the names that come close, as tasks do that do not exist; the queue is not created."""
+    with pytest.raises(AirflowException, match=r"queue 'jbos' does not exist .*did you mean 'jobs'"):
+        sensor(zkmq_queue="jbos", **arguments).execute(context)
+    with Zkmq.connect(queue._session.config.hosts, queue.root, gc=False) as zk:
+        assert zk.queues() == ["jobs"]
+
+
+def test_a_selector_waits_for_a_queue_that_comes_later(queue, context, caplog, monkeypatch):
+    """With one warning that names what comes close; a time-out says that there was no queue."""
+    monkeypatch.setattr(runtime, "log", logging.getLogger("waiting"))
+    with Zkmq.connect(queue._session.config.hosts, queue.root, gc=False) as zk:
+        later = zk.queue("jobs-eu")
+
+        def come() -> None:
+            eventually(lambda: "'jobs-eu' does not exist" in caplog.text)
+            later.configure()
+            later.enqueue("x", task_id="a")
+            finish(later, "r")
+
+        coming = threading.Thread(target=come)
+        coming.start()
+        assert sensor(selector="all()", zkmq_queue="jobs-eu").execute(context)[0]["result"] == "r"
+        coming.join()
+    assert caplog.text.count("did you mean 'jobs'") == 1
+    with pytest.raises(AirflowSensorTimeout, match="'absent' did not come in time"):
+        sensor(selector="all()", zkmq_queue="absent", timeout=0.2).execute(context)

@@ -235,3 +235,16 @@ async def test_triggers_stored_before_there_were_batches(queue, shared):
     stored = {"task_ids": [task_id], "selector": None, "min_tasks": 1, "event": "completion", "queue": None}
     stored |= {"zkmq_conn_id": "zkmq_default", "deadline": None}
     assert await fire(ZkmqTaskTrigger(**stored)) == [{"status": "done", "ids": [task_id]}]
+
+
+async def test_a_selector_waits_for_a_queue_that_comes_later(queue, shared, zookeeper):
+    """In the triggerer, too; where tasks are named, a missing queue is an error event that names what comes close."""
+    firing = asyncio.create_task(fire(ZkmqTaskTrigger(selector="all()", event="claim", queue="later")))
+    await until(lambda: shared.users() == [1])
+    async with AsyncZkmq.connect(zookeeper, queue.root, gc=False) as zk:
+        await zk.queue("later").enqueue("x", task_id="a")
+        assert await zk.queue("later").claim() is not None
+        assert await firing == [{"status": "done", "ids": ["a"]}]
+    ((event),) = await fire(ZkmqTaskTrigger(task_ids=["a"], queue="jbos"))
+    assert event["status"] == "error"
+    assert "did you mean 'jobs'" in event["message"]

@@ -720,7 +720,7 @@ def test_what_the_verbs_refuse_as_a_whole(cli: Cli, queue: Queue, zk: Zkmq, tmp_
     _sparse(tmp_path / "hostile.tq")
     assert cli.refused("import", str(tmp_path / "hostile.tq"), code=2)["error"] == "BadFile"
     assert cli.refused("import", str(tmp_path / "absent.tq"), code=1)["error"] == "FileNotFoundError"
-    assert cli.refused("export", "absent", str(tmp_path / "a.tq"), code=2)["error"] == "ConfigError"
+    assert cli.refused("export", "absent", str(tmp_path / "a.tq"), code=2)["error"] == "QueueNotFound"
     assert cli.refused("export", "q", str(tmp_path / "a.tq"), "--selector", "colour==red", code=2)
     assert cli.refused("export", "q", str(tmp_path / "a.tq"), "--limit", "-1", code=2)
     assert cli.refused("export", "q", str(tmp_path / "a.tq"), "--state", "claimed", code=2)

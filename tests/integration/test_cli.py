@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -247,7 +248,7 @@ def test_waits_time_out_with_4_and_unknown_tasks_are_1(cli: Cli) -> None:
     late = cli.refused("wait", "q", task_id, "--timeout", "0.1", code=4)
     assert (late["error"], late["left"]) == ("WaitTimeout", [task_id])
     assert cli.refused("wait", "q", "missing", "--timeout", "5", code=1)["error"] == "TaskNotFound"
-    assert cli.refused("status", "nowhere", code=2)["error"] == "ConfigError"
+    assert cli.refused("status", "nowhere", code=2)["error"] == "QueueNotFound"
     assert cli.refused("enqueue", "q", "x", "--task-id", task_id, code=1)["error"] == "DuplicateTask"
 
 
@@ -388,7 +389,7 @@ def test_clear_deletes_only_when_told_yes(cli: Cli, queue: Queue) -> None:
     assert cli.ask("clear", "q", "--yes")["cleared"] == 1
     assert queue.tasks() == []
     assert cli.refused("complete", "q", second, "--token", token, code=1)["error"] == "TaskNotFound"
-    assert cli.refused("clear", "nowhere", "--yes", code=2)["error"] == "ConfigError"
+    assert cli.refused("clear", "nowhere", "--yes", code=2)["error"] == "QueueNotFound"
 
 
 def test_show_why_names_who_refuses_it_and_what_for(cli: Cli, queue: Queue) -> None:
@@ -656,3 +657,58 @@ def test_an_idle_worker_stops_at_once(cli: Cli, queue: Queue) -> None:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=15)
     assert process.returncode == 0, errors.decode()
+
+
+def test_a_mistyped_queue_is_refused_with_the_names_that_come_close(cli: Cli) -> None:
+    """By every verb but those that create queues; none is created."""
+    cli.ask("configure", "census")
+    for verb in (["claim"], ["pause"], ["resume"], ["status"], ["worker", "--exec", "cat", "--until-empty"]):
+        answer = cli.refused(verb[0], "cencus", *verb[1:], code=2)
+        assert (answer["error"], answer["similar"]) == ("QueueNotFound", ["census"])
+        assert "did you mean 'census'?" in answer["message"]
+    assert cli.ask("queues") == {"queues": ["census"]}
+
+
+def test_a_worker_may_be_started_before_its_queue_is_there(cli: Cli) -> None:
+    """It says so in its log, once, and handles what comes."""
+    cli.ask("configure", "orders")
+    with cli.worker("ordres", "--exec", "cat", "--threads", "3") as process:
+        assert process.stderr is not None
+        warning = process.stderr.readline().decode()
+        assert "WARNING" in warning
+        assert "queue 'ordres' does not exist" in warning
+        assert "did you mean 'orders'?" in warning
+        task_id = cli.ask("enqueue", "ordres", "x")["id"]
+        assert cli.ask("wait", "ordres", task_id, "--timeout", "30")["tasks"][0]["result"] == "x"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert b"WARNING" not in process.stderr.read()
+
+
+def test_a_queue_is_deleted_when_it_was_asked_once_more(cli: Cli, queue: Queue) -> None:
+    """`--yes` where nobody can be asked; `--force` while it is used."""
+    task_id = cli.ask("enqueue", "q", "x")["id"]
+    assert "--yes" in cli.refused("delete", "q", code=2)["message"]
+    token = cli.ask("claim", "q")["token"]
+    assert cli.refused("delete", "q", "--yes", code=1)["error"] == "QueueError"
+    assert queue.task(task_id).state == "claimed"
+    assert cli.ask("delete", "q", "--yes", "--force") == {"queue": "q", "deleted": 1}
+    assert cli.refused("complete", "q", task_id, "--token", str(token), code=2)["error"] == "QueueNotFound"
+    assert cli.refused("delete", "q", "--yes", code=2)["error"] == "QueueNotFound"
+    assert cli.ask("queues") == {"queues": []}
+
+
+@pytest.mark.parametrize("typed", ["q", "p"])
+def test_whoever_sits_at_a_terminal_is_asked_for_the_queue_s_name(cli: Cli, queue: Queue, typed: str) -> None:
+    """What it holds is told first; another answer deletes nothing."""
+    queue.enqueue(b"x")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*_ZKMQ, "delete", "q"], env=cli.env, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        os.write(ours, f"{typed}\n".encode())
+        _, told = process.communicate(timeout=_LIMIT_S)
+    os.close(ours)
+    os.close(theirs)
+    assert b"queue 'q' holds 1 inserted; nothing of it comes back" in told
+    assert (process.returncode, queue.exists()) == ((0, False) if typed == "q" else (2, True))

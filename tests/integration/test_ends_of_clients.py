@@ -16,9 +16,20 @@ from tests.support import eventually
 PATIENCE_S = 20.0
 
 
-def test_a_worker_whose_connection_is_closed_ends(zookeeper: str, root: str) -> None:
+def waits_in(client: Zkmq | AsyncZkmq, *, there: bool) -> bool:
+    """Whether a worker of the client has begun to wait, for tasks of the queue `q` or for the queue itself."""
+    if there:
+        return client._context("q").registration.consumer is not None
+    fans = list(client._session.watches._fans.values())
+    return any(fan.path.endswith("/conf/layout") and fan.watches() for fan in fans)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["it waits for tasks", "it waits for its queue"])
+def test_a_worker_whose_connection_is_closed_ends(zookeeper: str, root: str, there: bool) -> None:
     """It has nobody left to ask: `run` raises what `claim` would."""
     zk = Zkmq.connect(zookeeper, root=root, gc=False)
+    if there:
+        zk.queue("q").configure()
     worker = zk.queue("q").worker(lambda _task: None)
     ended: list[BaseException] = []
 
@@ -30,23 +41,26 @@ def test_a_worker_whose_connection_is_closed_ends(zookeeper: str, root: str) -> 
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    eventually(lambda: zk._contexts["q"].registration.consumer is not None)
+    eventually(lambda: waits_in(zk, there=there))
     zk.close()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert len(ended) == 1
 
 
-async def test_an_asynchronous_worker_whose_connection_is_closed_ends(zookeeper: str, root: str) -> None:
+@pytest.mark.parametrize("there", [True, False], ids=["it waits for tasks", "it waits for its queue"])
+async def test_an_asynchronous_worker_whose_connection_is_closed_ends(zookeeper: str, root: str, there: bool) -> None:
     """The same on an event loop."""
 
     async def handle(_task: object) -> None:
         """Do nothing."""
 
     zk = await AsyncZkmq.connect(zookeeper, root=root, gc=False)
+    if there:
+        await zk.queue("q").configure()
     running = asyncio.create_task(zk.queue("q").worker(handle).run())
     async with asyncio.timeout(PATIENCE_S):
-        await asyncio.to_thread(eventually, lambda: zk._context("q").registration.consumer is not None)
+        await asyncio.to_thread(eventually, lambda: waits_in(zk, there=there))
         await zk.close()
         with pytest.raises(SessionLost):
             await running
@@ -127,6 +141,7 @@ def test_a_claim_of_unknown_outcome_is_given_back_although_its_client_claims_not
     with Zkmq.connect(zookeeper, root=root, gc=False) as other:
         other.queue("q").enqueue(b"x", task_id="a")
         with Zkmq.connect(proxy.hosts, root=root, gc=False, session_timeout=30, request_timeout=1) as zk:
+            zk.queue("warm").configure()
             assert zk.queue("warm").claim() is None
             proxy.cut(2)  # the registration, the clock, then the claim itself
             q = zk.queue("q")

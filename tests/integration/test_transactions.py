@@ -72,7 +72,7 @@ def test_what_is_too_large_does_not_happen(zk: Zkmq) -> None:
             tx.commit()
         assert q.task("a").status == "locked"
     assert data(zk, "in") == [b"x"]
-    assert data(zk, "out") == []
+    assert "out" not in zk.queues()
 
 
 def test_a_refused_put_refuses_the_whole(zk: Zkmq) -> None:
@@ -152,7 +152,7 @@ def test_a_transaction_dies_with_its_session(zk: Zkmq, zookeeper: str, root: str
             tx.commit()
         tx.rollback()
         again.complete()
-    assert data(zk, "out") == []
+    assert "out" not in zk.queues()
 
 
 def test_a_rollback_without_a_connection_leaves_no_lock(zk: Zkmq, zookeeper: str, root: str) -> None:
@@ -169,6 +169,47 @@ def test_a_rollback_without_a_connection_leaves_no_lock(zk: Zkmq, zookeeper: str
     assert again is not None
     assert again.task.attempt == 2
     lost.close()
+
+
+def test_a_put_is_neither_sent_nor_does_it_create_a_queue(zk: Zkmq) -> None:
+    """It is in memory only: no request, and no queue before the commit, which creates it with what was put."""
+    before = zk.requests
+    with zk.transaction() as tx:
+        tx.put("out", b"never")
+    tx = zk.transaction()
+    put = tx.put("out", b"y")
+    assert zk.requests == before
+    assert "out" not in zk.queues()
+    assert tx.commit() == [put]
+    assert data(zk, "out") == [b"y"]
+
+
+def test_a_rollback_whose_session_is_over_raises_nothing(zk: Zkmq, zookeeper: str, root: str) -> None:
+    """Out of reach for its time-out, the session has given back what it held: the rollback ends without an error.
+
+    Others take the task and complete it; the handler's own exception leaves the block as it is.
+    """
+    zk.queue("in").enqueue_many([Message(b"x"), Message(b"y")])
+    proxy = Proxy(zookeeper)
+    with Zkmq.connect(proxy.hosts, root=root, session_timeout=4, request_timeout=30, gc=False) as lost:
+        tx = lost.transaction()
+        assert tx.try_take("in") is not None
+
+        def handler() -> None:
+            with lost.transaction() as other:
+                assert other.try_take("in") is not None
+                proxy.close()
+                raise KeyError("the handler's own")
+
+        with pytest.raises(KeyError):
+            handler()
+        again = [zk.queue("in").claim(timeout=30) for _ in range(2)]
+        tx.rollback()
+        assert sorted(claim.task.attempt for claim in again if claim is not None) == [2, 2]
+        for claim in again:
+            assert claim is not None
+            claim.complete()
+    assert zk.queue("in").counts()["finished"] == 2
 
 
 def test_takers_compete_and_each_task_is_committed_once(zk: Zkmq, q: Queue) -> None:

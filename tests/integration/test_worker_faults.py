@@ -351,6 +351,8 @@ def test_a_stop_frees_what_a_waiting_transaction_holds(zk: Zkmq, q: Queue) -> No
     zk.queue("other").enqueue(b"x", task_id="b")
     taken, raised = threading.Event(), []
 
+    zk.queue("empty").configure()
+
     def handler(_task: object, tx: UnitOfWork) -> None:
         tx.try_take("other")
         taken.set()

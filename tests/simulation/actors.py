@@ -11,7 +11,16 @@ from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.core.reading import wait
-from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import (
+    batches,
+    configure,
+    enqueue,
+    holding,
+    operate,
+    putting,
+    settle,
+    transaction,
+)
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
@@ -147,10 +156,7 @@ def work(client: Client, claimed: Any, rand: random.Random, *, transactional: bo
     client.hands[claimed.token] = claimed
     taken = transaction.Transaction([(context, claimed)]) if transactional else None
     if taken is not None and rand.random() < 0.5:
-        out = client.context("r")
-        checked = yield from told(lambda: Call("put", transaction.check_put(out, Message(b"out"))))
-        if checked.ok:
-            taken.put.append((out, checked.value))
+        putting.put(taken.put, client.context("r"), Message(b"out"))
     yield Pause(rand.choice([0, 0.01, 1.0, 7.0]))
     outcome = rand.choice(
         [Success(b"r"), Success(b"r"), Success(b"r", dedupe=2), Retry("e"), Error("e"), Snooze(1), Snooze(-1)]
@@ -230,17 +236,8 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
             continue
         claimed = call.value
         client.hands[claimed.token] = claimed
-        checked = yield from told(lambda: Call("put", transaction.check_put(out, Message(b"out"))))
-        if not checked.ok:
-            yield from until_settled(
-                client,
-                claimed,
-                lambda claimed=claimed: Call(
-                    "release", settle.release(context, claimed), {"queue": "q", "held": claimed}
-                ),
-            )
-            continue
-        work = transaction.Transaction([(context, claimed)], [(out, checked.value)])
+        work = transaction.Transaction([(context, claimed)])
+        putting.put(work.put, out, Message(b"out"))
         yield Pause(rand.choice([0, 1.0]))
         good = number % 3 != 2
         while True:

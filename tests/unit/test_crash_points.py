@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, holding, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, holding, operate, putting, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from tests.fake_zookeeper import CRASHES, LOST, Crash, FakeZooKeeper, Faults, check_tree, drive, new_context
@@ -84,8 +84,8 @@ def ended(world: World) -> None:
 
 def taken(world: World) -> None:
     claimed(world)
-    tree = world.do(transaction.check_put(world.context, Message(b"y", task_id="b")))
-    world.memory["unit"] = transaction.Transaction([(world.context, world.memory["held"])], [(world.context, tree)])
+    world.memory["unit"] = transaction.Transaction([(world.context, world.memory["held"])])
+    putting.put(world.memory["unit"].put, world.context, Message(b"y", task_id="b"))
 
 
 def again(world: World, **options: Any) -> Any:

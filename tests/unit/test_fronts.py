@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import pydoc
@@ -16,11 +17,15 @@ from airflow_provider_zkmq.engine import (
     AsyncClaim,
     AsyncQueue,
     AsyncUnitOfWork,
+    AsyncWorker,
     AsyncZkmq,
     Claim,
     ConfigError,
     Queue,
+    Running,
+    RunningAsync,
     UnitOfWork,
+    Worker,
     Zkmq,
 )
 from airflow_provider_zkmq.engine.config import ConnectionConfig
@@ -31,6 +36,7 @@ from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking
 from airflow_provider_zkmq.engine.fronts.methods import Twins, verb
 from airflow_provider_zkmq.engine.zk.session import Session
 
+NOWHERE = ConnectionConfig.of("127.0.0.1:1")
 TOP = Path(__file__).parents[2]
 FRONTS = [(Zkmq, AsyncZkmq), (Queue, AsyncQueue), (Claim, AsyncClaim), (UnitOfWork, AsyncUnitOfWork)]
 
@@ -66,6 +72,47 @@ def test_no_front_has_a_verb_of_its_own() -> None:
     """What one of two fronts can be asked, the other can be asked, too."""
     for blocking, awaited in FRONTS:
         assert verbs(blocking).keys() == verbs(awaited).keys()
+
+
+#: What makes the one front usable in ``await`` and ``async with`` is not its caller's.
+PAIRS = [*FRONTS, (Worker, AsyncWorker), (Running, RunningAsync)]
+
+
+def public(kind: type) -> dict[str, Any]:
+    """What a caller may use of a class, by name."""
+    return {name: inspect.getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("blocking", "awaited"), PAIRS, ids=[one.__name__ for one, _ in PAIRS])
+def test_both_fronts_have_the_same_public_names(blocking: type, awaited: type) -> None:
+    """And the same parameters, with the same defaults and in the same order; so has what makes them."""
+    mine, theirs = public(blocking), public(awaited)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        one, other = getattr(blocking, name), getattr(awaited, name)
+        assert callable(one) is callable(other), name
+        if callable(one):
+            assert shape(one) == shape(other), name
+    if blocking in {Worker, Zkmq}:
+        assert shape(blocking.__init__) == shape(awaited.__init__)
+
+
+def shape(function: Any) -> list[tuple[str, Any, Any]]:
+    """The names, kinds and defaults of a function's parameters."""
+    return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
+
+
+def test_a_worker_s_attributes_are_those_of_its_twin() -> None:
+    """What stands in the objects, too: their queue, their handler, their grace."""
+
+    async def awaited(_task: object) -> None: ...
+
+    async def make() -> AsyncWorker:
+        return AsyncZkmq(NOWHERE).queue("q").worker(awaited)
+
+    both = Zkmq(NOWHERE).queue("q").worker(print), asyncio.run(make())
+    assert len({frozenset(name for name in dir(each) if not name.startswith("_")) for each in both}) == 1
+    assert not any(each.stopping for each in both)
 
 
 def test_signatures_are_those_of_the_procedures() -> None:

@@ -12,12 +12,12 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Reconnect, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.core.reading import configuration
-from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, transaction
+from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, putting, transaction
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.core.writing import commit, pieces, transitions
 from airflow_provider_zkmq.engine.core.writing.plan import Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, QueueNotFound
 from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
 
@@ -218,12 +218,16 @@ def test_an_enqueue_into_a_queue_that_was_just_deleted_is_refused(order: str, kn
 
 
 def test_a_commit_into_a_queue_that_was_just_deleted_is_refused() -> None:
-    client = new_queue()
-    put = client.do(transaction.check_put(client.context, Message(b"x", task_id="a")))
+    """Deleted after its configuration was read: the commit names the queue; committed again, it creates the queue."""
+    client, unit = new_queue(), transaction.Transaction()
+    client.do(configuration.read_conf(client.context))
+    putting.put(unit.put, client.context, Message(b"x", task_id="a"))
     client.zk.watches.clear()
     delete_queue(client)
-    with pytest.raises(ConfigError, match="was deleted"):
-        client.do(transaction.commit(transaction.Transaction([], [(client.context, put)])))
+    with pytest.raises(QueueNotFound, match="was deleted"):
+        client.do(transaction.commit(unit))
+    assert client.do(transaction.commit(unit)) == ["a"]
+    assert client.work() == ["a"]
 
 
 def test_an_id_that_comes_and_goes_ends_in_an_error() -> None:

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
 from airflow_provider_zkmq.engine.core.protocol.writes import SetData
-from airflow_provider_zkmq.engine.core.tasks import settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import putting, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TransportError, Unavailable, ZkmqError
 from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
@@ -47,9 +47,9 @@ class Hand:
     def in_transaction(self) -> Hand:
         self.world.put(task_id="other")
         other = self.world.take()
-        tree = self.world.do(transaction.check_put(self.world.context, Message(b"y", task_id="put")))
         context = self.world.context
-        self.transaction = transaction.Transaction([(context, self.claimed), (context, other)], [(context, tree)])
+        self.transaction = transaction.Transaction([(context, self.claimed), (context, other)])
+        putting.put(self.transaction.put, context, Message(b"y", task_id="put"))
         return self
 
     def settling(self, outcome: Handled) -> Any:
@@ -245,9 +245,9 @@ def test_what_cannot_be_settled_is_raised(outcome: Handled, asked: list[str]) ->
 def test_a_rollback_without_anything_taken_cannot_keep_a_commit_out() -> None:
     """Its puts were sent and may still come: the rollback says so, rather than that nothing will happen."""
     world = World()
-    tree = world.do(transaction.check_put(world.context, Message(b"y", task_id="put")))
     for kind, error in ((LOST[0], OutcomeUnknown), (LOST[1], ZkmqError)):
-        it = transaction.Transaction([], [(world.context, tree)])
+        it = transaction.Transaction()
+        putting.put(it.put, world.context, Message(b"y", task_id="put"))
         with pytest.raises(OutcomeUnknown):
             world.do(cut_off(transaction.commit(it)), Faults(0, kind))
         with pytest.raises(error) as caught:

@@ -18,7 +18,8 @@ from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking, Front
 from airflow_provider_zkmq.engine.fronts.methods import verb
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.engine.fronts.runtime import new_context
-from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, Transaction, UnitOfWork
+from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
+from airflow_provider_zkmq.engine.fronts.unit import Transaction
 from airflow_provider_zkmq.engine.fronts.upkeep import Upkeep
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import run
@@ -92,6 +93,10 @@ class Client(ClientVerbs, Blocking[str]):
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
         return Queue(self._session, self._context(name), self._used, self.transaction)
 
+    def delete_queue(self, name: str, *, confirm: bool = False, force: bool = False) -> int:
+        """Delete a queue with everything in it; returns how many tasks that were. See `Queue.delete`."""
+        return self.queue(name).delete(confirm=confirm, force=force)
+
     def transaction(self) -> UnitOfWork:
         """A unit of work over the queues of this connection."""
         return UnitOfWork(self._session, Transaction(self._session, self._context))
@@ -122,15 +127,16 @@ class AsyncZkmq(ClientVerbs, Awaited[str]):
             raise ConfigError(msg)
         return cls(ConnectionConfig.of(hosts, root, **options), gc=gc)
 
-    async def _start(self) -> Self:
+    async def start(self) -> Self:
+        """Connect, waiting at most ``connect_timeout``; awaiting or entering it does so, too. See `Zkmq.start`."""
         await asyncio.to_thread(self._session.start)
         return self
 
     def __await__(self) -> Generator[Any, None, Self]:
-        return self._start().__await__()
+        return self.start().__await__()
 
     async def __aenter__(self) -> Self:
-        return await self._start()
+        return await self.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -140,6 +146,10 @@ class AsyncZkmq(ClientVerbs, Awaited[str]):
     def queue(self, name: str) -> AsyncQueue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
         return AsyncQueue(self._session, self._context(name), self._used, self.transaction)
+
+    async def delete_queue(self, name: str, *, confirm: bool = False, force: bool = False) -> int:
+        """Delete a queue with everything in it; returns how many tasks that were. See `Queue.delete`."""
+        return await self.queue(name).delete(confirm=confirm, force=force)
 
     def transaction(self) -> AsyncUnitOfWork:
         """A unit of work over the queues of this connection."""

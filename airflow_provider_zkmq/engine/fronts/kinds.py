@@ -37,6 +37,10 @@ class Front(Generic[S]):
         """Whether its connection has been closed: nothing can be done with it any more."""
         return self._session.closed
 
+    def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
+        """A procedure on the subject, with its errors as callers are to see them. A queue overrides this."""
+        return procedure
+
     def _mark_used(self) -> None:
         """Tasks are about to be enqueued or claimed. A queue overrides this: its client then takes part in clean-up."""
 
@@ -46,7 +50,7 @@ class Blocking(Front[S]):
 
     def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject."""
-        return run(self._session, call(self._subject))
+        return run(self._session, self._explained(call(self._subject)))
 
 
 class Awaited(Front[S]):
@@ -54,7 +58,7 @@ class Awaited(Front[S]):
 
     async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject."""
-        return await arun(self._session, call(self._subject))
+        return await arun(self._session, self._explained(call(self._subject)))
 
 
 class BlockingTaker(Blocking[S], Generic[S, C]):

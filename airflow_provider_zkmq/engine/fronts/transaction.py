@@ -2,91 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from airflow_provider_zkmq.engine.core.claiming.ask import Asked, Method, wanted
-from airflow_provider_zkmq.engine.core.claiming.claim import claim
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.claiming.ask import Asked, Method
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks import transaction
-from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
+from airflow_provider_zkmq.engine.core.tasks.giveback import Holder
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_outcome
-from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost, ZkmqError
-from airflow_provider_zkmq.engine.fronts.hand import UNKNOWN_SESSION, Hand, task_of
+from airflow_provider_zkmq.engine.core.tasks.putting import put
+from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.fronts.hand import Hand
 from airflow_provider_zkmq.engine.fronts.kinds import AwaitedInTurn, BlockingInTurn, Front
 from airflow_provider_zkmq.engine.fronts.methods import claiming, verb
+from airflow_provider_zkmq.engine.fronts.unit import Transaction
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.background import OF_CALLS
-from airflow_provider_zkmq.engine.zk.session import Session
-
-
-class Transaction:
-    """One unit of work of either front, and the session that it is bound to."""
-
-    def __init__(self, session: Session, context_of: Callable[[str], Context]) -> None:
-        self.transaction = transaction.Transaction()
-        self.open = True
-        self.adopted: Hand | None = None
-        """The claim that a worker's handler was called for."""
-        self.context_of = context_of
-        self._session = session
-        self._session_id = session.id
-        self._contexts: set[Context] = set()
-        """Where it may be waiting for a task."""
-
-    def check(self, *, ending: bool = False) -> None:
-        """Raise unless it can still be added to; `ending`: unless it can still be committed."""
-        if not self.open:
-            msg = "this transaction has ended; begin another with transaction()"
-            raise ZkmqError(msg)
-        self._session_id = self._session_id or self._session.id  # begun while the connection was lost
-        asking = ending and self.transaction.sent is not None  # what became of a commit is told, whatever session asks
-        if not asking and self._session.id not in {self._session_id, UNKNOWN_SESSION}:
-            msg = "the session of this transaction has ended; what it had taken is given back"
-            raise SessionLost(msg)
-        if not ending and (self.transaction.sent is not None or self.transaction.ended):
-            msg = "the outcome of this transaction's commit is not known: commit again, which tells it, or roll back"
-            raise ZkmqError(msg)
-
-    def take(
-        self, context: Context, node: Mapping[str, object] | None, filter_method: Method,
-        selector: Selector | str | None, timeout: object, caller: Caller,
-    ) -> Procedure[Claimed | None]:  # fmt: skip
-        """Claim a task for it, unless it is closed meanwhile: then what was claimed is given back."""
-        span = seconds("timeout", timeout)
-        asked = yield from wanted(context, node, filter_method, selector, None)
-        self._contexts.add(context)
-        claimed = yield from claim(context, asked, span, lambda: not self.open or caller.left, caller)
-        if claimed is None or self.open:
-            return claimed
-        caller.left = True  # closed while this waited: what it got is nobody's
-        yield from give_back(context)
-        return None
-
-    def add(self, context: Context, claimed: Claimed) -> Task:
-        """Make a claim part of it; returns the task."""
-        self._session_id = self._session_id or claimed.session
-        self.transaction.taken.append((context, claimed))
-        return task_of(claimed)
-
-    def adopt(self, hand: Hand) -> None:
-        """Make the claim part of it that its handler was called for."""
-        self._session_id = hand.claimed.session
-        self.adopted = hand
-        self.add(hand.context, hand.claimed)
-
-    def close(self) -> None:
-        """Let nobody take or put any more; a `try_take` that waits is woken and takes nothing."""
-        self.open = False
-        for context in tuple(self._contexts):
-            context.signal.fire()
 
 
 def _try_take(
@@ -108,12 +45,15 @@ def _try_take(
 def _put(
     tx: Transaction, /, queue: str, data: bytes | str, filters: Mapping[str, object] | None = None, **options: Any
 ) -> Procedure[str]:
-    """Remember a task to write on commit; returns its id. Nothing is written, but what is wrong is refused now."""
+    """Remember a task to write on commit; returns its id. Nothing is sent: it is in memory only, until then.
+
+    What is wrong is refused now; filters are checked by the commit where this client does not know the queue yet. A
+    queue that does not exist is created by the commit.
+    """
     tx.check()
     context = tx.context_of(queue)
-    tree = yield from transaction.check_put(context, Message(data, filters, **options))
-    tx.transaction.put.append((context, tree))
-    return tree.task_id
+    yield from ()  # nothing is asked of the server
+    return put(tx.transaction.put, context, Message(data, filters, **options))
 
 
 def _commit(tx: Transaction, result: bytes | str | None = None) -> Procedure[list[str]]:
@@ -132,11 +72,13 @@ def _commit(tx: Transaction, result: bytes | str | None = None) -> Procedure[lis
 def _rollback(tx: Transaction) -> Procedure[None]:
     """Cancel every put and give back everything taken; afterwards no lock of this transaction is left.
 
-    Where the connection is lost for longer, call it again, or the client does it before it claims again. Raises
-    `IllegalTransition` where a commit of unknown outcome turns out to have happened.
+    Locks end with the session that holds them: once that has ended, or has been out of reach for its time-out, nothing
+    is left to be asked. Where the connection is lost for less, call it again, or the client does it before it claims
+    again. Raises `Unavailable`, `OutcomeUnknown` where a commit may have happened or the connection was lost meanwhile,
+    and `IllegalTransition` where a commit of unknown outcome turns out to have happened.
     """
     tx.open = False
-    yield from transaction.rollback(tx.transaction)
+    yield from transaction.rollback(tx.transaction, Holder(tx.is_over, tx.reach))
 
 
 def _settle(tx: Transaction, outcome: Handled, progress: Settlement) -> Procedure[bool]:
@@ -192,7 +134,7 @@ class UnitOfWork(UnitVerbs, BlockingInTurn[Transaction, Task]):
             return
         try:
             self.rollback()
-        except ZkmqError as trouble:
+        except Exception as trouble:  # noqa: BLE001  the error that goes on its way is the handler's
             _report(error, trouble)
 
 
@@ -212,17 +154,16 @@ class AsyncUnitOfWork(UnitVerbs, AwaitedInTurn[Transaction, Task]):
     async def _undo(self, error: BaseException | None) -> None:
         try:
             await self.rollback()
-        except ZkmqError as trouble:
+        except Exception as trouble:  # noqa: BLE001  the error that goes on its way is the handler's
             _report(error, trouble)
 
 
-def _report(error: BaseException | None, trouble: ZkmqError) -> None:
-    """What the rollback of a transaction met that `error` ended.
+def _report(error: BaseException | None, trouble: Exception) -> None:
+    """What the rollback of a transaction met that `error` ended: a note on it, which goes on its way, and a warning.
 
-    A cancellation or an interrupt goes on its way, and a commit of unknown outcome stays that, both with a note; in any
-    other case it is raised.
+    Without one it is raised: nobody would learn of it.
     """
-    if error is None or (isinstance(error, Exception) and not isinstance(error, OutcomeUnknown)):
+    if error is None:
         raise trouble
     error.add_note(f"its rollback: {trouble}")
     log.warning("rolling back a transaction after %s: %s", type(error).__name__, trouble)

@@ -15,7 +15,7 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.upkeep.turns import collect_if_due
-from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
@@ -115,7 +115,8 @@ class Upkeep:
             if (due <= time.monotonic() or name in changed) and not self._stopped.is_set():
                 pause = self._look(context)
                 with self._lock:
-                    self._due[name] = (time.monotonic() + pause, context)
+                    if name in self._due:
+                        self._due[name] = (time.monotonic() + pause, context)
         with self._lock:
             nearest = min((due for due, _ in self._due.values()), default=time.monotonic() + ERROR_PAUSE)
         return max(0.0, min(MAX_PAUSE, nearest - time.monotonic()))
@@ -138,6 +139,10 @@ class Upkeep:
         try:
             interval = run(self._session, read_conf(context)).gc_interval
             pause = run(self._session, collect_if_due(context)).due_in
+        except QueueNotFound:  # deleted: it is looked after again when it is used again
+            pause = interval
+            with self._lock:
+                self._due.pop(context.queue, None)
         except Exception as error:  # noqa: BLE001  one queue's trouble is not the others'
             pause = interval
             if not self._stopped.is_set():

@@ -23,13 +23,14 @@ from airflow_provider_zkmq.engine.core.reading import (
     settings,
     trees,
 )
+from airflow_provider_zkmq.engine.core.reading.existence import exists, unless_missing
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.reading.wait import find_matching
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
 from airflow_provider_zkmq.engine.core.tasks import batches, configure, holding, operate, settle
 from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_outcome
-from airflow_provider_zkmq.engine.core.upkeep import collect, keeper
+from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, keeper
 from airflow_provider_zkmq.engine.fronts.hand import Hand, task_of
 from airflow_provider_zkmq.engine.fronts.kinds import Front
 from airflow_provider_zkmq.engine.fronts.methods import by_token, claiming, settling, verb
@@ -43,6 +44,7 @@ class Adopting(Protocol):
         """Make a claim of the same session part of the transaction, and the one that `settle` is about."""
 
 
+T = TypeVar("T")
 U = TypeVar("U", bound=Adopting)
 
 
@@ -74,6 +76,11 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     def task(self) -> Task:
         """The task as it was handed out."""
         return task_of(self._claimed)
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue that it was taken from."""
+        return self._subject.context.queue
 
     @property
     def token(self) -> int:
@@ -131,6 +138,8 @@ class QueueVerbs(Front[Context]):
     read_many = verb(many.read_many)
     counts = verb(counts.counts)
     conf = verb(settings.conf)
+    exists = verb(exists)
+    delete = verb(deletion.delete)
     consumers = verb(register.consumers)
     follow = verb(following.follow)
     tree = verb(trees.read_tree)
@@ -185,6 +194,10 @@ class QueueVerbs(Front[Context]):
     def wake(self) -> None:
         """Wake every call of this client that waits for the queue to change; they look again."""
         self._context.signal.fire()
+
+    def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
+        """What fails where there is no such queue fails for that, whatever else it would say."""
+        return unless_missing(self._context, procedure)
 
     def _mark_used(self) -> None:
         """The queue is claimed from or enqueued to: its client takes part in clean-up from now on."""

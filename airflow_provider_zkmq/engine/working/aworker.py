@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from typing import Any
 
+from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.outcomes import Retry
 from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncQueue, AsyncTransaction
-from airflow_provider_zkmq.engine.working.asettler import AsyncSettler
+from airflow_provider_zkmq.engine.working.aasking import AsyncAsking
+from airflow_provider_zkmq.engine.working.background import OF_CALLS
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Delivery
 from airflow_provider_zkmq.engine.working.handling import RunningAsync, outcome_of
-from airflow_provider_zkmq.engine.working.heart import AsyncHeart
+from airflow_provider_zkmq.engine.working.monitoring import Monitor, watching
 from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, check_handler
 from airflow_provider_zkmq.engine.working.pauses import CANCEL_SECONDS, all_of, end, is_cancelled, until
-from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS, Working
+from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS
 from airflow_provider_zkmq.engine.working.verdicts import RETRY_SECONDS
 
 
-class AsyncWorker(Working[AsyncClaim, AsyncTransaction]):
+class AsyncWorker(AsyncAsking):
     """Claims tasks of one queue and awaits a handler on each; see `Worker` for what handlers get and return.
 
     `threads`: tasks in hand at once. `stop` lets running handlers finish within `grace` seconds; then they are
@@ -42,44 +44,46 @@ class AsyncWorker(Working[AsyncClaim, AsyncTransaction]):
         lease: object = None,
         heartbeat: bool = True,
         throttle: object = 0,
+        monitor: Monitor | None = None,
+        auto_start: bool | float = False,
     ) -> None:
         options = Options.of(
-            threads=threads, least=1, node=node, filter_method=filter_method, selector=selector, grace=grace,
+            threads=threads, least=0, node=node, filter_method=filter_method, selector=selector, grace=grace,
             transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle,
         )  # fmt: skip
         check_handler(handler, awaited=True)
         super().__init__(queue, handler, options)
-        self.queue = queue
-        self._stopping = asyncio.Event()
-        self._settler = AsyncSettler(self._deliveries, self._tally)
-        self._heart = AsyncHeart(self._deliveries)
+        self._monitor = monitor
+        self._started = False
+        self._over = asyncio.Event()
+        self._working: asyncio.Task[None] | None = None
+        if auto_start is True and self._begin(until_empty=False):
+            self._working = asyncio.get_running_loop().create_task(self._work())
+        elif auto_start is not False:
+            OF_CALLS.do(self._start_by_itself(seconds("auto_start", auto_start)))
 
     async def run(self, *, until_empty: bool = False) -> None:
         """Work until `stop` is called; `until_empty`: or until nothing that fits is left to claim.
 
-        Raises `ConfigError` for a selector that the queue refuses. Cancelled, it ends within a few seconds; what is in
-        hand is settled as after the grace of a stop, in the background where ZooKeeper is away.
+        A queue that is not there yet is told of once, in the log, and waited for. Raises `ConfigError` for a selector
+        that the queue refuses, and `QueueNotFound` with `until_empty`. Cancelled, it ends within a few seconds; what is
+        in hand is settled as after the grace of a stop, in the background where ZooKeeper is away.
         """
-        others: list[asyncio.Task[Any]] = [asyncio.create_task(self._keep())]
-        if self._options.heartbeat:
-            others.append(asyncio.create_task(self._heart.beat()))
-        loops = [asyncio.create_task(self._loop(until_empty=until_empty)) for _ in range(self._options.threads)]
-        try:
-            await self._until_ended(loops, others)
-        finally:
-            await self._wind_up(loops, others)
-        for loop in loops:
-            if loop.done() and not loop.cancelled():
-                loop.result()
-        self._raise_what_ended_it()
+        if self._begin(until_empty=until_empty):
+            await self._work()
+        await self.join()
 
-    async def _until_ended(self, loops: list[asyncio.Task[None]], others: list[asyncio.Task[Any]]) -> None:
-        """Until every loop has ended, or the grace after a stop is over."""
-        everything, stopped = asyncio.create_task(all_of(loops)), asyncio.create_task(self._stopping.wait())
-        others += [everything, stopped]
-        await asyncio.wait({everything, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not everything.done():
-            await asyncio.wait({everything}, timeout=self.grace)
+    async def start(self, *, until_empty: bool = False) -> bool:
+        """Begin in the background; False if it had been started already, or stopped. Raises what `run` does at once."""
+        if not self._begin(until_empty=until_empty):
+            return False
+        try:
+            await self._check_wanted()
+        except BaseException:
+            self._over.set()
+            raise
+        self._working = asyncio.create_task(self._work())
+        return True
 
     def stop(self) -> bool:
         """Claim nothing more. False if it was stopping already."""
@@ -87,6 +91,65 @@ class AsyncWorker(Working[AsyncClaim, AsyncTransaction]):
             return False
         self._stopping.set()
         return True
+
+    async def join(self) -> None:
+        """Wait until it has ended; after `stop`, handlers have `grace` seconds. Raises what ended it otherwise."""
+        if self._started:
+            await self._over.wait()
+        self._stopping.set()
+        if self._working is not None:
+            await asyncio.wait({self._working})
+            self._working.result()
+        self._raise_what_ended_it()
+
+    # --- from its beginning to its end
+
+    def _begin(self, *, until_empty: bool) -> bool:
+        if self._started or self._stopping.is_set():
+            return False
+        self._started, self._until_empty = True, until_empty
+        return True
+
+    async def _start_by_itself(self, delay: float) -> None:
+        """Start after so many seconds, unless it is stopped before; what refuses that is raised by `join`."""
+        await until(self._stopping, delay)
+        try:
+            await self.start()
+        except Exception as error:  # noqa: BLE001  for whoever joins
+            self._error = error
+
+    async def _work(self) -> None:
+        others: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in self._duties()]
+        loops = [asyncio.create_task(self._loop()) for _ in range(self._options.threads)]
+        try:
+            await self._until_ended(loops, others)
+        finally:
+            try:
+                await self._wind_up(loops, others)
+            finally:
+                self._over.set()
+        for loop in loops:
+            if loop.done() and not loop.cancelled():
+                loop.result()
+
+    def _duties(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What goes on beside the handling of tasks; none of it waits for another."""
+        yield self._keep()
+        if self._options.heartbeat:
+            yield self._heart.beat()
+        if self._monitor is not None:
+            yield self._watch(self._monitor)
+
+    async def _until_ended(self, loops: list[asyncio.Task[None]], others: list[asyncio.Task[Any]]) -> None:
+        """Until every loop has ended, or the grace after a stop is over; without any, until the stop."""
+        if not loops:
+            await self._stopping.wait()
+            return
+        everything, stopped = asyncio.create_task(all_of(loops)), asyncio.create_task(self._stopping.wait())
+        others += [everything, stopped]
+        await asyncio.wait({everything, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not everything.done():
+            await asyncio.wait({everything}, timeout=self.grace)
 
     async def _wind_up(self, loops: list[asyncio.Task[None]], others: list[asyncio.Task[Any]]) -> None:
         """End what still runs; heartbeats last, as they go on until everything in hand is settled."""
@@ -100,57 +163,27 @@ class AsyncWorker(Working[AsyncClaim, AsyncTransaction]):
 
     # --- claiming
 
-    async def _loop(self, *, until_empty: bool) -> None:
+    async def _loop(self) -> None:
+        idle = False
         while not self._stopping.is_set():
             try:
-                claim = await self._claim(self._patience(until_empty=until_empty))
+                claim = await self._claim(idle=idle)
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
                     self.stop()
                     return
+                idle = False
                 await until(self._stopping, RETRY_SECONDS)
             else:
+                idle = claim is None
+                self._looks.ended("nothing" if idle else "handled")
                 if claim is not None:
                     await self._handle(claim)
                     await until(self._stopping, self._options.throttle)
-                elif until_empty and not self._deliveries:
+                elif self._until_empty and not self._deliveries:
                     return
 
-    async def _claim(self, patience: float) -> AsyncClaim | None:
-        """Claim, and stop waiting when told to; what came too late for that, or for a cancellation, is given back."""
-        asked = self.queue.claim(**self._options.choice, lease=self._options.lease, timeout=patience)
-        claiming = asyncio.create_task(asked)
-        stopped = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({claiming, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            self._settler.background.do(self._unclaim(claiming))
-            raise
-        finally:
-            stopped.cancel()
-        if claiming.done():
-            return None if claiming.cancelled() else claiming.result()
-        await self._settler.background.to_its_end(self._unclaim(claiming))
-        return None
-
-    async def _unclaim(self, claiming: asyncio.Task[AsyncClaim | None]) -> None:
-        claiming.cancel()
-        await asyncio.wait({claiming})
-        if claiming.cancelled() or claiming.exception() is not None:
-            return
-        claim = claiming.result()
-        if claim is not None:
-            delivery = self._add(claim)
-            self._deliveries.decide(delivery, NOT_BEGUN)
-            await self._settler.settle(delivery)
-
     # --- handling
-
-    def _add(self, claim: AsyncClaim) -> Delivery[AsyncClaim, AsyncTransaction]:
-        transaction = claim.transaction() if self._options.transactional else None
-        delivery = self._deliveries.add(claim, claim.span, transaction)
-        self._heart.quicken()  # one more to extend
-        return delivery
 
     async def _handle(self, claim: AsyncClaim) -> None:
         """Run the handler and settle; each in a task of its own, so that a cancellation neither loses nor waits."""
@@ -202,3 +235,12 @@ class AsyncWorker(Working[AsyncClaim, AsyncTransaction]):
             except Exception as error:  # noqa: BLE001  the next look may go well
                 self._report_keeper(error)
             await asyncio.sleep(KEEPER_SECONDS)
+
+    async def _watch(self, monitor: Monitor) -> None:
+        """Tell the monitor about once a second how the queue stands."""
+        while True:
+            await asyncio.sleep(KEEPER_SECONDS)
+            with watching(self.queue.name):
+                telling = monitor(self._looks.poll(self.queue.name, await self._size()))
+                if isinstance(telling, Awaitable):
+                    await telling

@@ -30,6 +30,11 @@ class InHandler(Task, Generic[R]):
         return self._claim.cancelled
 
     @property
+    def queue(self) -> str:
+        """The name of the queue that it was taken from."""
+        return self._claim.queue
+
+    @property
     def token(self) -> int:
         """The fencing token of this delivery."""
         return self._claim.token

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.model.durations import seconds
-from airflow_provider_zkmq.engine.errors import ConfigError, TransportError
+from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound, TransportError
 from airflow_provider_zkmq.engine.log import log
 
 SIX_HOURS: Final = 6 * 3600.0
@@ -19,7 +20,8 @@ SIX_HOURS: Final = 6 * 3600.0
 class Poll:
     """How a worker and its queue stand: ``size`` pending tasks, ``dry_runs`` looks in a row that found nothing.
 
-    ``last`` is what the last look found: ``"handled"``, ``"nothing"`` or ``"unavailable"``.
+    ``last`` is what the last look found: ``"handled"`` (a task), ``"nothing"``, also while the worker waits for more,
+    or ``"unavailable"``.
     """
 
     queue: str
@@ -28,7 +30,7 @@ class Poll:
     last: str
 
 
-Monitor = Callable[[Poll], None]
+Monitor = Callable[[Poll], object]
 
 
 class Looks:
@@ -51,11 +53,12 @@ class Looks:
             return Poll(queue, size, self._dry_runs, self._last)
 
 
-def tell(monitor: Monitor, queue: str, size: Callable[[], int], looks: Looks) -> None:
-    """Tell the monitor once how the queue stands; neither its failure nor an outage ends the work."""
+@contextmanager
+def watching(queue: str) -> Iterator[None]:
+    """A block that tells a monitor how the queue stands: neither the monitor's failure nor an outage ends the work."""
     try:
-        monitor(looks.poll(queue, size()))
-    except TransportError as error:
+        yield
+    except (QueueNotFound, TransportError) as error:
         log.info("the monitor of queue %r: %s", queue, error)
     except Exception:  # noqa: BLE001  whatever a monitor of the user's raises
         log.exception("the monitor of queue %r failed", queue)

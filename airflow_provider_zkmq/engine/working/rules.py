@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
+from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Closing, InHand, Named
+from airflow_provider_zkmq.engine.working.absence import Absence
 from airflow_provider_zkmq.engine.working.deliveries import Deliveries
+from airflow_provider_zkmq.engine.working.monitoring import Looks
 from airflow_provider_zkmq.engine.working.options import Handler, Options
 from airflow_provider_zkmq.engine.working.verdicts import Tally
 
@@ -34,6 +36,9 @@ class Working(Generic[C, U]):
         self._options = options
         self._deliveries: Deliveries[C, U] = Deliveries()
         self._tally = Tally()
+        self._looks = Looks()
+        self._absence = Absence(queue.name)
+        self._until_empty = False
         self._error: Exception | None = None
 
     @property
@@ -46,9 +51,21 @@ class Working(Generic[C, U]):
         """How many deliveries ended otherwise."""
         return self._tally.failed
 
-    def _patience(self, *, until_empty: bool) -> float:
-        """Seconds to wait for a task: to the end, unless the worker ends with the last one."""
-        if not until_empty:
+    def _tell_of_absence(self, error: QueueNotFound) -> None:
+        """The queue is not there: it is told of once, and waited for. Raises `error` where nothing is waited for."""
+        if self._until_empty:
+            raise error
+        self._absence.tell(error)
+
+    def _patience(self, *, idle: bool) -> float:
+        """Seconds to wait for a task: to the end, unless the worker ends with the last one.
+
+        `idle`: the last look found nothing; one that follows upon a task waits for nothing, so that it can be told at
+        once what it found.
+        """
+        if not idle:
+            return 0.0
+        if not self._until_empty:
             return IDLE_SECONDS
         return BUSY_SECONDS if self._deliveries else 0.0
 
@@ -57,6 +74,7 @@ class Working(Generic[C, U]):
 
         Anything else, of the transport or of something foreign in the queue, is logged, and claiming goes on.
         """
+        self._looks.ended("unavailable")
         if isinstance(error, ConfigError) or self._named.closed:
             self._error = error
             return True

@@ -12,18 +12,19 @@ from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Claim, Queue, Transaction
+from airflow_provider_zkmq.engine.working.asking import Asking
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
 from airflow_provider_zkmq.engine.working.handling import Running, call
 from airflow_provider_zkmq.engine.working.heart import Heart
-from airflow_provider_zkmq.engine.working.monitoring import Looks, Monitor, tell
+from airflow_provider_zkmq.engine.working.monitoring import Monitor, watching
 from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, check_handler
-from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS, Working
+from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS
 from airflow_provider_zkmq.engine.working.settler import Settler
 from airflow_provider_zkmq.engine.working.threads import call_after, guarded
 from airflow_provider_zkmq.engine.working.verdicts import LEFT_SECONDS, RETRY_SECONDS
 
 
-class Worker(Working[Claim, Transaction]):
+class Worker(Asking):
     """Claims tasks of one queue and runs a handler on each.
 
     The handler gets the task (`Running`); what it returns (bytes, text or None) is the result, or it returns
@@ -73,13 +74,9 @@ class Worker(Working[Claim, Transaction]):
         )  # fmt: skip
         check_handler(handler, awaited=False)
         super().__init__(queue, handler, options)
-        self.queue = queue
         self._settler = Settler(self._deliveries, self._tally)
         self._heart = Heart(self._deliveries)
-        self._looks = Looks()
-        self._stopping = threading.Event()
         self._over = threading.Event()
-        self._until_empty = False
         self._started = False
         self._lock = threading.Lock()
         self._make_threads(monitor)
@@ -100,7 +97,8 @@ class Worker(Working[Claim, Transaction]):
     def run(self, *, until_empty: bool = False) -> None:
         """Work until `stop` is called; `until_empty`: or until nothing that fits is left to claim.
 
-        Raises `ConfigError` for a selector that the queue refuses.
+        A queue that is not there yet is told of once, in the log, and waited for. Raises `ConfigError` for a selector
+        that the queue refuses, and `QueueNotFound` with `until_empty`.
         """
         self.start(until_empty=until_empty)
         self.join()
@@ -112,7 +110,7 @@ class Worker(Working[Claim, Transaction]):
                 return False
             self._started = True
         self._until_empty = until_empty
-        self.queue.check_wanted(**self._options.choice)
+        self._check_wanted()
         for thread in (*self._threads, self._keeper, *self._others):
             thread.start()
         return True
@@ -138,6 +136,8 @@ class Worker(Working[Claim, Transaction]):
         self._stopping.set()
         self._give_up()
         self._over.set()
+        if self._absence.told:
+            self.queue.wake()  # whoever waits for the queue still
         self._raise_what_ended_it()
 
     def _alive(self) -> threading.Thread | None:
@@ -163,30 +163,24 @@ class Worker(Working[Claim, Transaction]):
     # --- the threads
 
     def _loop(self) -> None:
+        idle = False
         while not self._stopping.is_set():
             try:
-                claim = self._claim()
+                claim = self._claim(idle=idle)
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
                     self.stop()
                     return
-                self._looks.ended("unavailable")
+                idle = False
                 self._stopping.wait(RETRY_SECONDS)
             else:
-                self._looks.ended("nothing" if claim is None else "handled")
+                idle = claim is None
+                self._looks.ended("nothing" if idle else "handled")
                 if claim is not None:
                     self._handle(claim)
                     self._stopping.wait(self._options.throttle)
                 elif self._until_empty and not self._deliveries:
                     return
-
-    def _claim(self) -> Claim | None:
-        return self.queue.claim(
-            **self._options.choice,
-            lease=self._options.lease,
-            timeout=self._patience(until_empty=self._until_empty),
-            stopping=self._stopping.is_set,
-        )
 
     def _handle(self, claim: Claim) -> None:
         transaction = claim.transaction() if self._options.transactional else None
@@ -228,4 +222,5 @@ class Worker(Working[Claim, Transaction]):
 
     def _watch(self, monitor: Monitor) -> None:
         while self._goes_on() and not self._stopping.wait(KEEPER_SECONDS):
-            tell(monitor, self.queue.name, lambda: self.queue.counts()["inserted"], self._looks)
+            with watching(self.queue.name):
+                monitor(self._looks.poll(self.queue.name, self._size()))

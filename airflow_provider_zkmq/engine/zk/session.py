@@ -38,7 +38,8 @@ class Session:
     relies on one reads again. Client callbacks run on kazoo's threads and only set flags.
 
     ``memory`` is the lock under which procedures run; see `drivers`. ``id`` is the ZooKeeper session's: it stays while
-    the connection is away, is 0 once the session has ended, and another one after.
+    the connection is away, is 0 once the session has ended, and another one after. ``away_since``: when the connection
+    was lost, by the monotonic clock; None while it is there.
     """
 
     def __init__(self, config: ConnectionConfig) -> None:
@@ -49,6 +50,7 @@ class Session:
         self.pid = os.getpid()
         self.closed = False
         self.id = 0
+        self.away_since: float | None = None
         self.requests: dict[str, int] = {}
         self.acl = list(CREATOR_ALL_ACL if config.auth else OPEN_ACL_UNSAFE)
         self.client = Client(**_client_options(config))
@@ -128,10 +130,13 @@ class Session:
     def _on_state(self, state: str) -> None:
         if state == KazooState.CONNECTED:
             self.id = int(self.client.client_id[0])
+            self.away_since = None
             self.connected.set()
         else:
             if state == KazooState.LOST:
                 self.id = 0
+            if self.away_since is None:
+                self.away_since = time.monotonic()
             self.connected.clear()
             self.watches.lose()
         self.changed.fire()

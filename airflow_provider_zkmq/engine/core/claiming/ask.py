@@ -13,6 +13,7 @@ from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, 
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.existence import never_stopping, unless_missing
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 Method = FilterMethod | Mapping[str, FilterMethod]
@@ -26,11 +27,6 @@ class Asked:
     claiming: Callable[[Caller], Procedure[Claimed | None]]
 
 
-def never_stopping() -> bool:
-    """The `stopping` of whoever waits to the end."""
-    return False
-
-
 def wanted(
     context: Context,
     node: Mapping[str, object] | None = None,
@@ -38,8 +34,8 @@ def wanted(
     selector: Selector | str | None = None,
     lease: object = None,
 ) -> Procedure[Wanted]:
-    """What a consumer asks for, checked against the queue's declarations. Raises `ConfigError`."""
-    conf = yield from read_conf(context, create=True)
+    """What a consumer asks for, checked against the queue's declarations. Raises `ConfigError`, `QueueNotFound`."""
+    conf = yield from read_conf(context)
     span = optional_seconds("lease", lease)
     if span == 0:
         msg = "a lease of 0 seconds would end at once"
@@ -62,7 +58,12 @@ def ask(
     `node` with `filter_method`, or `selector`, say what fits; neither: everything. `lease`: seconds for which
     the claim outlives this process; without it the claim ends with the ZooKeeper session. `stopping` ends the wait
     early; it is asked whenever the queue changes. A call that is cancelled or interrupted gives back what it took.
+    Raises `ConfigError` for what the queue's declarations refuse, and `QueueNotFound`, also while it waits.
     """
     span = seconds("timeout", timeout)
     asked = yield from wanted(context, node, filter_method, selector, lease)
-    return Asked(context, lambda caller: claim(context, asked, span, lambda: caller.left or stopping(), caller))
+
+    def claiming(caller: Caller) -> Procedure[Claimed | None]:
+        return unless_missing(context, claim(context, asked, span, lambda: caller.left or stopping(), caller))
+
+    return Asked(context, claiming)

@@ -69,7 +69,7 @@ def _claim(
 
 def claim_now(context: Context, wanted: Wanted, caller: Caller, agenda: Agenda) -> Procedure[Claimed | None]:
     """One look at the queue, without waiting; `agenda` tells when to look again. Raises `Unregistered`."""
-    conf = yield from read_conf(context, create=True)
+    conf = yield from read_conf(context)
     consumer = yield from register(context, str(wanted.selector))
     yield from tend(context, agenda)
     if conf.paused:

@@ -69,6 +69,23 @@ class Context:
         if self.quarantine.add(path):
             self.run.report(path, why)
 
+    def forget_queue(self) -> None:
+        """The queue is not there: what was remembered of its znodes is forgotten. What callers have in hand is theirs.
+
+        One of the same name that is created later is another queue.
+        """
+        self.configuration = Configuration()
+        self.registration.consumer = self.registration.cancel_watch = None
+        self.census = Census()
+        self.debts.batches.clear()
+        self.maintenance.left = False
+        self.quarantine.paths.clear()
+        self.postponed.pauses.clear()
+        self.slots.open.clear()
+        self.slots.buckets.clear()
+        self.unresolved.calls.clear()
+        self.listings.forget_unused()
+
     def new_watch(self) -> Watch:
         """A watch whose event wakes whoever waits for this queue."""
         return Watch(self.signal)

@@ -69,6 +69,10 @@ class Listings:
             if other.startswith(start) and other[len(start) :].partition("/")[0] not in keep:
                 self.forget(other)
 
+    def forget_unused(self) -> None:
+        """Drop what nobody reads or waits for at this moment."""
+        self.readings = {path: each for path, each in self.readings.items() if each.pending or each.subscribers}
+
     def still_listed(self, path: str, name: str) -> bool:
         """Whether a child certainly stands there still: it is in a listing whose watch has not fired."""
         reading = self.readings.get(path)

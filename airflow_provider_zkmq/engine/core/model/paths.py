@@ -20,11 +20,14 @@ The tree under ``/<root>/<queue>``::
     clock, gc                           written to read the server's time; last clean-up
     lock                                ephemeral: maintenance is running
     paused                              present while the queue is paused
+    archive                             how far the archive has come
+    deleting                            present while the queue is deleted, in place of ``conf/layout``
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -133,3 +136,8 @@ class Paths:
             "gc",
         )
         return (self.base, *(self.at(name) for name in names))
+
+    def foreign(self, names: Iterable[str]) -> list[str]:
+        """Those names of what stands directly below the queue that are not a queue's, sorted."""
+        own = {path.rpartition("/")[2] for path in self.skeleton()[1:]}
+        return sorted(set(names) - own - {"lock", "paused", "archive", "deleting"})

@@ -11,6 +11,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_archive, read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
+from airflow_provider_zkmq.engine.core.reading.existence import refuse_missing
 from airflow_provider_zkmq.engine.core.reading.letters import Departed, list_letters
 from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, chunked, read_records
 from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
@@ -79,8 +80,10 @@ def departed_between(context: Context, after: int, until: int) -> Procedure[list
 
 
 def archive(context: Context) -> Procedure[Archive]:
-    """How far the queue's archive has come. Raises `CorruptRecord` for what is no archive's record."""
+    """How far the queue's archive has come. Raises `CorruptRecord` for what is no archive's record, `QueueNotFound`."""
     record, version = yield from read_archive(context)
+    if version is None:
+        yield from refuse_missing(context)
     watermark, directory, run = record.get("watermark", 0), record.get("directory"), record.get("run")
     texts = all(text is None or isinstance(text, str) for text in (directory, run))
     if not isinstance(watermark, int) or not texts:

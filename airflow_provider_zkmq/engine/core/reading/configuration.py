@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine.core.model.paths import LAYOUT
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.reading.existence import queue_missing
 from airflow_provider_zkmq.engine.core.reading.parts import reread, watched_parts
 from airflow_provider_zkmq.engine.core.reading.skeleton import create_skeleton
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
@@ -42,17 +43,30 @@ def defaults() -> dict[str, bytes]:
     }
 
 
+def default_conf() -> Conf:
+    """The configuration of a queue that is created by an enqueue."""
+    return Conf({}, RetryPolicy(), DEFAULT_GC_LIFETIME, DEFAULT_GC_INTERVAL, paused=False)
+
+
+def fresh_conf(context: Context) -> Conf | None:
+    """The configuration that this client remembers, as long as nothing has changed."""
+    parts = watched_parts(context).values()
+    known = context.configuration.watch is not None and all(part.fresh for part in parts)
+    return context.configuration.conf if known else None
+
+
 def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
     """The queue's configuration, from memory while nothing changed.
 
-    `create`: make the queue with default values where it does not exist. Raises `ConfigError` where it does not
-    exist, or was written by a newer layout, and `CorruptRecord` for filters or a policy that cannot be read.
+    `create`: make the queue with default values where it does not exist. Raises `QueueNotFound` where it does not
+    exist, `ConfigError` where it was written by a newer layout, and `CorruptRecord` for filters or a policy that cannot
+    be read.
     """
+    known = fresh_conf(context)
+    if known is not None:
+        return known
     parts = watched_parts(context)
-    whole = context.configuration.watch
-    if whole is not None and context.configuration.conf is not None and all(part.fresh for part in parts.values()):
-        return context.configuration.conf
-    if whole is None:
+    if context.configuration.watch is None:
         for part in parts.values():
             part.watch = None
     yield from reread(context, parts)
@@ -63,6 +77,8 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
         yield from create_skeleton(context, defaults())
         yield from reread(context, parts)
     context.configuration.conf = None  # what is refused below must not be followed by what stood before
+    if parts["layout"].value is None:
+        raise (yield from queue_missing(context))
     context.configuration.conf = _parse(context, {name: part.value for name, part in parts.items()})
     return context.configuration.conf
 
@@ -76,11 +92,8 @@ def known_conf(context: Context) -> Procedure[Conf]:
 
 
 def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
-    layout, archive = nodes["layout"], nodes["archive"]
-    if layout is None:
-        msg = f"queue {context.queue!r} does not exist under {context.root!r}; create it with configure() or enqueue()"
-        raise ConfigError(msg)
-    check_layout(context.paths.conf("layout"), layout.data)
+    archive = nodes["archive"]
+    check_layout(context.paths.conf("layout"), _data(nodes["layout"]))
     return Conf(
         types=decode_types(context.paths.conf("filters"), _data(nodes["filters"])),
         policy=RetryPolicy.decode(context.paths.conf("policy"), _data(nodes["policy"])),

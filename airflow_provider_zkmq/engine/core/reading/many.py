@@ -8,6 +8,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading import inspect
+from airflow_provider_zkmq.engine.core.reading.existence import refuse_missing
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, Part, checked_parts
 from airflow_provider_zkmq.engine.errors import ConfigError
@@ -20,7 +21,7 @@ def read_many(context: Context, task_ids: Sequence[str], *, parts: Collection[Pa
     is reported in the log. `parts`: which of ``data``, ``metadata``, ``result`` and ``progress`` (with its note) are
     read; what is not is empty in the tasks (``b""``, ``{}``, None), and costs nothing but, for ``data``, one small
     request for each task. All tasks are in memory together: read many large ones in several calls.
-    Raises `ConfigError` for a bad id or an unknown part.
+    Raises `ConfigError` for a bad id or an unknown part, and `QueueNotFound`.
     """
     ids = checked_ids(task_ids)
     chosen = checked_parts(parts)
@@ -30,6 +31,8 @@ def read_many(context: Context, task_ids: Sequence[str], *, parts: Collection[Pa
     if missing:
         yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
         known |= {task.id: task for task in (yield from inspect.read_many(context, missing, parts=chosen))}
+    if not known:
+        yield from refuse_missing(context)
     return [known[each] for each in ids if each in known]
 
 

@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
+from airflow_provider_zkmq.engine.core.reading.existence import refuse_missing
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, read_stats
 from airflow_provider_zkmq.engine.errors import ConfigError
 
@@ -73,6 +74,8 @@ def read_tree(context: Context, task_id: str) -> Procedure[list[Znode]]:
     filters = sorted((yield Children(f"{base}/filters")) or ())
     paths = (base, *(f"{base}/{part}" for part in parts), *(f"{base}/filters/{name}" for name in filters))
     nodes = yield from read_nodes(paths)
+    if nodes[0] is None:
+        yield from refuse_missing(context)
     return [
         Znode(path, len(node.data), node.stat.czxid, node.stat.mzxid)
         for path, node in zip(paths, nodes, strict=True)

@@ -19,6 +19,8 @@ from airflow_provider_zkmq.engine.core.reading.configuration import (
     defaults,
     read_conf,
 )
+from airflow_provider_zkmq.engine.core.reading.existence import queue_missing, refuse_missing
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.reading.skeleton import UNARCHIVED, create_skeleton
 from airflow_provider_zkmq.engine.errors import ConfigError
 
@@ -65,11 +67,16 @@ def configure(
 
 
 def _refuse_another_layout(context: Context) -> Procedure[None]:
-    """Raise `ConfigError` before anything is written into a queue of another version's layout."""
-    path = context.paths.conf("layout")
-    node: Node | None = yield Get(path)
-    if node is not None:
-        check_layout(path, node.data)
+    """Raise before anything is written into what is no queue of ours to configure.
+
+    `ConfigError` for another version's layout, `QueueNotFound` for a queue whose deletion has begun.
+    """
+    path, deleting = context.paths.conf("layout"), context.paths.at("deleting")
+    layout, marker = yield from read_nodes((path, deleting))
+    if layout is not None:
+        check_layout(path, layout.data)
+    elif marker is not None:
+        raise (yield from queue_missing(context))
 
 
 def _is_archived(value: object) -> bool:
@@ -127,7 +134,7 @@ def resume(context: Context) -> Procedure[bool]:
 
 
 def _set_paused(context: Context, *, paused: bool) -> Procedure[bool]:
-    yield from read_conf(context, create=True)
+    yield from read_conf(context)
     ops = Ops()
     path = context.paths.at("paused")
     _ = ops.create(path) if paused else ops.delete(path)
@@ -160,5 +167,6 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
 
     Raises `ConfigError` where another run has written since ``reached.version`` was read, `OutcomeUnknown`.
     """
+    yield from refuse_missing(context)
     record = {"watermark": reached.watermark, "directory": reached.directory, "run": reached.run}
     yield from set_archive(context, dump(record), reached.version)

@@ -11,6 +11,10 @@ back with any more. What it had taken counts as a delivery.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed, Handover
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
@@ -67,11 +71,30 @@ def _give_back(context: Context, handover: Handover) -> Procedure[bool]:
 # --- transactions
 
 
-def owe(context: Context, claimed: Claimed) -> None:
-    """The rollback of a transaction was cut off with this claim in it."""
-    if not claimed.lost:
-        context.claims.owed[claimed.token] = claimed
-        context.run.pay()
+def _at_once() -> Procedure[None]:
+    yield from ()
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The session that holds what a transaction has taken."""
+
+    is_over: Callable[[], bool]
+    """Whether it has ended, or has been out of reach for as long as it lives without its client."""
+    reach: Callable[[], Procedure[None]]
+    """Wait until the server can be asked, or the session is over. Raises `Unavailable`."""
+
+
+#: A session that lives, and whose server is there.
+REACHABLE: Final = Holder(lambda: False, _at_once)
+
+
+def owe(taken: Iterable[tuple[Context, Claimed]]) -> None:
+    """The rollback of a transaction was cut off with these claims in it."""
+    for context, claimed in taken:
+        if not claimed.lost:
+            context.claims.owed[claimed.token] = claimed
+            context.run.pay()
 
 
 def _roll_back_owed(context: Context) -> Procedure[int]:

@@ -11,6 +11,7 @@ from functools import partial
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.messages import encode_data
 from airflow_provider_zkmq.engine.core.model.records import TaskState
@@ -30,6 +31,7 @@ from airflow_provider_zkmq.engine.core.writing.transitions import result_write
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     OutcomeUnknown,
+    QueueNotFound,
     TaskNotFound,
     TaskTooLarge,
     Unavailable,
@@ -81,7 +83,7 @@ def fail(
     `error`: a text, or the exception, which the policy may name as final. `retry=False`: it is final in any case.
     `backoff`: seconds (or a duration) until the next try, instead of the policy's.
     """
-    conf = yield from read_conf(context)
+    conf = yield from _conf_of(context, claimed)
     now = yield from server_time(context)
     wait, rand = optional_seconds("backoff", backoff), context.run.random()
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
@@ -98,6 +100,14 @@ def fail(
         return (yield from _carry_out(partial(transitions.bury, context, before, Event.FAIL_FINAL, nonce, text, now)))
 
     return (yield from _settle(context, claimed, "fail", attempt)).state
+
+
+def _conf_of(context: Context, claimed: Claimed) -> Procedure[Conf]:
+    """The configuration of a claim's queue. Raises `ClaimLost` where the queue was deleted."""
+    try:
+        return (yield from read_conf(context))
+    except QueueNotFound as error:
+        raise ClaimLost(f"the claim of task {claimed.task_id!r} was lost: {error}") from error
 
 
 def release(context: Context, claimed: Claimed, delay: object = None) -> Procedure[None]:

@@ -7,17 +7,16 @@ from functools import partial
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data
+from airflow_provider_zkmq.engine.core.model.messages import encode_data
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failure, Multi, Outcome, request_size
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Outcome, request_size
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.tasks.giveback import owe, roll_back
+from airflow_provider_zkmq.engine.core.tasks.giveback import REACHABLE, Holder, owe, roll_back
+from airflow_provider_zkmq.engine.core.tasks.putting import Put, check_size, make_room
 from airflow_provider_zkmq.engine.core.tasks.settle import still_ours
 from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import commit as commit_plan
-from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
 from airflow_provider_zkmq.engine.core.writing.inserting import insert
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.core.writing.place import known_bucket, queue_deleted
@@ -26,11 +25,9 @@ from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.core.writing.written import written
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
-    ConfigError,
     DuplicateTask,
     IllegalTransition,
     OutcomeUnknown,
-    TaskTooLarge,
     TransportError,
     ZkmqError,
 )
@@ -41,24 +38,11 @@ class Transaction:
     """What a transaction has taken and will put, and how far its end has come."""
 
     taken: list[tuple[Context, Claimed]] = field(default_factory=list)
-    put: list[tuple[Context, Tree]] = field(default_factory=list)
+    put: list[Put] = field(default_factory=list)
     sent: Plan | None = None
     """A commit that was sent and whose outcome is not known: the next one asks for that first."""
     rolling_back: bool = False
     ended: bool = False
-
-
-def check_put(context: Context, message: Message) -> Procedure[Tree]:
-    """Validate a message to put; nothing is written."""
-    conf = yield from read_conf(context, create=True)
-    tree = prepare(context, conf, message)
-    if tree.update or tree.requeue:
-        msg = "a transaction can put new tasks only; update or requeue one outside of the transaction"
-        raise ConfigError(msg)
-    if tree.delay:
-        msg = "a transaction cannot put a delayed task; enqueue it with delay= outside of the transaction"
-        raise ConfigError(msg)
-    return tree
 
 
 def commit(transaction: Transaction, result: bytes | str | None = None) -> Procedure[list[str]]:
@@ -67,14 +51,14 @@ def commit(transaction: Transaction, result: bytes | str | None = None) -> Proce
     `result` is kept with what was taken first. Called again after `OutcomeUnknown`, it tells what became of the
     first call, and goes on if that did not happen.
 
-    Raises `TaskTooLarge` when it does not fit into one ZooKeeper transaction, `ClaimLost` when something taken was
-    lost, `DuplicateTask`; in each case nothing happened.
+    Raises `ConfigError` for what a queue that was put into refuses, `TaskTooLarge` when it does not fit into one
+    ZooKeeper transaction, `ClaimLost` when something taken was lost, `DuplicateTask`; in each case nothing happened.
     """
     data = b"" if result is None else encode_data("result", result)
     if not transaction.ended and (transaction.sent is not None or transaction.taken or transaction.put):
         yield from _commit(transaction, data)
     transaction.ended = True
-    return [tree.task_id for _, tree in transaction.put]
+    return [put.task_id for put in transaction.put]
 
 
 def _commit(transaction: Transaction, result: bytes) -> Procedure[None]:
@@ -138,12 +122,13 @@ def _plan(transaction: Transaction, result: bytes) -> Procedure[Plan]:
     plans = []
     for at, (context, claimed) in enumerate(transaction.taken):
         plans.append((yield from _finish(context, claimed, b"" if at else result)))
-    for context, tree in transaction.put:
-        change = yield from insert(context, tree)
-        change.ours = partial(written, context, tree.task_id, tree.stamp)
+    yield from make_room(transaction.put)
+    for put in transaction.put:
+        change = yield from insert(put.context, put.tree)
+        change.ours = partial(written, put.context, put.task_id, put.tree.stamp)
         plans.append(Plan([change]))
     plan = merge(plans)
-    _check_size(plan.multi())
+    check_size(request_size(plan.multi().ops))
     return plan
 
 
@@ -158,16 +143,6 @@ def _finish(context: Context, claimed: Claimed, result: bytes) -> Procedure[Plan
         if change.after is not None and change.after.index is not None:
             yield from known_bucket(context, change.after.index)
     return plan
-
-
-def _check_size(multi: Multi) -> None:
-    size = request_size(multi.ops)
-    if size > MAX_REQUEST:
-        msg = (
-            f"the transaction needs {size:,} bytes, ZooKeeper takes {MAX_REQUEST:,} at once; nothing was committed: "
-            "take and put less in one transaction"
-        )
-        raise TaskTooLarge(msg)
 
 
 def _anew(transaction: Transaction, result: bytes, refusal: Refusal) -> Procedure[Plan | None]:
@@ -189,30 +164,46 @@ def _refusal(transaction: Transaction, refusal: Refusal) -> ZkmqError:
         notes = notes_of(context, claimed.task_id, claimed.state)
         if path.startswith(context.paths.task(claimed.task_id) + "/") or path in notes:
             return ClaimLost(f"the claim of task {claimed.task_id!r} was lost; nothing was committed")
-    for context, tree in transaction.put:
-        if refusal.outcome.failure is Failure.NO_NODE and path.startswith(context.paths.base + "/"):
-            return queue_deleted(context)
-        if path == context.paths.task(tree.task_id):
-            msg = f"task id {tree.task_id!r} is in use; nothing was committed"
-            return DuplicateTask(msg, duplicates=[tree.task_id])
+    for put in transaction.put:
+        if refusal.outcome.failure is Failure.NO_NODE and path.startswith(put.context.paths.base + "/"):
+            return queue_deleted(put.context)
+        if path == put.context.paths.task(put.task_id):
+            msg = f"task id {put.task_id!r} is in use; nothing was committed"
+            return DuplicateTask(msg, duplicates=[put.task_id])
     return refused("commit", refusal.outcome, refusal.multi)
 
 
-def rollback(transaction: Transaction) -> Procedure[None]:
+def rollback(transaction: Transaction, holder: Holder = REACHABLE) -> Procedure[None]:
     """Forget what was put and give back what was taken; what was lost meanwhile needs no giving back.
 
     Each taking counts as a delivery: after the last one that its policy allows, a task is dead. May be repeated: what
     could not be given back is still in `Transaction.taken`. One task's trouble holds up no other; it is raised last.
+    Once the session is over, there is nothing to be asked: it held what was taken, and that is given back with it.
     Raises `IllegalTransition` where a commit of unknown outcome turns out to have happened, and `OutcomeUnknown` where
     it may still come, which only giving something back could keep out. Cut off, it is owed: its client gives back what
     is left before it claims again.
     """
     try:
-        yield from _rollback(transaction)
+        yield from holder.reach()
+        if transaction.sent is not None or not holder.is_over():
+            yield from _rollback(transaction)
+    except TransportError:
+        owe(transaction.taken)
+        if transaction.sent is not None or not holder.is_over():
+            raise
     except BaseException:
-        for context, claimed in transaction.taken:
-            owe(context, claimed)
+        owe(transaction.taken)
         raise
+    if not transaction.ended:
+        _leave_to_the_end_of_the_session(transaction)
+
+
+def _leave_to_the_end_of_the_session(transaction: Transaction) -> None:
+    """Nothing is asked any more; should the session come back after all, its client gives back what it owes."""
+    owe(transaction.taken)
+    transaction.taken.clear()
+    transaction.put.clear()
+    transaction.ended = transaction.rolling_back = True
 
 
 def _rollback(transaction: Transaction) -> Procedure[None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -131,6 +132,14 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
     )
     _check_size(context, tree)
     return tree
+
+
+def with_filters(context: Context, conf: Conf, tree: Tree, filters: Mapping[str, object]) -> Tree:
+    """A tree that was prepared without filters, with these. Raises `ConfigError` or `TaskTooLarge`."""
+    parsed = parse_filters(conf.types, filters)
+    whole = replace(tree, filters=parsed, lane=Lane(tree.lane.priority, parsed), _fixed=None)
+    _check_size(context, whole)
+    return whole
 
 
 def _check_size(context: Context, tree: Tree) -> None:

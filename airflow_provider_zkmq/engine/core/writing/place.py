@@ -23,7 +23,7 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat
 from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, ensure_node, failed_at
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Multi, Outcome, SetData, WriteOp
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine.errors import QueueNotFound
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -155,11 +155,7 @@ def home_of(context: Context, after: TaskState) -> Procedure[None]:
     yield from ensure_node(context.paths.at("queue", lane, segment))
 
 
-def queue_deleted(context: Context) -> ConfigError:
+def queue_deleted(context: Context) -> QueueNotFound:
     """The error for a queue that was deleted under its users; what was known of it is forgotten."""
-    context.configuration.watch = None
-    context.slots.open.clear()
-    context.slots.buckets.clear()
-    context.unresolved.calls.clear()
-    msg = f"queue {context.queue!r} was deleted under {context.root!r}; configure() creates it anew"
-    return ConfigError(msg)
+    context.forget_queue()
+    return QueueNotFound(f"queue {context.queue!r} was deleted under {context.root!r}; configure() creates it anew")

@@ -1,0 +1,108 @@
+"""`Asking` on an event loop: its waiting ends at once when the worker is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from airflow_provider_zkmq.engine.errors import QueueNotFound
+from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncQueue, AsyncTransaction
+from airflow_provider_zkmq.engine.working.asettler import AsyncSettler
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
+from airflow_provider_zkmq.engine.working.heart import AsyncHeart
+from airflow_provider_zkmq.engine.working.options import Handler, Options
+from airflow_provider_zkmq.engine.working.rules import Working
+
+T = TypeVar("T")
+
+
+class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
+    """A worker as far as it asks for tasks; what it gets after it was told to stop, it gives back."""
+
+    def __init__(self, queue: AsyncQueue, handler: Handler, options: Options) -> None:
+        super().__init__(queue, handler, options)
+        self.queue = queue
+        self._stopping = asyncio.Event()
+        self._settler = AsyncSettler(self._deliveries, self._tally)
+        self._heart = AsyncHeart(self._deliveries)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop, or has ended."""
+        return self._stopping.is_set()
+
+    async def _check_wanted(self) -> None:
+        """Raise `ConfigError` for what the queue refuses. One that is not there can refuse nothing yet."""
+        try:
+            await self.queue.check_wanted(**self._options.choice)
+        except QueueNotFound as error:
+            self._tell_of_absence(error)
+
+    async def _claim(self, *, idle: bool) -> AsyncClaim | None:
+        """Claim; None: there was nothing, or no queue, and it was waited for."""
+        patience, lease = self._patience(idle=idle), self._options.lease
+        try:
+            return await self._claim_unless_stopped(
+                self.queue.claim(**self._options.choice, lease=lease, timeout=patience)
+            )
+        except QueueNotFound as error:
+            await self._await_queue(error)
+            return None
+
+    async def _await_queue(self, error: QueueNotFound) -> None:
+        """Wait for the queue to come, or the worker to be stopped."""
+        self._tell_of_absence(error)
+        coming = asyncio.create_task(self.queue.exists(None))
+        try:
+            if await self._unless_stopped(coming):
+                self._absence.end()
+        finally:
+            coming.cancel()
+
+    async def _size(self) -> int:
+        """How many tasks are pending, once there is a queue. Raises `QueueNotFound` where none came before the end."""
+        try:
+            return (await self.queue.counts())["inserted"]
+        except QueueNotFound as error:
+            await self._await_queue(error)
+        return (await self.queue.counts())["inserted"]
+
+    async def _claim_unless_stopped(self, asked: Coroutine[Any, Any, AsyncClaim | None]) -> AsyncClaim | None:
+        """Claim, and stop waiting when told to; what came too late for that, or for a cancellation, is given back."""
+        claiming = asyncio.create_task(asked)
+        try:
+            await self._unless_stopped(claiming)
+        except asyncio.CancelledError:
+            self._settler.background.do(self._unclaim(claiming))
+            raise
+        if claiming.done():
+            return None if claiming.cancelled() else claiming.result()
+        await self._settler.background.to_its_end(self._unclaim(claiming))
+        return None
+
+    async def _unless_stopped(self, task: asyncio.Task[T]) -> T | None:
+        """Wait for a task, or until told to stop; its result where it has come to one. Raises what it raised."""
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        return task.result() if task.done() and not task.cancelled() else None
+
+    async def _unclaim(self, claiming: asyncio.Task[AsyncClaim | None]) -> None:
+        claiming.cancel()
+        await asyncio.wait({claiming})
+        if claiming.cancelled() or claiming.exception() is not None:
+            return
+        claim = claiming.result()
+        if claim is not None:
+            delivery = self._add(claim)
+            self._deliveries.decide(delivery, NOT_BEGUN)
+            await self._settler.settle(delivery)
+
+    def _add(self, claim: AsyncClaim) -> Delivery[AsyncClaim, AsyncTransaction]:
+        transaction = claim.transaction() if self._options.transactional else None
+        delivery = self._deliveries.add(claim, claim.span, transaction)
+        self._heart.quicken()  # one more to extend
+        return delivery

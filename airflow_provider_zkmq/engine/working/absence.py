@@ -1,0 +1,31 @@
+"""A worker whose queue is not there: it says so once, and waits for the queue to come."""
+
+from __future__ import annotations
+
+import threading
+
+from airflow_provider_zkmq.engine.errors import QueueNotFound
+from airflow_provider_zkmq.engine.log import log
+
+
+class Absence:
+    """What a worker has told of its queue's absence. One lock guards it: each of its threads may be the first."""
+
+    def __init__(self, queue: str) -> None:
+        self.told = False
+        self._queue = queue
+        self._lock = threading.Lock()
+
+    def tell(self, error: QueueNotFound) -> None:
+        """The queue is not there: a warning, for all threads and for as long as that is so."""
+        with self._lock:
+            first, self.told = not self.told, True
+        if first:
+            log.warning("worker on queue %r: %s; waiting for that", self._queue, error)
+
+    def end(self) -> None:
+        """The queue has come."""
+        with self._lock:
+            told, self.told = self.told, False
+        if told:
+            log.info("worker on queue %r: the queue is there", self._queue)

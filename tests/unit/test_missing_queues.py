@@ -1,0 +1,245 @@
+"""A queue that is not there: nothing creates it but what is to; the rest says so, with the names that come close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
+from airflow_provider_zkmq.engine.core.claiming import ask
+from airflow_provider_zkmq.engine.core.memory.claims import Caller
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Sync, Wait
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete
+from airflow_provider_zkmq.engine.core.reading import (
+    archiving,
+    existence,
+    following,
+    ids,
+    inspect,
+    many,
+    register,
+    settings,
+    trees,
+    wait,
+)
+from airflow_provider_zkmq.engine.core.reading import counts as counting
+from airflow_provider_zkmq.engine.core.reading import explain as explaining
+from airflow_provider_zkmq.engine.core.reading.archiving import Archive
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, operate
+from airflow_provider_zkmq.engine.core.upkeep import collect, deletion
+from airflow_provider_zkmq.engine.fronts.methods import by_token
+from airflow_provider_zkmq.engine.fronts.verbs import QueueVerbs
+from tests.fake_zookeeper import new_context
+from tests.stepping import Stepper
+from tests.unit.world import Client, new_queue
+
+#: Every verb of a queue with the arguments that it takes, but for those that create the queue, or look at no znode.
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "publish_archive": lambda it: configure.publish_archive(it, Archive()),
+    "pause": configure.pause,
+    "resume": configure.resume,
+    "task": lambda it: inspect.read_task(it, "a"),
+    "tasks": inspect.list_tasks,
+    "ids": ids.ids,
+    "read_many": lambda it: many.read_many(it, ["a"]),
+    "counts": counting.counts,
+    "conf": settings.conf,
+    "consumers": register.consumers,
+    "follow": lambda it: following.follow(it, "a", print),
+    "tree": lambda it: trees.read_tree(it, "a"),
+    "explain": lambda it: explaining.explain(it, "a"),
+    "wait": lambda it: wait.wait(it, ["a"]),
+    "find": lambda it: wait.find_matching(it, "all()"),
+    "wait_batch": lambda it: batches.wait_batch(it, "b"),
+    "batch": lambda it: batches.read_batch(it, "b"),
+    "zxid": archiving.zxid,
+    "ended_between": lambda it: archiving.ended_between(it, 0, 1),
+    "archive": archiving.archive,
+    "collect_garbage": collect.collect_garbage,
+    "redrive": lambda it: operate.redrive(it, "a"),
+    "cancel": lambda it: operate.cancel(it, "a"),
+    "clear": operate.clear,
+    "replace": lambda it: operate.replace_data(it, "a", b"x"),
+    "drop": lambda it: operate.drop(it, "a"),
+    "complete": lambda it: settling("complete", it, "a", 1),
+    "fail": lambda it: settling("fail", it, "a", 1, "e"),
+    "release": lambda it: settling("release", it, "a", 1),
+    "snooze": lambda it: settling("snooze", it, "a", 1, 5),
+    "extend": lambda it: settling("extend", it, "a", 1, 5),
+    "progress": lambda it: settling("progress", it, "a", 1, 0.5),
+    "claim": ask.ask,
+    "check_wanted": ask.wanted,
+    "delete": lambda it: deletion.delete(it, confirm=True),
+}
+CREATE = {"configure", "enqueue", "enqueue_many"}
+LOOK_AT_NOTHING = {"exists", "look_after", "wait_for_change"}
+
+
+def settling(name: str, context: Any, *args: Any) -> Any:
+    """A verb that settles by id and token, as the fronts carry it out."""
+    found: list[Any] = []
+
+    class Front:
+        def _mark_used(self) -> None: ...
+
+        def _carry_out(self, call: Any) -> None:
+            found.append(call(context))
+
+    vars(QueueVerbs)[name].functions[0](Front(), *args)
+    return found[0]
+
+
+def elsewhere(client: Client, queue: str) -> Any:
+    """The same client's memory of another queue."""
+    return new_context(client.zk, client.session, queue)
+
+
+def test_every_verb_is_among_those_that_are_tried() -> None:
+    """A new verb has to say what it does where there is no queue."""
+    verbs = {name for name, each in vars(QueueVerbs).items() if hasattr(each, "functions")}
+    assert verbs == CALLS.keys() | CREATE | LOOK_AT_NOTHING
+    assert isinstance(vars(QueueVerbs)["complete"], by_token)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_verb_on_a_missing_queue_creates_nothing_and_names_those_that_come_close(name: str) -> None:
+    """As the fronts carry it out; the error says which names come close."""
+    client = Client(new_queue().zk)
+    for queue in ("census", "consensus", "orders"):
+        client.do(configure.configure(elsewhere(client, queue)))
+    context, before = elsewhere(client, "cencus"), set(client.zk.nodes)
+    with pytest.raises(QueueNotFound, match=r"'cencus' does not exist under '/zkmq' \(did you mean 'census'") as caught:
+        client.do(existence.unless_missing(context, CALLS[name](context)))
+    assert set(client.zk.nodes) == before
+    assert caught.value.similar[0] == "census"
+    assert "orders" not in caught.value.similar
+
+
+def test_what_creates_a_queue_goes_on_creating_it() -> None:
+    """Enqueues and `configure`."""
+    client = new_queue()
+    client.do(enqueue.enqueue(elsewhere(client, "a"), Message(b"x")))
+    client.do(configure.configure(elsewhere(client, "b"), lock=5))
+    assert {"/zkmq/a/conf/layout", "/zkmq/b/conf/layout"} <= client.zk.nodes.keys()
+
+
+def test_a_task_that_is_missing_from_a_queue_is_told_as_that() -> None:
+    """The queue is there: the error stays what it was."""
+    client = new_queue()
+    with pytest.raises(TaskNotFound, match="never enqueued"):
+        client.do(existence.unless_missing(client.context, inspect.read_task(client.context, "a")))
+
+
+def test_whether_a_queue_is_there_is_asked_without_creating_it() -> None:
+    """A server that lags behind is asked to catch up first."""
+    client = new_queue()
+    context = elsewhere(client, "later")
+    stepper = Stepper(client.zk, client.session, existence.exists(context))
+    assert stepper.finish() is False
+    assert [type(op) for op in stepper.done] == [Exists, Sync, Exists]
+    assert client.do(existence.exists(client.context)) is True
+
+
+def test_who_waits_for_a_queue_is_woken_by_a_watch() -> None:
+    """Nothing is asked between the look that set the watch and the creation, which ends the wait at once."""
+    client = new_queue()
+    context = elsewhere(client, "later")
+    stepper = Stepper(client.zk, client.session, existence.exists(context, None))
+    stepper.until(Wait)
+    signal = stepper.op.signal
+    client.do(configure.configure(elsewhere(client, "later")))
+    assert signal.count > stepper.op.seen
+    stepper.answer(True)
+    assert stepper.finish() is True
+
+
+def test_a_wait_for_a_queue_is_ended_by_a_wake() -> None:
+    """As that of a worker that is told to stop."""
+    client, stop = new_queue(), [False]
+    context = elsewhere(client, "later")
+    stepper = Stepper(client.zk, client.session, existence.exists(context, None, stopping=lambda: stop[0]))
+    stepper.until(Wait)
+    stop[0] = True
+    context.signal.fire()
+    stepper.answer(True)
+    assert stepper.finish() is False
+
+
+def test_a_search_waits_for_the_queue_where_it_is_told_to() -> None:
+    """It says so once, with the names that come close; then it waits for tasks. A time-out tells of the queue, too."""
+    client = new_queue()
+    context, told = elsewhere(client, "latter"), []
+    client.do(configure.configure(elsewhere(client, "later")))
+    context.run.report = lambda _path, why: told.append(why)
+    with pytest.raises(WaitTimeout, match="'latter' did not come in time") as caught:
+        client.do(wait.find_matching(context, "all()", 1, 5, wait_for_queue=True))
+    assert caught.value.left == ("all()",)
+    stepper = Stepper(client.zk, client.session, wait.find_matching(context, "all()", 1, 60, wait_for_queue=True))
+    stepper.until(Wait)
+    client.do(enqueue.enqueue(elsewhere(client, "latter"), Message(b"x", task_id="a")))
+    stepper.answer(True)
+    assert stepper.finish() == ["a"]
+    assert len(told) == 2
+    assert "did you mean 'later'" in told[0]
+
+
+# --- a queue that goes while it is used
+
+
+def remove(client: Client, base: str = "/zkmq/q") -> None:
+    for path in sorted((path for path in client.zk.nodes if (path + "/").startswith(base + "/")), reverse=True):
+        client.zk.multi(0, (Delete(path),))
+
+
+def test_a_claim_that_waits_is_told_when_its_queue_goes() -> None:
+    """By the watch on its configuration; it is not created again."""
+    client = new_queue()
+    asked = client.do(ask.ask(client.context, timeout=60))
+    stepper = Stepper(client.zk, client.session, asked.claiming(Caller()))
+    stepper.until(Wait)
+    seen = stepper.op.seen
+    remove(client)
+    assert stepper.op.signal.count > seen
+    stepper.answer(True)
+    with pytest.raises(QueueNotFound):
+        stepper.finish()
+    assert "/zkmq/q" not in client.zk.nodes
+
+
+def test_a_queue_of_the_same_name_is_another_queue() -> None:
+    """Whoever used the first one goes on with the second: enqueue, claim, settle, with nothing left of the memory."""
+    client = new_queue()
+    other = Client(client.zk, "other")
+    client.put(task_id="a")
+    held = client.claimed()
+    assert other.take() is None
+    remove(client)
+    with pytest.raises(QueueNotFound):
+        other.take()
+    with pytest.raises(ClaimLost):
+        client.fail(held)
+    with pytest.raises(ClaimLost):
+        client.complete(held)
+    client.put(task_id="a", data=b"new")
+    assert [client.work(), other.work()] == [["a"], []]
+    other.put(task_id="b")
+    assert other.work() == ["b"]
+    client.check()
+    assert (client.reports, other.reports) == ([], [])
+
+
+def test_a_memory_of_a_queue_that_is_gone_is_empty() -> None:
+    """Configuration, lanes, buckets, census, register."""
+    client = new_queue()
+    client.put(delay=5)
+    client.put()
+    client.take()
+    remove(client)
+    with pytest.raises(QueueNotFound):
+        client.take()
+    context = client.context
+    assert (context.configuration.conf, context.registration.consumer, context.census.live) == (None, None, [])
+    assert (context.slots.open, context.slots.buckets, context.listings.readings) == ({}, set(), {})
