@@ -18,7 +18,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, ZkmqError, check_name
+from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, Ended, Unreadable, ZkmqError, check_name
 from airflow_provider_zkmq.spark.manifest import (
     RUNS,
     STAGING,
@@ -47,6 +47,8 @@ class ArchiveReport:
     """What a run did. ``archived``: its rows; ``total``: those of the whole archive; ``watermark``: its zxid.
 
     ``path``: the run's folder, None where there was nothing to archive; ``orphans``: what crashed runs had left.
+    ``unreadable``: tasks whose records are damaged, which cannot be archived; clean-up keeps them, and each run tells
+    of those that were damaged since the last one.
     """
 
     queue: str
@@ -55,6 +57,7 @@ class ArchiveReport:
     watermark: int
     path: str | None
     orphans: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,8 @@ def archive_queue(
         after("begun")
         watermark = _mark(source, manifest)
         after("marked")
-        ended = _ended(source, manifest.watermark, watermark)
+        listed = source.ended_between(manifest.watermark, watermark)
+        ended = _readable(listed) + source.departed_between(manifest.watermark, watermark)
         after("listed")
         planned = Run("", len(ended), manifest.watermark, watermark)
         run = _write(home, planned, _rows(spark, connect, queue, ended) if ended else None, spark, after)
@@ -129,7 +133,8 @@ def archive_queue(
         after("published")
         claim.advance(watermark)
         after("finished")
-    return ArchiveReport(queue, len(ended), grown.rows, watermark, run.path if run else None, orphans)
+    damaged = tuple(each.id for each in listed if isinstance(each, Unreadable))
+    return ArchiveReport(queue, len(ended), grown.rows, watermark, run.path if run else None, orphans, damaged)
 
 
 @contextlib.contextmanager
@@ -140,10 +145,9 @@ def _archived(queue: AnyQueue) -> Iterator[AnyQueue]:
     yield queue
 
 
-def _ended(queue: AnyQueue, after: int, until: int) -> list[Row]:
-    """What the run is about: the tasks that have ended, and the dead letters that have left, each with its place."""
-    standing: list[Row] = [(each.id, each.version, None) for each in queue.ended_between(after, until)]
-    return [*standing, *queue.departed_between(after, until)]
+def _readable(ended: list[Ended]) -> list[Row]:
+    """The tasks that have ended, each with its version, but for those whose records are damaged."""
+    return [(each.id, each.version, None) for each in ended if not isinstance(each, Unreadable)]
 
 
 def _mark(queue: AnyQueue, manifest: Manifest) -> int:

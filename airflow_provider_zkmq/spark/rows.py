@@ -113,7 +113,7 @@ def row(queue: str, task: Task) -> dict[str, object]:
         "queue": queue,
         "state": str(task.state),
         "filters": list(task.filters.items()),
-        "metadata": json.dumps(task.metadata, ensure_ascii=False),
+        "metadata": _json(task.metadata),
         **as_it_is,
         **_times(task),
         "history": [_attempt(attempt) for attempt in task.history],
@@ -124,6 +124,11 @@ def _attempt(attempt: Attempt) -> dict[str, object]:
     """A delivery that ended, of this run of the id or of an earlier one."""
     times = {"claimed_at": _moment(attempt.claimed), "ended_at": _moment(attempt.ended)}
     return {name: getattr(attempt, name) for name in ("number", "consumer", "outcome", "error")} | times
+
+
+def _json(metadata: Mapping[str, Any]) -> str:
+    """JSON text that can be encoded: of what callers may put into metadata, lone surrogates stay escaped."""
+    return json.dumps(metadata, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def _times(task: Task) -> dict[str, object]:

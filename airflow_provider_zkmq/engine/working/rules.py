@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound, ZkmqError
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Closing, InHand, Named
 from airflow_provider_zkmq.engine.working.absence import Absence
@@ -21,6 +21,9 @@ BUSY_SECONDS: Final = 0.5
 KEEPER_SECONDS: Final = 1.0
 #: How long the end of a worker waits beyond the grace for what is in hand to be settled.
 GIVE_UP_SECONDS: Final = 2.0
+
+#: So many different damages a worker remembers to have told of.
+MOST_TOLD: Final = 1_000
 
 C = TypeVar("C", bound=InHand)
 U = TypeVar("U", bound=Closing)
@@ -40,6 +43,7 @@ class Working(Generic[C, U]):
         self._absence = Absence(queue.name)
         self._until_empty = False
         self._error: Exception | None = None
+        self._told: set[str] = set()
 
     @property
     def finished(self) -> int:
@@ -78,8 +82,7 @@ class Working(Generic[C, U]):
         if isinstance(error, ConfigError) or self._named.closed:
             self._error = error
             return True
-        name = self._named.name
-        log.warning("worker on queue %r: %s", name, error, exc_info=not isinstance(error, ZkmqError))
+        self._warn("worker on queue", error)
         return False
 
     def _raise_what_ended_it(self) -> None:
@@ -91,4 +94,12 @@ class Working(Generic[C, U]):
         return 0 < self._options.threads <= len(self._deliveries)
 
     def _report_keeper(self, error: Exception) -> None:
-        log.warning("looking after queue %r: %s", self._named.name, error)
+        self._warn("looking after queue", error)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """Tell what went wrong. What is damaged stays so until somebody mends it: each such error is told once."""
+        if isinstance(error, CorruptRecord):
+            if str(error) in self._told:
+                return
+            self._told = {*self._told, str(error)} if len(self._told) < MOST_TOLD else {str(error)}
+        log.warning("%s %r: %s", what, self._named.name, error, exc_info=not isinstance(error, ZkmqError))

@@ -18,7 +18,9 @@ from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
 from airflow_provider_zkmq.engine.core.memory.slots import Slots
 from airflow_provider_zkmq.engine.core.memory.unresolved import Unresolved
 from airflow_provider_zkmq.engine.core.model.conf import Conf
+from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
 from airflow_provider_zkmq.engine.core.model.paths import Paths
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.protocol.ops import Signal, Watch
 
 
@@ -30,6 +32,9 @@ class Configuration:
     watch: Watch | None = None
     changed: Callable[[], None] = lambda: None
     """Called when a part of it may have changed, by whoever is told; neither waits nor raises."""
+    types: FilterTypes | None = None
+    """The declarations of filters that could be read last, and the retry policy: what is followed while they cannot."""
+    policy: RetryPolicy | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -64,9 +69,12 @@ class Context:
         self.marks = Marks(self.run.wall_ms)
         self.postponed = Postponed(self.run.monotonic)
 
-    def report(self, path: str, why: str) -> None:
-        """Tell of a foreign or damaged znode, once, however often met; `Runtime.report` tells of what happened."""
-        if self.quarantine.add(path):
+    def report(self, path: str, why: str, damage: str = "") -> None:
+        """Tell of a foreign or damaged znode, once, however often met; `Runtime.report` tells of what happened.
+
+        `path` is stepped over from now on. `damage`: what is the matter, which other paths may suffer from, too.
+        """
+        if self.quarantine.add(path) and self.quarantine.is_news(damage):
             self.run.report(path, why)
 
     def forget_queue(self) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_archive, read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
 from airflow_provider_zkmq.engine.core.reading.existence import refuse_missing
 from airflow_provider_zkmq.engine.core.reading.letters import Departed, list_letters
-from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, chunked, read_records
-from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, chunked, read_nodes, record_of
+from airflow_provider_zkmq.engine.errors import ZkmqError
 
 
 class Ended(NamedTuple):
@@ -22,6 +22,12 @@ class Ended(NamedTuple):
 
     id: str
     version: int
+
+
+class Unreadable(Ended):
+    """One whose record is damaged, which was reported: it cannot be read, nor archived; clean-up keeps it."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +66,19 @@ def ended_between(context: Context, after: int, until: int) -> Procedure[list[En
     listed = [*(yield from task_ids(context, State.FINISHED)), *(yield from task_ids(context, State.CANCELLED))]
     ended: list[Ended] = []
     for chunk in chunked(listed):
-        records = yield from read_records(context, chunk, "the archive is made without it")
-        ended += [Ended(each.task_id, each.stat.mzxid) for each in records if _ended_in(each, after, until)]
+        nodes = yield from read_nodes([context.paths.task(each, "state") for each in chunk])
+        for task_id, node in zip(chunk, nodes, strict=True):
+            if node is not None and (each := _ended_in(context, task_id, node, after, until)):
+                ended.append(each)
     return ended
 
 
-def _ended_in(record: Record | Unread, after: int, until: int) -> TypeGuard[Record]:
-    """Whether a task ended in that time; one whose record was written once more ended when it was written first."""
-    return isinstance(record, Record) and after < (record.state.ended_zxid or record.stat.mzxid) <= until
+def _ended_in(context: Context, task_id: str, node: Node, after: int, until: int) -> Ended | None:
+    """The task, if it ended in that time; one whose record was written once more ended when it was written first."""
+    record = record_of(context, task_id, node, "it cannot be archived")
+    readable = isinstance(record, Record)
+    ended = (record.state.ended_zxid if isinstance(record, Record) else None) or node.stat.mzxid
+    return (Ended if readable else Unreadable)(task_id, node.stat.mzxid) if after < ended <= until else None
 
 
 def departed_between(context: Context, after: int, until: int) -> Procedure[list[Departed]]:
@@ -84,8 +95,4 @@ def archive(context: Context) -> Procedure[Archive]:
     record, version = yield from read_archive(context)
     if version is None:
         yield from refuse_missing(context)
-    watermark, directory, run = record.get("watermark", 0), record.get("directory"), record.get("run")
-    texts = all(text is None or isinstance(text, str) for text in (directory, run))
-    if not isinstance(watermark, int) or not texts:
-        raise CorruptRecord(f"{context.paths.at('archive')} does not hold an archive's record: {record!r}")
-    return Archive(watermark, directory, run, version)
+    return Archive(record.get("watermark", 0), record.get("directory"), record.get("run"), version)

@@ -17,10 +17,11 @@ from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_records
+from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, collect_letters, prune_lanes
@@ -103,7 +104,10 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
 
 def _note_run(context: Context, report: Collected, lifetime: float) -> Procedure[None]:
     """Say that clean-up has run, and for which lifetime: a shorter one makes the next run due (`core.upkeep.turns`)."""
-    yield Multi((SetData(context.paths.at("gc"), dump({"collected": report.collected, "lifetime": lifetime}), -1),))
+    path = context.paths.at("gc")
+    outcome: Outcome = yield Multi((SetData(path, dump({"collected": report.collected, "lifetime": lifetime}), -1),))
+    if not outcome.committed:
+        yield from restored(context, path)
 
 
 def _collect_index(
