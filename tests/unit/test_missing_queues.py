@@ -19,6 +19,7 @@ from airflow_provider_zkmq.engine.core.reading import (
     following,
     ids,
     inspect,
+    letters,
     many,
     register,
     settings,
@@ -57,6 +58,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "batch": lambda it: batches.read_batch(it, "b"),
     "zxid": archiving.zxid,
     "ended_between": lambda it: archiving.ended_between(it, 0, 1),
+    "departed_between": lambda it: archiving.departed_between(it, 0, 1),
+    "read_departed": lambda it: letters.read_departed(it, []),
     "archive": archiving.archive,
     "collect_garbage": collect.collect_garbage,
     "redrive": lambda it: operate.redrive(it, "a"),
@@ -243,3 +246,12 @@ def test_a_memory_of_a_queue_that_is_gone_is_empty() -> None:
     context = client.context
     assert (context.configuration.conf, context.registration.consumer, context.census.live) == (None, None, [])
     assert (context.slots.open, context.slots.buckets, context.listings.readings) == ({}, set(), {})
+
+
+def test_who_is_told_of_changes_is_told_of_those_of_the_queue_that_comes_later() -> None:
+    """A client forgets a queue that is gone, but not who looks after it: clean-up hears of the new queue's changes."""
+    client, told = new_queue(), []
+    client.context.configuration.changed = lambda: told.append(1)
+    client.context.forget_queue()
+    client.context.configuration.changed()
+    assert told == [1]

@@ -82,17 +82,22 @@ class Context:
 
         One of the same name that is created later is another queue.
         """
-        self.configuration = Configuration()
+        self.configuration = Configuration(changed=self.configuration.changed)
         self.registration.consumer = self.registration.cancel_watch = None
         self.census = Census()
         self.debts.batches.clear()
         self.maintenance.left = False
-        self.quarantine.paths.clear()
+        self.quarantine = Quarantine()
         self.postponed.pauses.clear()
         self.slots.open.clear()
         self.slots.buckets.clear()
         self.unresolved.calls.clear()
         self.listings.forget_unused()
+
+    def tell(self, path: str, why: str, damage: str = "") -> None:
+        """Tell of damage, once, and do not step over `path`: it was mended, or somebody may put it right."""
+        if self.quarantine.is_news(damage or f"{path}: {why}"):
+            self.run.report(path, why)
 
     def new_watch(self) -> Watch:
         """A watch whose event wakes whoever waits for this queue."""

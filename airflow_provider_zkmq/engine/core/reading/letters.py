@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState, clip
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, task_of_letter
 from airflow_provider_zkmq.engine.core.reading.nodes import (
     chunked,
@@ -56,8 +57,9 @@ def read_departed(context: Context, departed: Sequence[Departed]) -> Procedure[l
     """Dead letters that have left, as the tasks that they were; those that are gone are left out.
 
     Of the results of earlier runs of their ids none is kept. What is corrupt is reported, and told with its bytes as
-    data and the reason as error: there is no other place from which it could be mended.
+    data and the reason as error: there is no other place from which it could be mended. Raises `QueueNotFound`.
     """
+    yield from read_conf(context)
     tasks: list[Task] = []
     for chunk in chunked(departed, WHOLE_AT_ONCE):
         paths = [context.paths.at("unarchived", each.place) for each in chunk]
