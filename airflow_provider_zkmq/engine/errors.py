@@ -54,7 +54,7 @@ class QueueNotFound(ConfigError):
     @classmethod
     def among(cls, queue: str, where: str, names: Sequence[str]) -> Self:
         """The error for a queue that is none of the `names` of those that are `where`, such as ``under '/zkmq'``."""
-        similar = get_close_matches(queue, names)
+        similar = get_close_matches(queue, [name for name in names if name != queue])  # it may have come meanwhile
         hint = f" (did you mean {' or '.join(map(repr, similar))}?)" if similar else ""
         msg = f"queue {queue!r} does not exist {where}{hint}; create it with configure() or enqueue()"
         return cls(msg, similar=similar)

@@ -148,6 +148,7 @@ async def test_the_asynchronous_front_does_the_same(zookeeper: str) -> None:
     """AsyncZkmq: the same names, awaitable; a cancelled claim leaves nothing claimed."""
     async with AsyncZkmq.connect(zookeeper, root=fresh_root(), gc=False) as zk:
         q = zk.queue("q")
+        await q.configure()
         waiting = asyncio.create_task(q.claim(timeout=30))
         await asyncio.sleep(0)
         (task_id,) = await q.enqueue_many([Message("x")])

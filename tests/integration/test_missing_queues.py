@@ -219,3 +219,13 @@ def test_clean_up_leaves_a_deleted_queue_alone(zk: Zkmq, zookeeper: str, root: s
         eventually(lambda: "q" not in looked_after)
         q.enqueue(b"x")
         assert "q" in looked_after
+
+
+def test_a_worker_that_waits_for_its_queue_can_be_stopped(zk: Zkmq) -> None:
+    """At once, with its monitor; the queue is not created."""
+    worker = zk.queue("q").worker(lambda _task: None, threads=2, monitor=lambda _poll: None)
+    worker.start()
+    eventually(lambda: zk.requests.get("Exists", 0) >= 6)
+    assert worker.stop()
+    worker.join()
+    assert zk.queues() == []

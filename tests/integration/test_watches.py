@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.embedded import fourletter
-from airflow_provider_zkmq.engine import AsyncZkmq, ConfigError, Message, Queue, WaitTimeout, Zkmq
+from airflow_provider_zkmq.engine import AsyncZkmq, ConfigError, Message, Queue, QueueNotFound, WaitTimeout, Zkmq
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Sync, Watch
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
@@ -135,6 +135,20 @@ def test_searches_that_time_out_leave_one_watch(zookeeper: str, q: Queue, there:
             there.queue("census").find("performance_class==low", timeout=0)
 
     constant(zookeeper, there._session, search, 300)
+
+
+def test_what_asks_for_a_missing_queue_leaves_nothing(zookeeper: str, there: Zkmq) -> None:
+    """Refused claims, waits for the queue that time out, and searches that wait for it."""
+    queue = there.queue("absent")
+
+    def ask() -> None:
+        with pytest.raises(QueueNotFound):
+            queue.claim()
+        assert not queue.exists(0.001)
+        with pytest.raises(WaitTimeout):
+            queue.find("all()", timeout=0.001, wait_for_queue=True)
+
+    constant(zookeeper, there._session, ask, 100)
 
 
 def test_a_search_is_woken_by_what_it_looks_for(zk: Zkmq, q: Queue, there: Zkmq) -> None:

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import ConfigError, QueueError, QueueNotFound
+from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueError, QueueNotFound
+from airflow_provider_zkmq.engine.core.claiming import claim
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Op, Pipeline
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
-from airflow_provider_zkmq.engine.core.reading import roots
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue
-from airflow_provider_zkmq.engine.core.upkeep import deletion
+from airflow_provider_zkmq.engine.core.reading import claims, existence, roots
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, putting, settle, transaction
+from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, rescue
 from tests.fake_zookeeper import Crash, new_context
 from tests.stepping import Stepper
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, new_queue
@@ -224,3 +227,65 @@ def test_what_is_written_while_it_goes_on_is_deleted_too() -> None:
     assert below(client) == set()
     with pytest.raises(QueueNotFound):
         producer.take()
+
+
+def rolled_back(client: Client, held: Any) -> Any:
+    return transaction.rollback(transaction.Transaction([(client.context, held)]))
+
+
+def committed(client: Client, held: Any) -> Any:
+    unit = transaction.Transaction([(client.context, held)])
+    putting.put(unit.put, client.context, Message(b"out"))
+    return transaction.commit(unit)
+
+
+def of_claim(client: Client, held: Any, procedure: Any) -> Any:
+    """A procedure as a claim's verb is carried out."""
+    return claims.unless_queue_gone(client.context, held, procedure)
+
+
+#: What others do with a claim in hand while the queue is deleted; which of it creates the queue anew.
+BESIDE: dict[str, tuple[Any, bool]] = {
+    "enqueue": (lambda it, _held: enqueue.enqueue(it.context, Message(b"x")), True),
+    "batch": (lambda it, _held: enqueue.enqueue_all(it.context, [Message(b"x")] * 2, "b", Message(b"t")), True),
+    "commit": (committed, True),
+    "claim": (lambda it, _held: claim.claim(it.context, Wanted(EVERYTHING)), False),
+    "complete": (lambda it, held: of_claim(it, held, settle.complete(it.context, held, b"r")), False),
+    "fail": (lambda it, held: of_claim(it, held, settle.fail(it.context, held, "e")), False),
+    "release": (lambda it, held: of_claim(it, held, settle.release(it.context, held)), False),
+    "rollback": (rolled_back, False),
+    "pause": (lambda it, _held: configure.pause(it.context), False),
+    "collect": (lambda it, _held: collect.collect_garbage(it.context, 0), False),
+    "tend": (lambda it, _held: rescue.tend(it.context), False),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(name: str) -> None:
+    """Deleted after any of its operations: it is told that the queue or its claim is gone, or had come to its end.
+
+    What creates queues may create it anew, whole; nothing else does. Afterwards the client goes on in a new queue.
+    """
+    make, creates = BESIDE[name]
+    number, over = 0, False
+    while not over:
+        client = new_queue()
+        client.put(lock=60)
+        client.put(delay=3)
+        held = client.claimed()
+        client.zk.advance(5)
+        procedure = existence.unless_missing(client.context, make(client, held))
+        beside = Stepper(client.zk, client.session, procedure)
+        for _ in range(number):
+            if not beside.over:
+                beside.step()
+        over, other = beside.over, Client(client.zk, "other")
+        other.do(delete(other, force=True))
+        with contextlib.suppress(QueueNotFound, ClaimLost):
+            beside.finish()
+        assert creates or below(client) == set()
+        client.check()
+        client.put(task_id="new")
+        assert "new" in client.work()
+        number += 1
+    assert number > 1

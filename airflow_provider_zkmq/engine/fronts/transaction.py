@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked, Method
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks import transaction
 from airflow_provider_zkmq.engine.core.tasks.giveback import Holder
@@ -24,6 +25,8 @@ from airflow_provider_zkmq.engine.fronts.methods import claiming, verb
 from airflow_provider_zkmq.engine.fronts.unit import Transaction
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.background import OF_CALLS
+
+T = TypeVar("T")
 
 
 def _try_take(
@@ -98,6 +101,12 @@ class UnitVerbs(Front[Transaction]):
     commit = verb(_commit)
     rollback = verb(_rollback)
     settle = verb(_settle)
+
+    def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
+        """What fails where one of its queues is not there any more fails for that."""
+        for context in self._subject.contexts():
+            procedure = unless_missing(context, procedure)
+        return procedure
 
     @property
     def open(self) -> bool:

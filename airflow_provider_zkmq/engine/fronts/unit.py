@@ -86,6 +86,11 @@ class Transaction:
                 raise self._session.unavailable()
             yield Wait(self._session.changed, seen, min(wait, left(deadline)))
 
+    def contexts(self) -> set[Context]:
+        """The memories of the queues that it has taken from or put into."""
+        unit = self.transaction
+        return {context for context, _ in unit.taken} | {put.context for put in unit.put}
+
     def add(self, context: Context, claimed: Claimed) -> Task:
         """Make a claim part of it; returns the task."""
         self._session_id = self._session_id or claimed.session

@@ -23,6 +23,7 @@ from airflow_provider_zkmq.engine.core.reading import (
     settings,
     trees,
 )
+from airflow_provider_zkmq.engine.core.reading.claims import unless_queue_gone
 from airflow_provider_zkmq.engine.core.reading.existence import exists, unless_missing
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.reading.wait import find_matching
@@ -67,6 +68,10 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     extend = settling(holding.extend)
     progress = settling(holding.progress)
     settle = settling(settle_by_outcome)
+
+    def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
+        """Where there is no queue any more, there is no claim either."""
+        return unless_queue_gone(self._subject.context, self._claimed, procedure)
 
     @property
     def _claimed(self) -> Claimed:

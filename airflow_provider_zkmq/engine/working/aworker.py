@@ -24,10 +24,12 @@ from airflow_provider_zkmq.engine.working.verdicts import RETRY_SECONDS
 
 
 class AsyncWorker(AsyncAsking):
-    """Claims tasks of one queue and awaits a handler on each; see `Worker` for what handlers get and return.
+    """Claims tasks of one queue and awaits a handler on each; the parameters are those of `Worker`.
 
-    `threads`: tasks in hand at once. `stop` lets running handlers finish within `grace` seconds; then they are
-    cancelled, and as they have run their deliveries count: the tasks are retried or dead by their policies.
+    `threads`: tasks in hand at once; 0: none, it only monitors. `monitor` may be a coroutine function, too, and
+    `auto_start` needs a running event loop. `run`, `start` and `join` are awaited. `stop` lets running handlers finish
+    within `grace` seconds; then they are cancelled, and as they have run their deliveries count: the tasks are retried
+    or dead by their policies.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class AsyncWorker(AsyncAsking):
         auto_start: bool | float = False,
     ) -> None:
         options = Options.of(
-            threads=threads, least=0, node=node, filter_method=filter_method, selector=selector, grace=grace,
+            threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,
             transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle,
         )  # fmt: skip
         check_handler(handler, awaited=True)

@@ -40,7 +40,6 @@ class Options:
         cls,
         *,
         threads: object,
-        least: int,
         node: Mapping[str, object] | None,
         filter_method: Method,
         selector: Selector | str | None,
@@ -50,9 +49,9 @@ class Options:
         heartbeat: bool,
         throttle: object,
     ) -> Options:
-        """Check what both workers check; `least`: the fewest tasks in hand at once. Raises `ConfigError`."""
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < least:
-            msg = f"threads {threads!r} is not allowed: a whole number, {least} or more"
+        """Check what both workers check. Raises `ConfigError`."""
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
+            msg = f"threads {threads!r} is not allowed: a whole number, 0 or more"
             raise ConfigError(msg)
         if transactional and lease is not None:
             msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"

@@ -69,7 +69,7 @@ class Worker(Asking):
         auto_start: bool | float = False,
     ) -> None:
         options = Options.of(
-            threads=threads, least=0, node=node, filter_method=filter_method, selector=selector, grace=grace,
+            threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,
             transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle,
         )  # fmt: skip
         check_handler(handler, awaited=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -11,8 +11,11 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState, load, loa
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Outcome
+from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
-from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound
+from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, TaskNotFound
+
+T = TypeVar("T")
 
 
 def claim_stands(context: Context, claimed: Claimed) -> Procedure[Outcome | None]:
@@ -64,3 +67,12 @@ def claim_lost(task_id: str, token: int, state: TaskState | None = None) -> Clai
     """The error for a token that is not the current claim's."""
     now = "" if state is None else f"; the task is {state.state}, attempt {state.attempt}"
     return ClaimLost(f"claim {token} of task {task_id!r} is not the current one{now}; this call changed nothing")
+
+
+def unless_queue_gone(context: Context, claimed: Claimed, procedure: Procedure[T]) -> Procedure[T]:
+    """Carry out a procedure on a claim; where its queue is not there any more, the claim is lost: `ClaimLost`."""
+    try:
+        return (yield from unless_missing(context, procedure))
+    except QueueNotFound as error:
+        context.claims.let_go(claimed)
+        raise ClaimLost(f"the claim of task {claimed.task_id!r} was lost: {error}") from error

@@ -11,7 +11,6 @@ from functools import partial
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.messages import encode_data
 from airflow_provider_zkmq.engine.core.model.records import TaskState
@@ -19,7 +18,7 @@ from airflow_provider_zkmq.engine.core.model.states import Event, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failure
-from airflow_provider_zkmq.engine.core.reading.claims import claim_lost
+from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, unless_queue_gone
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.tasks.holder import Holding, settled_before
@@ -30,9 +29,7 @@ from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.core.writing.transitions import result_write
 from airflow_provider_zkmq.engine.errors import (
-    ClaimLost,
     OutcomeUnknown,
-    QueueNotFound,
     TaskTooLarge,
     Unavailable,
 )
@@ -83,7 +80,7 @@ def fail(
     `error`: a text, or the exception, which the policy may name as final. `retry=False`: it is final in any case.
     `backoff`: seconds (or a duration) until the next try, instead of the policy's.
     """
-    conf = yield from _conf_of(context, claimed)
+    conf = yield from unless_queue_gone(context, claimed, read_conf(context))
     now = yield from server_time(context)
     wait, rand = optional_seconds("backoff", backoff), context.run.random()
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
@@ -100,14 +97,6 @@ def fail(
         return (yield from _carry_out(partial(transitions.bury, context, before, Event.FAIL_FINAL, nonce, text, now)))
 
     return (yield from _settle(context, claimed, "fail", attempt)).state
-
-
-def _conf_of(context: Context, claimed: Claimed) -> Procedure[Conf]:
-    """The configuration of a claim's queue. Raises `ClaimLost` where the queue was deleted."""
-    try:
-        return (yield from read_conf(context))
-    except QueueNotFound as error:
-        raise ClaimLost(f"the claim of task {claimed.task_id!r} was lost: {error}") from error
 
 
 def release(context: Context, claimed: Claimed, delay: object = None) -> Procedure[None]:
