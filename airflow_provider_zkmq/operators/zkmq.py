@@ -147,8 +147,11 @@ class ZkmqEnqueueOperator(BaseOperator):
         if event["status"] != "done":
             raise AirflowException(event["message"])
         ids: list[str] = event.get("ids", [])
-        with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            _await_end(hook.queue(), event.get("batch"), ids, 0)
+        try:
+            with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+                _await_end(hook.queue(), event.get("batch"), ids, 0)
+        except WaitTimeout:  # a task that had failed was redriven since the trigger looked: it goes on
+            self._defer(ids, self._span())
         return self._told(ids)
 
     def _enqueue(self, queue: AnyQueue, messages: list[Message], then: Message | None) -> list[str]:

@@ -136,8 +136,16 @@ class ZkmqTaskSensor(BaseSensorOperator):
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
                 if "batch" in event:
-                    return batch_outcome(queue, queue.wait_batch(event["batch"], 0))
+                    return self._ended(queue, event["batch"])
                 return outcomes(queue, self._read(queue, event["ids"]))
+
+    def _ended(self, queue: AnyQueue, name: str) -> _Told:
+        """Read a batch that was done when the trigger looked; where a redriven member has opened it again, go on."""
+        try:
+            batch = queue.wait_batch(name, 0)
+        except WaitTimeout:
+            raise self._deferral(time.time() + self._span()) from None
+        return batch_outcome(queue, batch)
 
     def _waited(self, span: float) -> _Told:
         """Wait at most `span` seconds on this worker. Raises `WaitTimeout`."""

@@ -348,3 +348,21 @@ def test_wait_for_a_batch_deferred(queue, context):
     finish(queue)
     fine = ZkmqEnqueueOperator(task_id="t", messages=["a"], batch="c")
     assert fine.execute_complete(context, {"status": "done", "batch": "c"}) == "c"
+
+
+@pytest.mark.parametrize("batch", ["b", None])
+def test_what_was_redriven_since_the_trigger_looked_is_waited_for(queue, context, batch):
+    """Batch or tasks: an operator redrives one between the trigger's event and the task's going on: it defers again."""
+    operator = ZkmqEnqueueOperator(
+        task_id="t", messages=["a"], batch=batch, wait_for_completion=True, deferrable=True, timeout=60
+    )
+    with pytest.raises(TaskDeferred):
+        operator.execute(context)
+    task_id = kill(queue, "broken")
+    queue.redrive(task_id)
+    event = {"status": "done", **({"batch": batch} if batch else {"ids": [task_id]})}
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute_complete(context, event)
+    assert (deferred.value.trigger.batch, deferred.value.trigger.task_ids) == (batch, None if batch else [task_id])
+    finish(queue)
+    assert operator.execute_complete(context, event) == (batch or [task_id])

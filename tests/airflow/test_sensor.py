@@ -202,6 +202,21 @@ def batch_of(queue, name, size):
     return queue.enqueue_many([Message(f"{number}") for number in range(size)], batch=name)
 
 
+def test_a_batch_that_was_opened_again_since_the_trigger_looked_is_waited_for(queue, context):
+    """Its failed member was redriven between the trigger's event and the task's going on: it defers again."""
+    (task_id,) = batch_of(queue, "b", 1)
+    waiting, event = sensor(batch="b", deferrable=True), {"status": "done", "batch": "b"}
+    kill(queue, "broken")
+    with pytest.raises(AirflowException, match=task_id):
+        waiting.execute_complete(context, event)
+    queue.redrive(task_id)
+    with pytest.raises(TaskDeferred) as deferred:
+        waiting.execute_complete(context, event)
+    assert deferred.value.trigger.batch == "b"
+    finish(queue)
+    assert waiting.execute_complete(context, event) == {"batch": "b", "total": 1, "failed": []}
+
+
 def test_batch(queue, context):
     """The sensor waits until each member of the batch has ended; what it tells is small, however many there are."""
     batch_of(queue, "b", 3)

@@ -368,6 +368,21 @@ def test_a_damaged_batch_holds_up_no_redrive(damage: bytes) -> None:
     assert (client.work(), [path for path, _ in client.reports]) == (["a"], [path])
 
 
+@pytest.mark.parametrize("wrong", ["listed as open", "not listed as failed"])
+def test_a_batch_that_lists_a_member_wrongly_holds_up_no_redrive(wrong: str) -> None:
+    """Somebody changed its lists: the member is redriven, counts as open once, and the batch ends with it."""
+    client = new_queue()
+    write(client, "a", "z")
+    fail(client, "a")
+    listed, failed = (client.context.paths.batch("b", part, "a") for part in ("open", "failed"))
+    client.zk.multi(0, (Create(listed) if wrong == "listed as open" else Delete(failed),))
+    redrive(client, "a")
+    assert batch_of(client) == batches.Batch("b", 2, 2, (), done=False)
+    assert sorted(client.work()) == ["a", "z"]
+    assert (done(client), client.reports) == (True, [])
+    client.check()
+
+
 def test_a_redrive_while_the_batch_ends_opens_it_again() -> None:
     """The last member ends between the look at the batch and the write: refused, read again, and opened."""
     client = new_queue()

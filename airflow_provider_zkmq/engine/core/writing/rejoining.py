@@ -27,12 +27,15 @@ def rejoin(context: Context, current: Current) -> Procedure[list[Change]]:
     if current.state.batch is None:
         return []
     base, task_id = context.paths.batch(current.state.batch), current.task_id
-    batch, members, failed = yield from read_nodes((base, f"{base}/open", f"{base}/failed/{task_id}"))
+    paths = (base, f"{base}/open", f"{base}/open/{task_id}", f"{base}/failed/{task_id}")
+    batch, members, member, failed = yield from read_nodes(paths)
     opening = [] if members is not None else (yield from _reopening(context, current.state.batch, batch))
     if batch is None or opening is None:
         return []
-    back: list[WriteOp] = [] if failed is None else [Delete(f"{base}/failed/{task_id}")]
-    return [Change(context, task_id, [*opening, Create(f"{base}/open/{task_id}"), *back])]
+    ops: list[WriteOp] = [] if failed is None else [Delete(paths[3])]
+    if member is None:  # one that is there was left by somebody else, and holds up nothing
+        ops.append(Create(paths[2]))
+    return [Change(context, task_id, [*opening, *ops])]
 
 
 def _reopening(context: Context, name: str, batch: Node | None) -> Procedure[list[WriteOp] | None]:
