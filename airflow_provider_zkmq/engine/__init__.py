@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.model.records import Attempt
     from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, Selector, parse_selector
     from airflow_provider_zkmq.engine.core.model.states import State, Status
-    from airflow_provider_zkmq.engine.core.reading.archiving import Archive, Ended
+    from airflow_provider_zkmq.engine.core.reading.archiving import Archive, Ended, Unreadable
     from airflow_provider_zkmq.engine.core.reading.explain import ConsumerVerdict, Explanation
     from airflow_provider_zkmq.engine.core.reading.inspect import Task
     from airflow_provider_zkmq.engine.core.reading.register import Consumer
@@ -72,7 +72,7 @@ _HOME = {
     "core.model.records": ("Attempt",),
     "core.model.selectors": ("AllOf", "AnyOf", "Selector", "parse_selector"),
     "core.model.states": ("State", "Status"),
-    "core.reading.archiving": ("Archive", "Ended"),
+    "core.reading.archiving": ("Archive", "Ended", "Unreadable"),
     "core.reading.explain": ("ConsumerVerdict", "Explanation"),
     "core.reading.inspect": ("Task",),
     "core.reading.register": ("Consumer",),
@@ -174,6 +174,7 @@ __all__ = [
     "TransportError",
     "Unavailable",
     "UnitOfWork",
+    "Unreadable",
     "WaitFor",
     "WaitTimeout",
     "Worker",

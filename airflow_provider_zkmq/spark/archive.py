@@ -16,7 +16,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, Ended, ZkmqError, check_name
+from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, Ended, Unreadable, ZkmqError, check_name
 from airflow_provider_zkmq.spark.manifest import (
     RUNS,
     STAGING,
@@ -45,6 +45,8 @@ class ArchiveReport:
     """What a run did. ``archived``: its rows; ``total``: those of the whole archive; ``watermark``: its zxid.
 
     ``path``: the run's folder, None where there was nothing to archive; ``orphans``: what crashed runs had left.
+    ``unreadable``: tasks whose records are damaged, which cannot be archived; clean-up keeps them, and each run tells
+    of those that were damaged since the last one.
     """
 
     queue: str
@@ -53,6 +55,7 @@ class ArchiveReport:
     watermark: int
     path: str | None
     orphans: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,8 @@ def archive_queue(
         after("begun")
         watermark = _mark(source, manifest)
         after("marked")
-        ended = source.ended_between(manifest.watermark, watermark)
+        listed = source.ended_between(manifest.watermark, watermark)
+        ended = [each for each in listed if not isinstance(each, Unreadable)]
         after("listed")
         planned = Run("", len(ended), manifest.watermark, watermark)
         run = _write(home, planned, _rows(spark, connect, queue, ended) if ended else None, spark, after)
@@ -128,7 +132,8 @@ def archive_queue(
         after("published")
         claim.advance(watermark)
         after("finished")
-    return ArchiveReport(queue, len(ended), grown.rows, watermark, run.path if run else None, orphans)
+    damaged = tuple(each.id for each in listed if isinstance(each, Unreadable))
+    return ArchiveReport(queue, len(ended), grown.rows, watermark, run.path if run else None, orphans, damaged)
 
 
 def _mark(queue: AnyQueue, manifest: Manifest) -> int:
@@ -167,5 +172,5 @@ def _check_complete(home: Path, run: Run, written: int) -> None:
 def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Ended]) -> DataFrame:
     """Return the whole rows of these tasks, read by Spark's Python workers, several at a time."""
     partitions = max(1, min(spark.sparkContext.defaultParallelism, -(-len(ended) // ROWS_PER_PARTITION)))
-    pairs = spark.sparkContext.parallelize([tuple(each) for each in ended], partitions)
+    pairs = spark.sparkContext.parallelize([(each.id, each.version) for each in ended], partitions)
     return spark.createDataFrame(pairs, "id string, version bigint").mapInArrow(reader(connect, queue), SCHEMA)

@@ -91,10 +91,15 @@ def row(queue: str, task: Task) -> dict[str, object]:
         "queue": queue,
         "state": str(task.state),
         "filters": list(task.filters.items()),
-        "metadata": json.dumps(task.metadata, ensure_ascii=False),
+        "metadata": _json(task.metadata),
         **as_it_is,
         **_times(task),
     }
+
+
+def _json(metadata: Mapping[str, Any]) -> str:
+    """JSON text that can be encoded: of what callers may put into metadata, lone surrogates stay escaped."""
+    return json.dumps(metadata, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def _times(task: Task) -> dict[str, object]:

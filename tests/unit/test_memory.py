@@ -13,6 +13,7 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.reading import wait
+from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.errors import WaitTimeout
@@ -60,7 +61,7 @@ def live(zk, session, context, order):
             do(ends.pop(0)(context, claimed) if ends else settle.complete(context, claimed))
     claimed = do(claim.claim(context, take.Wanted(EVERYTHING, 30)))
     if claimed is not None:
-        by_token = do(settle.current_claim(context, claimed.task_id, claimed.token))
+        by_token = do(current_claim(context, claimed.task_id, claimed.token))
         do(settle.complete(context, by_token))
     do(operate.clear(context))
     zk.advance(7_200)

@@ -22,6 +22,7 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.errors import ClaimLost, DuplicateTask, IllegalTransition, TaskNotFound
@@ -161,7 +162,7 @@ class QueueMachine(RuleBasedStateMachine):
     def use_a_stale_token(self, data, who):
         task, token = data.draw(st.sampled_from(self.stale))
         with pytest.raises((ClaimLost, TaskNotFound)):
-            self.do(who, settle.current_claim(self.contexts[who], task, token))
+            self.do(who, current_claim(self.contexts[who], task, token))
 
     @rule(who=WHO)
     def expire(self, who):

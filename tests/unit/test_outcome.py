@@ -13,6 +13,7 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
 from airflow_provider_zkmq.engine.core.protocol.writes import SetData
+from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TransportError, Unavailable, ZkmqError
@@ -166,7 +167,7 @@ def test_a_lost_claim_takes_nothing_with_it(lost: str) -> None:
     hand = made("transaction")
     assert hand.transaction is not None
     others = {claimed.task_id: claimed for _, claimed in hand.transaction.taken}
-    thief = hand.world.do(settle.current_claim(hand.world.context, lost, others[lost].token))
+    thief = hand.world.do(current_claim(hand.world.context, lost, others[lost].token))
     hand.world.do(settle.complete(hand.world.context, thief))
     if lost == "own":
         with pytest.raises(ClaimLost):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,14 @@ LOST_REPLY, LOST_REQUEST, BROKEN_OFF = "lost reply", "lost request", "broken off
 NO_TRIES = 2_000
 
 
+#: What kazoo cannot send, and what ZooKeeper takes in no path.
+_NO_PATH = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
+
+
+class Fatal(BaseException):
+    """The end of a client, or of all that runs on its connection."""
+
+
 class StrictZooKeeper(FakeZooKeeper):
     """Refuses what is no path, as the server does: not as a failure of the transaction but as a bad request."""
 
@@ -40,6 +49,9 @@ class StrictZooKeeper(FakeZooKeeper):
         return super().read(op)
 
     def _strict(self, path: str) -> None:
+        if _NO_PATH.search(path):
+            msg = f"{path!a} would end the thread of the connection, or is refused by the server with the connection"
+            raise Fatal(msg)
         if "//" in path or path.endswith("/") or "/../" in path + "/" or "/./" in path + "/":
             msg = f"ZooKeeper refused a request: BadArgumentsError {path}"
             raise ZkmqError(msg)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Closing, InHand, Named
 from airflow_provider_zkmq.engine.working.deliveries import Deliveries
@@ -35,6 +35,7 @@ class Working(Generic[C, U]):
         self._deliveries: Deliveries[C, U] = Deliveries()
         self._tally = Tally()
         self._error: Exception | None = None
+        self._told: set[str] = set()
 
     @property
     def finished(self) -> int:
@@ -60,8 +61,7 @@ class Working(Generic[C, U]):
         if isinstance(error, ConfigError) or self._named.closed:
             self._error = error
             return True
-        name = self._named.name
-        log.warning("worker on queue %r: %s", name, error, exc_info=not isinstance(error, ZkmqError))
+        self._warn("worker on queue", error)
         return False
 
     def _raise_what_ended_it(self) -> None:
@@ -73,4 +73,12 @@ class Working(Generic[C, U]):
         return 0 < self._options.threads <= len(self._deliveries)
 
     def _report_keeper(self, error: Exception) -> None:
-        log.warning("looking after queue %r: %s", self._named.name, error)
+        self._warn("looking after queue", error)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """Tell what went wrong. What is damaged stays so until somebody mends it: each such error is told once."""
+        if isinstance(error, CorruptRecord):
+            if str(error) in self._told:
+                return
+            self._told.add(str(error))
+        log.warning("%s %r: %s", what, self._named.name, error, exc_info=not isinstance(error, ZkmqError))

@@ -19,8 +19,9 @@ from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.listings import Reading
+from airflow_provider_zkmq.engine.core.model.checks import MAX_ZXID
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Watch
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Watch
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.crowd import step_back
@@ -132,6 +133,12 @@ def _ranked(ranks: dict[str, int], names: list[str]) -> Iterator[tuple[int, str]
             yield rank, name
 
 
+def _rank_of(node: Node) -> int:
+    """What an entry holds as its rank; else it stands where it was committed."""
+    held = int(node.data) if node.data.isdigit() and len(node.data) < 20 else 0
+    return held if 0 < held <= MAX_ZXID else node.stat.czxid
+
+
 def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[dict[str, int]]:
     """Learn the ranks that are not known; an entry keeps its rank, so each is read once.
 
@@ -143,6 +150,6 @@ def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[d
     nodes = yield from read_nodes([f"{segment}/{name}" for name in unknown])
     for name, node in zip(unknown, nodes, strict=True):
         if node is not None:
-            ranks[name] = int(node.data) if node.data.isdigit() else node.stat.czxid
+            ranks[name] = _rank_of(node)
     context.listings.at(segment).ranks = ranks
     return ranks

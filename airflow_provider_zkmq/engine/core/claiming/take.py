@@ -22,6 +22,7 @@ from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
+from airflow_provider_zkmq.engine.core.protocol.tries import described
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, unless_corrupt
@@ -102,6 +103,9 @@ def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: i
     if records is None or not _is_pending_at(context, entry, records[0]):
         return None
     state, extra = records
+    if not taker.conf.may_deliver(state.attempt, state.policy):
+        context.quarantine.wait(entry)
+        return None
     if used_up(taker.conf, state):  # its policy was lowered meanwhile
         current = Current(task_id, node.stat.version, state)
         yield from bury_exhausted(context, current, (yield from server_time(context)))
@@ -155,6 +159,6 @@ def _refused(context: Context, consumer: Consumer, claimed: Claimed, refusal: Re
         raise Unregistered
     if failure is Failure.OTHER:
         raise refused("claim", refusal.outcome, refusal.multi)
-    if failure in {Failure.NODE_EXISTS, Failure.NOT_EMPTY}:  # what stands there already is not of ours
-        entry = context.paths.entry(claimed.state.place)
-        context.report(entry, f"it cannot be claimed: {refusal.path} is in the way; stepped over")
+    entry, record = context.paths.entry(claimed.state.place), context.paths.task(claimed.task_id, "state")
+    if failure in {Failure.NODE_EXISTS, Failure.NOT_EMPTY} or refusal.path not in {entry, record}:
+        context.report(entry, f"it cannot be claimed, {described(refusal.outcome, refusal.multi)}; stepped over")

@@ -17,7 +17,9 @@ from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
 from airflow_provider_zkmq.engine.core.memory.slots import Slots
 from airflow_provider_zkmq.engine.core.memory.unresolved import Unresolved
 from airflow_provider_zkmq.engine.core.model.conf import Conf
+from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
 from airflow_provider_zkmq.engine.core.model.paths import Paths
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.protocol.ops import Signal, Watch
 
 
@@ -27,6 +29,9 @@ class Configuration:
 
     conf: Conf | None = None
     watch: Watch | None = None
+    types: FilterTypes | None = None
+    """The declarations of filters that could be read last, and the retry policy: what is followed while they cannot."""
+    policy: RetryPolicy | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -61,9 +66,12 @@ class Context:
         self.marks = Marks(self.run.wall_ms)
         self.postponed = Postponed(self.run.monotonic)
 
-    def report(self, path: str, why: str) -> None:
-        """Tell of a foreign or damaged znode, once, however often met; `Runtime.report` tells of what happened."""
-        if self.quarantine.add(path):
+    def report(self, path: str, why: str, damage: str = "") -> None:
+        """Tell of a foreign or damaged znode, once, however often met; `Runtime.report` tells of what happened.
+
+        `path` is stepped over from now on. `damage`: what is the matter, which other paths may suffer from, too.
+        """
+        if self.quarantine.add(path) and self.quarantine.is_news(damage):
             self.run.report(path, why)
 
     def new_watch(self) -> Watch:

@@ -14,8 +14,28 @@ class Quarantine:
 
     paths: set[str] = field(default_factory=set)
 
+    damages: set[str] = field(default_factory=set)
+    """What was told to be the matter: one damaged record is met from many sides."""
+    waiting: set[str] = field(default_factory=set)
+    """Entries that are stepped over without being damaged themselves, while the queue's policy cannot be read."""
+
     def __contains__(self, path: str) -> bool:
-        return path in self.paths
+        return path in self.paths or path in self.waiting
+
+    def wait(self, path: str) -> None:
+        """Step over it for the time being."""
+        if len(self.waiting) >= MAX_QUARANTINE:
+            self.waiting.clear()
+        self.waiting.add(path)
+
+    def is_news(self, damage: str) -> bool:
+        """Whether something damaged is met for the first time."""
+        if damage and damage in self.damages:
+            return False
+        if len(self.damages) >= MAX_QUARANTINE:
+            self.damages.clear()
+        self.damages.add(damage)
+        return True
 
     def add(self, path: str) -> bool:
         """Step over it from now on; False if that was so already."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_zkmq.engine.core.model.filters import FilterType
+from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 
 
@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 class Conf:
     """A queue's configuration as last read; times in seconds."""
 
-    types: dict[str, FilterType]
+    types: FilterTypes
     policy: RetryPolicy
     gc_lifetime: float
     gc_interval: float
@@ -21,6 +21,15 @@ class Conf:
     """Where an archive is configured: the zxid up to which finished tasks are archived."""
     lock: float | None = None
     order: str = "default"
+    policy_error: str | None = None
+    """Why the policy cannot be read, where this client never could: ``policy`` stands in for it."""
+
+    def may_deliver(self, attempt: int, own: object) -> bool:
+        """Whether it is known that a task that was delivered so often, with a policy of its own or None, may be again.
+
+        How often it may be is the policy's to say; no policy forbids the first delivery.
+        """
+        return attempt == 0 or own is not None or self.policy_error is None
 
     @property
     def ordered(self) -> bool:

@@ -8,11 +8,13 @@ lanes, and are evaluated entry by entry beyond that (see `lanes`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.paths import check_name
+from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, load
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 MAX_VALUE_BYTES = 256
@@ -75,8 +77,25 @@ class String:
         return text
 
 
+_VALUES: Final = checks.many(checks.text)
 FilterType: TypeAlias = OrderedEnum | Integer | String
 FilterTypes: TypeAlias = Mapping[str, FilterType]
+
+
+class Undeclared(Mapping[str, FilterType]):
+    """Declarations that cannot be read: whoever asks for one is refused with `CorruptRecord`, nobody else."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getitem__(self, name: str) -> FilterType:
+        raise CorruptRecord(self._why)
+
+    def __iter__(self) -> Iterator[str]:
+        raise CorruptRecord(self._why)
+
+    def __len__(self) -> int:
+        raise CorruptRecord(self._why)
 
 
 def _check_text(what: str, value: object) -> str:
@@ -129,19 +148,15 @@ def _describe(kind: FilterType) -> dict[str, object]:
 
 def decode_types(path: str, data: bytes) -> dict[str, FilterType]:
     """Read `conf/filters`. Raises `CorruptRecord`."""
-    try:
-        record = json.loads(data or b"{}")
+    record = load(path, data or b"{}")
+    with corrupt_unless_read(path, "filter declarations"):
         return check_types({name: _revive(entry) for name, entry in record.items()})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        msg = f"{path} does not hold filter declarations: {error}"
-        raise CorruptRecord(msg) from error
 
 
 def _revive(entry: Mapping[str, object]) -> FilterType:
     kind = entry["type"]
     if kind == "OrderedEnum":
-        values = entry["values"]
-        return OrderedEnum(*values)  # type: ignore[misc]  # checked by OrderedEnum itself
+        return OrderedEnum(*_VALUES(entry["values"]))
     if kind in {"Integer", "String"}:
         return Integer() if kind == "Integer" else String()
     msg = f"unknown filter type {kind!r}"

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
 
-from airflow_provider_zkmq.engine.core.model.records import dump, load
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from airflow_provider_zkmq.engine.core.model import checks
+from airflow_provider_zkmq.engine.core.model.checks import MAX_PRIORITY
+from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, dump, load
+from airflow_provider_zkmq.engine.errors import ConfigError
 
-MAX_PRIORITY: Final = 9_999
 MAX_LANES: Final = 256
 MAX_NAME: Final = 200
 SEGMENT_ENTRIES: Final = 512
 _MIXED: Final = "*"
+_FILTERS: Final = checks.optional(checks.mapping(checks.text, checks.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +54,12 @@ class Lane:
     def decode(cls, path: str, data: bytes) -> Lane:
         """Read a lane's data. Raises `CorruptRecord`."""
         record = load(path, data)
-        priority, filters = record.get("priority", 0), record.get("filters")
-        texts = [*filters, *filters.values()] if isinstance(filters, dict) else []
-        if not isinstance(priority, int) or not isinstance(filters, dict | None) or not all(map(_is_text, texts)):
-            msg = f"{path} does not hold a lane"
-            raise CorruptRecord(msg)
-        return cls(priority, filters)
+        with corrupt_unless_read(path, "a lane"):
+            return cls(checks.priority(record.get("priority", 0)), _FILTERS(record.get("filters")))
 
     def mixed(self) -> Lane:
         """The mixed lane of the same priority."""
         return Lane(self.priority, None)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _quote(text: str) -> str:

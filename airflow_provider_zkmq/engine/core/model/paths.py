@@ -39,7 +39,7 @@ LAYOUT: Final = 1
 
 def check_name(kind: str, name: object) -> str:
     """`name` if it may become a znode's name, else `ConfigError` naming `kind` and the rule."""
-    if isinstance(name, str) and _NAME.match(name) and ".." not in name and name != ".":
+    if isinstance(name, str) and is_name(name):
         return name
     msg = (
         f"{kind} {name!r} is not allowed: 1 to 128 characters of A-Z a-z 0-9 . _ : + @ = - "
@@ -65,7 +65,18 @@ def entry_name(stamp: str, task_id: str) -> str:
 def entry_task(entry: str) -> str | None:
     """The task an entry stands for; None for a foreign name."""
     stamp, separator, task_id = entry.partition(SEPARATOR)
-    return task_id if separator and stamp and _NAME.match(task_id) else None
+    return task_id if separator and stamp and is_name(task_id) else None
+
+
+def lease_task(lease: str) -> str | None:
+    """The task that the deadline of a claim is about; None for a foreign name."""
+    task_id, separator, _ = lease.partition(SEPARATOR)
+    return task_id if separator and is_name(task_id) else None
+
+
+def is_name(name: str) -> bool:
+    """Whether something may become a znode's name, by our rules."""
+    return bool(_NAME.match(name)) and ".." not in name and name != "."
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, load
+from airflow_provider_zkmq.engine.errors import ConfigError
 
 #: Carmine computes its backoff for attempts up to 36; beyond, 2**n exceeds any clamp of use.
 MAX_EXPONENT: Final = 36
@@ -84,11 +85,9 @@ class RetryPolicy:
     @classmethod
     def decode(cls, path: str, data: bytes) -> RetryPolicy:
         """Read `conf/policy` (empty: the defaults). Raises `CorruptRecord`."""
-        try:
-            return cls(**json.loads(data or b"{}"))
-        except (ValueError, TypeError, RecursionError) as error:
-            msg = f"{path} does not hold a retry policy: {error}"
-            raise CorruptRecord(msg) from error
+        record = load(path, data or b"{}")
+        with corrupt_unless_read(path, "a retry policy"):
+            return cls(**record)
 
 
 def _full_name(kind: type) -> str:

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.errors import CorruptRecord
+from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, dump, load
+
+__all__ = ["MAX_ERROR", "Attempt", "TaskState", "clip", "dump", "load", "load_claim", "load_span"]
 
 MAX_HISTORY: Final = 10
 MAX_ERROR: Final = 4_000
 MAX_PAST_ERROR: Final = 1_000
-MAX_SECONDS: Final = 1e10
 #: Where a task that is not in a lane is listed, and how many parts the name of its entry there has.
 _INDEXES: Final = {"scheduled": 3, "requeued": 3, "finished": 3, "cancelled": 3, "dlq": 2}
-_PART: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f]+\Z")
-
-
-def dump(record: object) -> bytes:
-    """Compact JSON, as every record of ours is stored."""
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
-
-
-def load(path: str, data: bytes) -> dict[str, Any]:
-    """A JSON object. Raises `CorruptRecord` naming `path`."""
-    try:
-        record = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        msg = f"{path} does not hold JSON: {error}"
-        raise CorruptRecord(msg) from error
-    if not isinstance(record, dict):
-        msg = f"{path} does not hold a JSON object"
-        raise CorruptRecord(msg)
-    return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +96,12 @@ class TaskState:
     def decode(cls, path: str, data: bytes) -> TaskState:
         """Read a state record. Raises `CorruptRecord`."""
         record = load(path, data)
-        try:
-            if record.pop("v") != 1:
-                msg = "written by a newer version"
+        with corrupt_unless_read(path, "a task's state"):
+            if record.get("v") != 1:
+                msg = f"version {record.get('v')!r}: written by a newer one"
                 raise ValueError(msg)
-            record["state"] = State(record["state"])
-            record["history"] = tuple(_attempt(attempt) for attempt in record.get("history", ()))
-            record["settled"] = tuple(record.get("settled", ()))
-            return _checked(cls(**{name: value for name, value in record.items() if name in _DEFAULTS}))
-        except (KeyError, TypeError, ValueError) as error:
-            msg = f"{path} does not hold a task's state: {error}"
-            raise CorruptRecord(msg) from error
+            known = {name: check(record[name]) for name, check in _FIELDS.items() if name in record}
+            return _consistent(cls(**known))
 
     def with_attempt(self, outcome: str, ended: int, error: str | None) -> TaskState:
         """The record with the current delivery added to its history (the last ten are kept)."""
@@ -143,65 +119,92 @@ class TaskState:
 _DEFAULTS: Final = {spec.name: spec.default for spec in fields(TaskState)}
 
 
-def _checked(state: TaskState) -> TaskState:
-    """The record, if every field is of its type: what is malformed must be found here, not in the middle of a move."""
-    for name, kinds in _KINDS.items():
-        value = getattr(state, name)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            msg = f"{name} is {value!r}"
-            raise TypeError(msg)
-    texts = (*state.settled, *state.filters, *state.filters.values())
-    if not all(isinstance(text, str) for text in texts):
-        msg = "settled and filters hold text"
-        raise TypeError(msg)
+def load_claim(path: str, data: bytes) -> dict[str, Any]:
+    """What a claim's znode tells, as far as we know it: by whom, until when, how far. Raises `CorruptRecord`."""
+    record = load(path, data)
+    with corrupt_unless_read(path, "a claim"):
+        return {name: check(record[name]) for name, check in _CLAIM.items() if name in record}
+
+
+def load_span(path: str, data: bytes) -> float:
+    """For how many seconds a lease or a lock holds. Raises `CorruptRecord`."""
+    record = load(path, data)
+    with corrupt_unless_read(path, "a lease of ours"):
+        return _SPAN(record["seconds"])
+
+
+def _consistent(state: TaskState) -> TaskState:
+    """The record, if what it says of itself fits together. Raises `ValueError`."""
     if state.policy is not None:
         RetryPolicy(**state.policy)
-    if state.lock is not None and not 0 < state.lock < MAX_SECONDS:
-        msg = f"lock is {state.lock!r}"
-        raise ValueError(msg)
-    _check_paths(state)
-    return state
-
-
-def _check_paths(state: TaskState) -> None:
-    """What becomes part of a path must be one: ZooKeeper refuses others in a way that looks like no refusal of ours."""
-    lane, _, rest = state.place.partition("/")
-    segment, _, entry = rest.partition("/")
-    index = (state.index or "dlq/-").split("/")
-    parts = [lane, segment or "-", entry, *index, *state.filters]
-    parts += [state.lease or "-", state.consumer or "-", state.batch or "-"]
-    listed = index[0] in _INDEXES and len(index) == _INDEXES[index[0]]
-    if not listed or not all(_PART.match(part) and part not in {".", ".."} for part in parts):
-        msg = f"its place {state.place!r}, index {state.index!r}, a filter, consumer, lease or batch is no name of ours"
+    if state.lock == 0:
+        msg = "a lock of no time"
         raise ValueError(msg)
     if state.state is State.CLAIMED and not state.consumer:
         msg = "it is claimed by nobody"
         raise ValueError(msg)
+    return state
 
 
-def _attempt(record: Mapping[str, Any]) -> Attempt:
-    """One past delivery. Raises `TypeError` for what is none."""
-    attempt = Attempt(**record)
-    numbers, texts = (attempt.number, attempt.claimed, attempt.ended), (attempt.consumer, attempt.outcome)
-    if not all(isinstance(number, int) for number in numbers) or not all(isinstance(text, str) for text in texts):
-        msg = f"its history holds {record!r}"
-        raise TypeError(msg)
-    return attempt
+def _place(value: object) -> str:
+    """``<lane>/<segment>/<entry>``; what began delayed has no segment yet."""
+    lane, segment, entry = checks.shown(value).split("/")
+    for name in (lane, segment or "-", entry):
+        checks.part(name)
+    return f"{lane}/{segment}/{entry}"
 
 
-_NUMBER: Final = (int, type(None))
-_TEXT: Final = (str, type(None))
-_KINDS: Final[dict[str, Any]] = {
-    "place": str,
-    "nonce": str,
-    "priority": int,
-    "attempt": int,
-    "filters": dict,
-    "policy": (dict, type(None)),
-    "lock": (int, float, type(None)),
-    **dict.fromkeys(("bound", "requeue", "result"), bool),
-    **dict.fromkeys(("due", "claimed", "ended", "dedupe", "rank"), _NUMBER),
-    **dict.fromkeys(("index", "consumer", "lease", "error", "batch"), _TEXT),
+def _index(value: object) -> str:
+    """Where a task is listed that is not in a lane."""
+    parts = [checks.part(name) for name in checks.shown(value).split("/")]
+    if _INDEXES.get(parts[0]) != len(parts):
+        msg = f"{'/'.join(parts)} is no index"
+        raise ValueError(msg)
+    return "/".join(parts)
+
+
+def _attempt(record: object) -> Attempt:
+    """One past delivery; what a newer version says of it besides is left out."""
+    known = checks.mapping(checks.text, lambda value: value)(record)
+    return Attempt(**{name: check(known[name]) for name, check in _ATTEMPT.items() if name in known})
+
+
+_MOMENT: Final = checks.optional(checks.moment)
+_PART: Final = checks.optional(checks.part)
+_SPAN: Final = checks.number(0, checks.MAX_SECONDS)
+_CLAIM: Final[dict[str, checks.Check[Any]]] = {
+    "consumer": checks.shown,
+    "nonce": checks.text,
+    "lease": checks.optional(_SPAN),
+    "progress": checks.optional(checks.number(0, 1)),
+    "note": checks.optional(checks.shown),
+}
+_ATTEMPT: Final[dict[str, checks.Check[Any]]] = {
+    "number": checks.count,
+    "consumer": checks.shown,
+    "claimed": checks.moment,
+    "ended": checks.moment,
+    "outcome": checks.shown,
+    "error": checks.optional(checks.shown),
+}
+#: What each field of a stored record must be; a field that is not here is not read.
+_FIELDS: Final[dict[str, checks.Check[Any]]] = {
+    "state": State,
+    "place": _place,
+    "nonce": checks.text,
+    "priority": checks.priority,
+    "filters": checks.mapping(checks.part, checks.text),
+    "attempt": checks.count,
+    "index": checks.optional(_index),
+    "settled": checks.many(checks.text),
+    "error": checks.optional(checks.shown),
+    "policy": checks.optional(checks.mapping(checks.text, lambda value: value)),
+    "history": checks.many(_attempt),
+    "lock": checks.optional(_SPAN),
+    "rank": checks.optional(checks.zxid),
+    **dict.fromkeys(("bound", "requeue", "result"), checks.flag),
+    **dict.fromkeys(("due", "claimed", "ended", "dedupe"), _MOMENT),
+    **dict.fromkeys(("consumer", "lease", "batch"), _PART),
 }
 
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_archive, read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
-from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
-from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, chunked, read_nodes, record_of
+from airflow_provider_zkmq.engine.errors import ZkmqError
 
 
 class Ended(NamedTuple):
@@ -20,6 +20,12 @@ class Ended(NamedTuple):
 
     id: str
     version: int
+
+
+class Unreadable(Ended):
+    """One whose record is damaged, which was reported: it cannot be read, nor archived; clean-up keeps it."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +65,20 @@ def ended_between(context: Context, after: int, until: int) -> Procedure[list[En
     ended: list[Ended] = []
     for chunk in chunked(listed):
         nodes = yield from read_nodes([context.paths.task(each, "state") for each in chunk])
-        numbers = [0 if node is None else node.stat.mzxid for node in nodes]
-        ended += [Ended(*pair) for pair in zip(chunk, numbers, strict=True) if after < pair[1] <= until]
+        ended += [
+            _ended(context, each, node)
+            for each, node in zip(chunk, nodes, strict=True)
+            if node is not None and after < node.stat.mzxid <= until
+        ]
     return ended
+
+
+def _ended(context: Context, task_id: str, node: Node) -> Ended:
+    readable = isinstance(record_of(context, task_id, node, "it cannot be archived"), Record)
+    return (Ended if readable else Unreadable)(task_id, node.stat.mzxid)
 
 
 def archive(context: Context) -> Procedure[Archive]:
     """How far the queue's archive has come. Raises `CorruptRecord` for what is no archive's record."""
     record, version = yield from read_archive(context)
-    watermark, directory, run = record.get("watermark", 0), record.get("directory"), record.get("run")
-    texts = all(text is None or isinstance(text, str) for text in (directory, run))
-    if not isinstance(watermark, int) or not texts:
-        raise CorruptRecord(f"{context.paths.at('archive')} does not hold an archive's record: {record!r}")
-    return Archive(watermark, directory, run, version)
+    return Archive(record.get("watermark", 0), record.get("directory"), record.get("run"), version)

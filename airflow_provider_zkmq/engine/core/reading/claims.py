@@ -7,7 +7,7 @@ from typing import Any
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import TaskState, load
+from airflow_provider_zkmq.engine.core.model.records import TaskState, load, load_claim
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Outcome
@@ -52,7 +52,7 @@ def _current(context: Context, task_id: str, token: int) -> Procedure[Claimed]:
     state = TaskState.decode(path, node.data)
     if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
         raise claim_lost(task_id, token, state)
-    record = load(context.paths.task(task_id, "claim"), claim.data)
+    record = load_claim(context.paths.task(task_id, "claim"), claim.data)
     return Claimed(task_id, token, node.stat.version, state, node.stat.ctime, claim=_plain_claim(record))
 
 

@@ -7,7 +7,8 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome, SetData
+from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 
 #: How often the server's clock is asked for before a loose answer must do.
 CLOCK_TRIES: Final = 3
@@ -30,6 +31,8 @@ def tick(context: Context) -> Procedure[Outcome]:
     """Write the queue's clock: the outcome tells the server's time and the transaction number (zxid) of now."""
     multi = Multi((SetData(context.paths.at("clock"), b"", -1),))
     outcome = yield from transact(multi, never)
+    if outcome.failure is Failure.NO_NODE and (yield from restored(context, multi.ops[0].path)):
+        outcome = yield from transact(multi, never)
     if not outcome.committed:
         raise refused("reading the server's clock", outcome, multi)
     context.clock.learn(outcome)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import seconds, spell_seconds
-from airflow_provider_zkmq.engine.core.model.filters import decode_types
 from airflow_provider_zkmq.engine.core.model.paths import LAYOUT
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import load
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, load
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.reading.nodes import unless_corrupt
 from airflow_provider_zkmq.engine.core.reading.parts import reread, watched_parts
+from airflow_provider_zkmq.engine.core.reading.readable import declarations, retry_policy
 from airflow_provider_zkmq.engine.core.reading.skeleton import create_skeleton
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
@@ -22,11 +25,15 @@ ORDERS: Final = ("default", "fifo")
 
 
 def check_layout(path: str, data: bytes) -> None:
-    """Raise `ConfigError` for a queue of another version's layout."""
-    if data != str(LAYOUT).encode():
-        layout = data[:20]
-        msg = f"{path} is {layout!r}: this version reads layout {LAYOUT}; upgrade airflow-provider-zkmq on this machine"
-        raise ConfigError(msg)
+    """Raise `ConfigError` for a queue of another version's layout, `CorruptRecord` for what is no version's."""
+    if data == str(LAYOUT).encode():
+        return
+    layout = data[:20]
+    if not (data.isdigit() and len(data) < 5):
+        msg = f"{path} holds {layout!r}, which is no version of a layout: nobody can tell how to go on with this queue"
+        raise CorruptRecord(msg)
+    msg = f"{path} is {layout!r}: this version reads layout {LAYOUT}; upgrade airflow-provider-zkmq on this machine"
+    raise ConfigError(msg)
 
 
 def defaults() -> dict[str, bytes]:
@@ -62,6 +69,8 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
     if parts["layout"].value is None and create:
         yield from create_skeleton(context, defaults())
         yield from reread(context, parts)
+    if parts["layout"].value is None and (yield Exists(context.paths.at("tasks"))) is not None:
+        raise CorruptRecord(f"{context.paths.conf('layout')} is missing, although queue {context.queue!r} is there")
     context.configuration.conf = None  # what is refused below must not be followed by what stood before
     context.configuration.conf = _parse(context, {name: part.value for name, part in parts.items()})
     return context.configuration.conf
@@ -81,15 +90,17 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
         msg = f"queue {context.queue!r} does not exist under {context.root!r}; create it with configure() or enqueue()"
         raise ConfigError(msg)
     check_layout(context.paths.conf("layout"), layout.data)
+    policy, policy_error = retry_policy(context, nodes["policy"])
     return Conf(
-        types=decode_types(context.paths.conf("filters"), _data(nodes["filters"])),
-        policy=RetryPolicy.decode(context.paths.conf("policy"), _data(nodes["policy"])),
+        types=declarations(context, nodes["filters"]),
+        policy=policy,
+        policy_error=policy_error,
         gc_lifetime=_number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME),
         gc_interval=_number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL),
         paused=nodes["paused"] is not None,
         lock=_number(context, nodes, "lock", 0.0) or None,
         order=_known_order(context, _data(nodes["order"])),
-        archive=None if archive is None else _watermark(context.paths.at("archive"), archive.data),
+        archive=None if archive is None else _watermark(context, context.paths.at("archive"), archive.data),
     )
 
 
@@ -115,16 +126,29 @@ def _known_order(context: Context, data: bytes) -> str:
     return order
 
 
-def _watermark(path: str, data: bytes) -> int:
+def _watermark(context: Context, path: str, data: bytes) -> int:
     """Up to which zxid finished tasks are archived; an unreadable mark allows nothing to be collected."""
-    try:
-        return int(load(path, data).get("watermark", 0))
-    except (CorruptRecord, TypeError, ValueError):
-        return 0
+    record = unless_corrupt(context, path, partial(load_archive, path, data), "nothing is collected") or {}
+    watermark: int = record.get("watermark", 0)
+    return watermark
+
+
+_ARCHIVE: Final[dict[str, checks.Check[Any]]] = {
+    "watermark": checks.zxid,
+    "directory": checks.optional(checks.shown),
+    "run": checks.optional(checks.text),
+}
+
+
+def load_archive(path: str, data: bytes) -> dict[str, Any]:
+    """How far an archive has come. Raises `CorruptRecord`."""
+    record = load(path, data)
+    with corrupt_unless_read(path, "an archive's record"):
+        return {name: check(record[name]) for name, check in _ARCHIVE.items() if name in record}
 
 
 def read_archive(context: Context) -> Procedure[tuple[dict[str, Any], int | None]]:
     """The archive's record and version; ({}, None) where no archive was made yet."""
     path = context.paths.at("archive")
     node: Node | None = yield Get(path)
-    return ({}, None) if node is None else (load(path, node.data), node.stat.version)
+    return ({}, None) if node is None else (load_archive(path, node.data), node.stat.version)

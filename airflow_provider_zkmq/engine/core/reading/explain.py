@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.records import load
 from airflow_provider_zkmq.engine.core.model.selectors import parse_selector
@@ -115,7 +116,7 @@ def _verdicts(context: Context, conf: Conf, task: Task) -> Procedure[tuple[Consu
 def _verdict(context: Context, conf: Conf, task: Task, name: str, record: Node, in_hand: int) -> ConsumerVerdict:
     try:
         written: Any = load(context.paths.consumer(name), record.data).get("accepts", [])
-        accepts = tuple(text for text in written if isinstance(text, str))
+        accepts = tuple(checks.shown(text) for text in written if isinstance(text, str))
         refusals = [parse_selector(text).refusal(task.filters, conf.types) for text in accepts]
     except (CorruptRecord, ConfigError, TypeError) as error:
         return ConsumerVerdict(name, (), f"what it accepts cannot be read: {error}", in_hand)

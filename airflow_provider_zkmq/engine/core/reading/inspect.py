@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load
+from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load, load_claim
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status, derive_status
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
@@ -20,6 +20,8 @@ from airflow_provider_zkmq.engine.core.reading.counts import task_ids
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked, unless_corrupt
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, WHOLE_AT_ONCE, at_once, read_trees
 from airflow_provider_zkmq.engine.errors import TaskNotFound
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,22 @@ class _Content(NamedTuple):
     metadata: dict[str, Any]
 
 
-def _content(context: Context, task_id: str, tree: _Tree) -> _Content:
-    """Raises `CorruptRecord`."""
-    paths, claim, metadata = context.paths, tree.claim, tree.metadata
-    return _Content(
-        TaskState.decode(paths.task(task_id, "state"), tree.state.data),
-        {} if claim is None else load(paths.task(task_id, "claim"), claim.data),
-        {} if metadata is None else load(paths.task(task_id, "metadata"), metadata.data),
-    )
+def _content(context: Context, task_id: str, tree: _Tree, *, strict: bool) -> _Content | None:
+    """What a task's tree says; None where its record cannot be read, which is reported.
+
+    Of what else cannot be read, that is reported, and nothing is known. `strict`: raises `CorruptRecord` instead.
+    """
+
+    def read(part: str, node: Node | None, decode: Callable[[str, bytes], T]) -> T | None:
+        if node is None:
+            return None
+        path = context.paths.task(task_id, part)
+        look = partial(decode, path, node.data)
+        return look() if strict else unless_corrupt(context, path, look)
+
+    state = read("state", tree.state, TaskState.decode)
+    claim, metadata = read("claim", tree.claim, load_claim), read("metadata", tree.metadata, load)
+    return None if state is None else _Content(state, claim or {}, metadata or {})
 
 
 def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task:
@@ -137,7 +147,7 @@ def read_task(context: Context, task_id: str) -> Procedure[Task]:
 def read_many(
     context: Context, ids: Sequence[str], *, strict: bool = False, parts: Collection[str] = PARTS
 ) -> Procedure[list[Task]]:
-    """The tasks among `ids` that exist, in order; malformed ones are reported and left out (`strict`: raised)."""
+    """The tasks among `ids` that exist, in order; what is malformed is reported and left out (`strict`: raised)."""
     tasks: list[Task] = []
     for chunk in chunked(ids, at_once(parts)):
         for task_id, nodes in (yield from read_trees(context, chunk, parts)):
@@ -152,8 +162,7 @@ def _assemble(context: Context, task_id: str, nodes: list[Node | None], *, stric
     if record is None:
         return None
     tree = _Tree(record, *others)
-    read = partial(_content, context, task_id, tree)
-    content = read() if strict else unless_corrupt(context, context.paths.task(task_id), read)
+    content = _content(context, task_id, tree, strict=strict)
     if content is None:
         return None
     return _build(task_id, tree, content, (yield from status_of(context, content.state)))

@@ -85,5 +85,5 @@ def unless_corrupt(context: Context, path: str, read: Callable[[], T], consequen
     try:
         return read()
     except CorruptRecord as error:
-        context.report(path, f"{error}; {consequence}" if consequence else str(error))
+        context.report(path, f"{error}; {consequence}" if consequence else str(error), damage=str(error))
         return None

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.records import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
@@ -66,11 +67,13 @@ def _consumer(context: Context, name: str, node: Node, in_hand: tuple[str, ...],
         name=_text(record.get("name")),
         host=_text(record.get("host")),
         pid=pid if isinstance(pid, int) else None,
-        accepts=tuple(each for each in accepts if isinstance(each, str)) if isinstance(accepts, list) else (),
+        accepts=tuple(checks.shown(each) for each in accepts if isinstance(each, str))
+        if isinstance(accepts, list)
+        else (),
         in_hand=in_hand,
         alive=alive,
     )
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    return checks.shown(value) if isinstance(value, str) else None

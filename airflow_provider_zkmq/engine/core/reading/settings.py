@@ -10,6 +10,7 @@ from airflow_provider_zkmq.engine.core.model.filters import FilterType
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ def conf(context: Context) -> Procedure[QueueConf]:
     filters or a policy that cannot be read.
     """
     known = yield from read_conf(context)
+    if known.policy_error is not None:
+        raise CorruptRecord(known.policy_error)
     return QueueConf(
         filters=dict(known.types),
         policy=known.policy,

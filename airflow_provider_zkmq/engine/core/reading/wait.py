@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import TaskState, load
+from airflow_provider_zkmq.engine.core.model.records import TaskState, load_claim
 from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Signal, Sync, Tell, Watch
@@ -128,9 +128,9 @@ def _tell_progress(
             if node is None:
                 unsubscribe(context, [path], mine)  # no watch stands on what does not exist
                 continue
-            record = load(path, node.data)
-            progress, note = record.get("progress"), str(record.get("note", ""))
-            if isinstance(progress, int | float) and reported.get(task_id) != (progress, note):
+            record = load_claim(path, node.data)
+            progress, note = record.get("progress"), record.get("note") or ""
+            if progress is not None and reported.get(task_id) != (progress, note):
                 reported[task_id] = (progress, note)
                 yield Tell(partial(tell, task_id, progress, note))
 

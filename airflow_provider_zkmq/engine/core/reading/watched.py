@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.listings import Reading
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Get, Node, Pipeline, Procedure, Signal, Wait, Watch
+from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +47,8 @@ def _list(context: Context, path: str, entry: Reading) -> Procedure[list[str] | 
     entry.pending = True
     try:
         names = yield Children(path, watch)
+        if names is None and (yield from restored(context, f"{path}/-")):  # what stays missing can be watched by nobody
+            names = yield Children(path, watch)
     finally:
         entry.pending = False
         entry.signal.fire()

@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Sync
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
-from airflow_provider_zkmq.engine.core.protocol.tries import Races
+from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
@@ -67,16 +67,17 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
     def ours() -> Procedure[Outcome | None]:
         return Outcome(committed=True) if (yield from _is_of(base, nonce)) else None
 
-    races = Races()
+    tries = Tries(f"creating batch {name!r}")
     while True:
         outcome = yield from transact(multi, ours)
         if outcome.committed:
             return Opened.FRESH
-        if outcome.failure is not Failure.NODE_EXISTS or races.lost(outcome, multi):
+        if outcome.failure is not Failure.NODE_EXISTS:
             raise refused(f"creating batch {name!r}", outcome, multi)
         opened = yield from _as_it_stands(context, name, nonce)
         if opened is not None:
             return opened
+        yield from tries.refused(outcome, multi, None)
 
 
 def _opening(base: str, then: Tree | None, nonce: str) -> Multi:

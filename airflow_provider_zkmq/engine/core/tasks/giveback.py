@@ -58,7 +58,9 @@ def _give_back(context: Context, handover: Handover) -> Procedure[bool]:
     context.claims.receive(claimed, outcome.zxid or 0)
     try:
         yield from release(context, claimed)
-    except (ClaimLost, CorruptRecord) as error:
+    except TransportError:
+        raise
+    except ZkmqError as error:
         context.run.report(context.paths.task(claimed.task_id), f"a claim that nobody got was not given back: {error}")
         return False
     return True

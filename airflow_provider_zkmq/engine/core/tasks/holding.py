@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Failure, Ops, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, current_claim
-from airflow_provider_zkmq.engine.core.tasks.settle import still_ours
+from airflow_provider_zkmq.engine.core.tasks.holder import Holding
 from airflow_provider_zkmq.engine.core.writing.pieces import lease_path, notes_of
 from airflow_provider_zkmq.engine.errors import (
     ConfigError,
@@ -53,6 +53,7 @@ def _check_and_set(context: Context, claimed: Claimed, op: SetData, notes: Seque
     """Write to a znode of the claim while it is the current one."""
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
+    holding = Holding(context, claimed, f"writing to the claim of task {claimed.task_id!r}")
     while True:
         tried = claimed.version
         ops = Ops([Check(context.paths.task(claimed.task_id, "state"), tried), *notes, op])
@@ -62,4 +63,4 @@ def _check_and_set(context: Context, claimed: Claimed, op: SetData, notes: Seque
             return
         if outcome.failure is Failure.OTHER:
             raise refused("writing to the claim", outcome, ops.multi())
-        yield from still_ours(context, claimed, tried)
+        yield from holding.after(outcome, ops.multi(), tried)

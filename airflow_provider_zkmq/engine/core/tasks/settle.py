@@ -15,22 +15,22 @@ from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, 
 from airflow_provider_zkmq.engine.core.model.messages import encode_data
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failure
-from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, current_claim
+from airflow_provider_zkmq.engine.core.reading.claims import claim_lost
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.tasks.holder import Holding, settled_before
 from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
-from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES, Current
+from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.core.writing.transitions import result_write
 from airflow_provider_zkmq.engine.errors import (
-    ClaimLost,
+    CorruptRecord,
     OutcomeUnknown,
-    TaskNotFound,
     TaskTooLarge,
     Unavailable,
 )
@@ -162,21 +162,23 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
 
 
 def _until_settled(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Procedure[TaskState]:
+    holding = Holding(context, claimed, f"settling task {claimed.task_id!r}")
     while True:
         state = None
         if not claimed.lost:
             tried, sent = claimed.version, claimed.unsure
             claimed.unsure = True  # until the reply is known: a call may be cut off anywhere
             try:
-                state = (yield from attempt(claimed)).after
-            except Unavailable:
+                verdict = yield from attempt(claimed)
+            except (Unavailable, CorruptRecord):
                 claimed.unsure = sent  # nothing was sent, or what was sent was refused
                 raise
-            claimed.unsure = sent
-            if state is None:
-                state = yield from _ended_by(context, claimed, still_ours(context, claimed, tried, verb))
+            claimed.unsure, state = sent, verdict.after
+            if verdict.refusal is not None:
+                again = holding.after(verdict.refusal.outcome, verdict.refusal.multi, tried, verb)
+                state = yield from _ended_by(context, claimed, again)
         else:  # its session has ended, say; an earlier call may have been carried out before
-            state = yield from _ended_by(context, claimed, _settled_before(context, claimed, verb))
+            state = yield from _ended_by(context, claimed, settled_before(context, claimed, verb))
             if state is None:
                 raise claim_lost(claimed.task_id, claimed.token)
         if state is not None:
@@ -191,44 +193,3 @@ def _ended_by(context: Context, claimed: Claimed, look: Procedure[TaskState | No
     if state is not None:
         yield from close_after(context, claimed.state.batch)
     return state
-
-
-def still_ours(context: Context, claimed: Claimed, tried: int, verb: str = "") -> Procedure[TaskState | None]:
-    """After a refusal: the claim is another's (`ClaimLost`), or only its record changed and we may try again.
-
-    `tried`: the version that was refused; another thread with the same claim may have learnt of a newer one meanwhile.
-    Where an earlier try of `verb` is what ended the claim, its reply having been lost: the record that it left.
-    """
-    try:
-        now = yield from current_claim(context, claimed.task_id, claimed.token)
-    except (ClaimLost, TaskNotFound) as error:
-        happened = yield from _settled_before(context, claimed, verb)
-        context.claims.let_go(claimed)
-        if happened is not None:
-            return happened
-        raise claim_lost(claimed.task_id, claimed.token) from error
-    if now.version == tried:
-        context.claims.let_go(claimed)
-        raise claim_lost(claimed.task_id, claimed.token)  # noted nowhere any more: a rescue is under way
-    claimed.version, claimed.state = now.version, now.state
-    return None
-
-
-def _settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[TaskState | None]:
-    """The record, if an earlier call of the same verb ended this claim; None if another verb or somebody else did.
-
-    Raises `OutcomeUnknown` where that cannot be told any more.
-    """
-    if not claimed.unsure:
-        return None
-    path = context.paths.task(claimed.task_id, "state")
-    node: Node | None = yield Get(path)
-    state = None if node is None else TaskState.decode(path, node.data)
-    mine = set(claimed.nonces.values())
-    if state is None or (len(state.settled) >= KEPT_NONCES and not mine & set(state.settled)):
-        context.claims.let_go(claimed)  # asked once more it is lost: no later look would tell more
-        claimed.unsure = False
-        which = f"claim {claimed.token} of task {claimed.task_id!r}"
-        msg = f"{which} is over; whether it was settled by us cannot be told any more"
-        raise OutcomeUnknown(msg)
-    return state if claimed.nonces.get(verb) in state.settled else None

@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failu
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.tasks.giveback import owe, roll_back
-from airflow_provider_zkmq.engine.core.tasks.settle import still_ours
+from airflow_provider_zkmq.engine.core.tasks.holder import still_ours
 from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import commit as commit_plan
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
@@ -178,7 +178,7 @@ def _anew(transaction: Transaction, result: bytes, refusal: Refusal) -> Procedur
         return None
     for context, claimed in transaction.taken:
         if changed and refusal.path == context.paths.task(claimed.task_id, "state"):
-            yield from still_ours(context, claimed, -1)
+            yield from still_ours(context, claimed)
     transaction.sent = yield from _plan(transaction, result)
     return transaction.sent
 

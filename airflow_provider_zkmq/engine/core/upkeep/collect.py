@@ -17,10 +17,11 @@ from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_records
+from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes
@@ -109,7 +110,10 @@ def collect_if_due(context: Context) -> Procedure[Collected]:
 
 
 def _note_run(context: Context, report: Collected) -> Procedure[None]:
-    yield Multi((SetData(context.paths.at("gc"), dump({"collected": report.collected}), -1),))
+    path = context.paths.at("gc")
+    outcome: Outcome = yield Multi((SetData(path, dump({"collected": report.collected}), -1),))
+    if not outcome.committed:
+        yield from restored(context, path)
 
 
 def _collect_index(

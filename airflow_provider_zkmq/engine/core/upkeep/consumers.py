@@ -10,9 +10,10 @@ from airflow_provider_zkmq.engine.core.memory.register import Consumer
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
+from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, Ops, Outcome, SetData
 from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_records
+from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 
 MAX_ACCEPTS: Final = 16
 
@@ -60,7 +61,10 @@ def _join(context: Context, session: int, accepts: str) -> Procedure[None]:
         node: Node | None = yield Get(paths.live(consumer.id))
         return None if node is None else Outcome(committed=True, time=node.stat.ctime)
 
-    outcome = yield from transact(ops.multi(), ours)
+    while True:  # until nothing is missing any more in which it stands
+        outcome = yield from transact(ops.multi(), ours)
+        if outcome.committed or not (yield from restored(context, failed_at(outcome, ops.multi()))):
+            break
     if not outcome.committed:
         raise refused("registering as a consumer", outcome, ops.multi())
     context.clock.learn(outcome)

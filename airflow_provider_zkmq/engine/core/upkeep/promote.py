@@ -7,6 +7,7 @@ because somebody changed the task at the same moment, is tried again soon: no wa
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,14 +19,16 @@ from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.tries import damaged
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, read_records
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.crowd import share
+from airflow_provider_zkmq.engine.core.upkeep.damage import unless_damaged
 from airflow_provider_zkmq.engine.core.writing import escrow, transitions
-from airflow_provider_zkmq.engine.core.writing.commit import anew, commit, send_together
-from airflow_provider_zkmq.engine.core.writing.plan import Plan
+from airflow_provider_zkmq.engine.core.writing.commit import Sent, commit, mending, send_together
+from airflow_provider_zkmq.engine.core.writing.plan import Plan, Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
 
 #: Consumers promote due tasks of their own share first; after this long, anybody's.
@@ -139,7 +142,8 @@ def _promote(context: Context, entries: list[_Due], agenda: Agenda) -> Procedure
     done = yield from _promote_together(context, plain, agenda)
     for due in entries:
         if due not in plain:
-            done += _noted(context, due, (yield from _promote_one(context, due)), agenda)
+            promoted = yield from unless_damaged(context, due.entry, _promote_one(context, due))
+            done += _noted(context, due, promoted, agenda)
     return done
 
 
@@ -164,10 +168,14 @@ def _promote_together(context: Context, entries: list[_Due], agenda: Agenda) -> 
     if not plans:
         return 0
     count = 0
-    for due, sent in zip(entries, (yield from send_together(plans)), strict=True):
-        if not sent.outcome.committed:
+    for due, plan, sent in zip(entries, plans, (yield from send_together(plans)), strict=True):
+        done = sent.outcome.committed
+        if not done:
             context.slots.open.clear()  # a segment may have come or gone: looked up again by the next try
-        count += _noted(context, due, sent.outcome.committed, agenda)
+        if not done and not sent.outcome.unknown:
+            build = partial(transitions.promote_to_end, context, due.current)
+            done = yield from unless_damaged(context, due.entry, _committed(plan, build, sent))
+        count += _noted(context, due, done, agenda)
     return count
 
 
@@ -176,4 +184,12 @@ def _promote_one(context: Context, due: _Due) -> Procedure[bool]:
         current = due.current.with_state(due.state.with_attempt("finished", due.state.ended or 0, None))
         return (yield from escrow.rerun(context, current, context.marks.nonce())).committed
     build = partial(transitions.promote, context, due.current)
-    return (yield from commit((yield from build()), anew(build))).committed
+    return (yield from _committed((yield from build()), build))
+
+
+def _committed(plan: Plan, build: Callable[[], Procedure[Plan]], first: Sent | None = None) -> Procedure[bool]:
+    """Carry a promotion out; False where the task changed meanwhile. Raises `CorruptRecord`."""
+    refusal = (yield from commit(plan, mending(build), first=first)).refusal
+    if refusal is not None and refusal.why is not Why.CHANGED:
+        raise damaged("a promotion", refusal.outcome, refusal.multi)
+    return refusal is None

@@ -12,24 +12,26 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
-from airflow_provider_zkmq.engine.core.model.records import load
+from airflow_provider_zkmq.engine.core.model.paths import lease_task
+from airflow_provider_zkmq.engine.core.model.records import load_span
 from airflow_provider_zkmq.engine.core.model.states import Event, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.tries import damaged
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi, Ops, Outcome
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_nodes, record_of
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_nodes, record_of, unless_corrupt
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import heed
+from airflow_provider_zkmq.engine.core.upkeep.damage import unless_damaged
 from airflow_provider_zkmq.engine.core.upkeep.debts import pay_debts
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_batches
-from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
+from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit, mending
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
+from airflow_provider_zkmq.engine.core.writing.plan import Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
-from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 LEASE_LISTING_SECONDS: Final = 0.5
 #: How often one task is read again and tried again while it changes under our eyes.
@@ -86,7 +88,8 @@ def _bury(context: Context, consumer: str, agenda: Agenda) -> Procedure[int]:
     path = context.paths.consumer(consumer)
     current = yield Children(context.paths.consumer(consumer, "current"))
     for task_id in current or ():
-        count += yield from _rescue(context, task_id, context.paths.current(consumer, task_id))
+        note = context.paths.current(consumer, task_id)
+        count += yield from unless_damaged(context, note, _rescue(context, task_id, note))
     if (yield from _strike_off(context, consumer, noted=current is not None)):
         context.postponed.pauses.pop(path, None)
         if consumer in context.census.unburied:
@@ -127,8 +130,10 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
     why = f"its lease ended ({state.consumer})" if expired else f"its consumer died ({state.consumer})"
     rescued = state.with_attempt("rescued", now, why)
     current = Current(task_id, record.stat.version, rescued, claim_gone=claim is None)
-    given_back = yield from _give_back(context, current, [Check(note, noted.stat.version)], why, now)
-    return True if given_back else None
+    refusal = (yield from _give_back(context, current, [Check(note, noted.stat.version)], why, now)).refusal
+    if refusal is None or refusal.why is Why.CHANGED or refusal.path == note:
+        return True if refusal is None else None
+    raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
 
 
 def _claimed_with(context: Context, record: Record, note: str) -> bool:
@@ -136,17 +141,17 @@ def _claimed_with(context: Context, record: Record, note: str) -> bool:
     return record.state.state is State.CLAIMED and note in notes_of(context, record.task_id, record.state)
 
 
-def _give_back(context: Context, current: Current, guards: list[Check], why: str, now: int) -> Procedure[bool]:
+def _give_back(context: Context, current: Current, guards: list[Check], why: str, now: int) -> Procedure[Verdict]:
     """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
     conf = yield from read_conf(context)
     state, nonce = current.state, context.marks.nonce()
     if not state.retry(conf.policy).exhausted(state.attempt):
         build = partial(transitions.rescue, context, current, nonce, why, guards)
     elif state.requeue:
-        return (yield from escrow.rerun(context, current, nonce, guards=guards)).committed
+        return (yield from escrow.rerun(context, current, nonce, guards=guards))
     else:
         build = partial(transitions.bury, context, current, Event.RESCUE_FINAL, nonce, why, now, guards)
-    return (yield from commit((yield from build()), anew(build))).committed
+    return (yield from commit((yield from build()), mending(build)))
 
 
 def _strike_off(context: Context, consumer: str, *, noted: bool) -> Procedure[bool]:
@@ -192,6 +197,8 @@ def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:
     for index in ("leases", "locks"):
         path = context.paths.at(index)
         leases = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
+        if leases is None:
+            continue  # the queue is gone
         listed = context.listings.at(path)
         if not listed.fresh:  # the names are not of this moment: look again when they are as old as they may be
             agenda.within(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())
@@ -202,8 +209,11 @@ def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:
 def _expire(context: Context, path: str, agenda: Agenda) -> Procedure[bool]:
     if context.postponed.waits(path, agenda):
         return False
-    task_id = path.rpartition("/")[2].rpartition(SEPARATOR)[0]
-    if (yield from _rescue(context, task_id, path)):
+    task_id = lease_task(path.rpartition("/")[2])
+    if task_id is None:
+        context.report(path, "no lease of ours; stepped over")
+        return False
+    if (yield from unless_damaged(context, path, _rescue(context, task_id, path))):
         context.postponed.pauses.pop(path, None)
         return True
     context.census.lease_ends.pop(path, None)
@@ -224,8 +234,5 @@ def _read_leases(context: Context, paths: list[str]) -> Procedure[None]:
 
 def _end_of(context: Context, path: str, node: Node) -> int | None:
     """When a lease ends, by the server's clock in milliseconds; None, reported once, for what is no lease."""
-    try:
-        return node.stat.mtime + int(float(load(path, node.data)["seconds"]) * 1000)
-    except (CorruptRecord, KeyError, TypeError, ValueError, OverflowError) as error:
-        context.report(path, f"no lease of ours: {error}")
-        return None
+    span = unless_corrupt(context, path, partial(load_span, path, node.data))
+    return None if span is None else node.stat.mtime + int(span * 1000)

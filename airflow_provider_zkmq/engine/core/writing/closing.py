@@ -7,11 +7,12 @@ which the same client's next look, a waiter, the burial of a dead consumer or a 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
-from airflow_provider_zkmq.engine.core.model.records import dump, load
+from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, dump, load
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Stat
 from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData
@@ -25,15 +26,19 @@ from airflow_provider_zkmq.engine.core.writing.place import known_bucket
 from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, Refusal, Why
 from airflow_provider_zkmq.engine.errors import CorruptRecord, TransportError, ZkmqError
 
+_FIELDS: Final[dict[str, checks.Check[Any]]] = {
+    "total": checks.count,
+    "then": checks.optional(checks.part),
+    "refused": checks.optional(checks.shown),
+    "nonce": checks.optional(checks.text),
+}
+
 
 def load_batch(path: str, data: bytes) -> dict[str, Any]:
     """A batch's record. Raises `CorruptRecord`."""
     record = load(path, data)
-    total, texts = record.get("total", 0), [record.get(name) for name in ("then", "refused", "nonce")]
-    if isinstance(total, bool) or not isinstance(total, int) or not all(isinstance(text, str | None) for text in texts):
-        msg = f"{path} does not hold a batch"
-        raise CorruptRecord(msg)
-    return record
+    with corrupt_unless_read(path, "a batch"):
+        return record | {name: check(record[name]) for name, check in _FIELDS.items() if name in record}
 
 
 def close_after(context: Context, name: str | None) -> Procedure[None]:
@@ -48,7 +53,7 @@ def close_after(context: Context, name: str | None) -> Procedure[None]:
     except TransportError:
         _remember(context, name)
     except ZkmqError as error:
-        context.report(context.paths.batch(name), str(error))
+        context.report(context.paths.batch(name), str(error), damage=str(error))
     except BaseException:
         _remember(context, name)
         raise

@@ -9,8 +9,9 @@ from typing import TypeAlias
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import resolved
-from airflow_provider_zkmq.engine.core.protocol.tries import Races
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
+from airflow_provider_zkmq.engine.core.protocol.tries import Tries, described
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome
+from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 
 #: Makes the plan anew after a refusal; None: the refusal stands.
@@ -59,16 +60,37 @@ def anew(build: Callable[[], Procedure[Plan]]) -> Rebuild:
     return rebuild
 
 
+def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
+    """`anew` for those who look after a queue: a listing that is missing, or there already, keeps no task where it is.
+
+    The record, whose version is part of the same transaction, says that the task has to leave the one and to come to
+    the other. Of its own tree nothing may be missing.
+    """
+
+    def rebuild(refusal: Refusal) -> Procedure[Plan | None]:
+        change, path = refusal.change, refusal.path
+        if refusal.why is Why.PLACE:
+            return (yield from build())
+        if refusal.why is not Why.OTHER or not change.lists(path, refusal.outcome.failure):
+            return None
+        change.context.report(path, f"{described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on")
+        change.drop(path)
+        return Plan([change])
+
+    return rebuild
+
+
 def commit(
     plan: Plan, rebuild: Rebuild = give_up, *, first: Sent | None = None, asked: bool = False
 ) -> Procedure[Verdict]:
     """Carry out a plan; what is missing around it is made, and what it is not a member of any more is left out.
 
-    Every other refusal goes to `rebuild`, until the same one has come so often that it is no race. `first`: how it
-    ended when it was sent before, among others. `asked`: an earlier call sent this plan and did not hear of it.
+    Every other refusal goes to `rebuild`. Three refusals alike, of the same operation for the same reason, with
+    nothing gained in between, are no race any more: `CorruptRecord` names the path. `first`: how it ended when it was
+    sent before, among others. `asked`: an earlier call sent this plan and did not hear of it.
     Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
     """
-    races, uncertain = Races(), asked
+    tries, uncertain = Tries(plan.what), asked
     while True:
         multi = plan.multi() if first is None else first.multi
         outcome, unknown = yield from _send(plan, multi, first, asked=asked)
@@ -78,9 +100,10 @@ def commit(
             return Verdict(plan, outcome)
         first, asked, uncertain = None, False, uncertain or unknown
         refusal = plan.explain(multi, outcome, uncertain=uncertain)
-        better = None if races.lost(outcome, multi) else (yield from _mend(plan, refusal, rebuild))
+        better = yield from _mend(plan, refusal, rebuild)
         if better is None:
             return Verdict(plan, outcome, refusal)
+        yield from tries.refused(outcome, multi, None)
         plan = better
 
 
@@ -121,6 +144,12 @@ def _follow(plan: Plan) -> Procedure[None]:
 
 
 def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | None]:
+    gone = refusal.outcome.failure is Failure.NO_NODE and refusal.why in {Why.OTHER, Why.HOME, Why.PLACE}
+    if gone and (yield from restored(refusal.change.context, refusal.path)):
+        return plan
+    if refusal.change.turns(refusal.path):
+        refusal.change.context.report(refusal.path, f"a task's record tells otherwise: {refusal.outcome.detail}")
+        return plan
     match refusal.why:
         case Why.HOME:
             yield from refusal.change.homes[refusal.path]()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
 from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import lock_seconds, optional_seconds
@@ -14,13 +15,14 @@ from airflow_provider_zkmq.engine.core.model.lanes import Lane, check_priority
 from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data, encode_metadata
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import TaskState, dump, load
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, dump, load
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, WriteOp, request_size
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.writing.place import known_bucket
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskTooLarge
+from airflow_provider_zkmq.engine.errors import ConfigError, TaskTooLarge
 
 #: Left for the paths of the record, the entry and the segment, and for the record's fields of bounded length.
 RECORD_ROOM: Final = 2_000
@@ -164,25 +166,22 @@ def pack(tree: Tree) -> bytes:
     return dump(head | {"stamp": tree.stamp}) + b"\n" + tree.data
 
 
-def _text(value: object) -> str:
-    """Text as it is. Raises `TypeError`."""
-    if isinstance(value, str):
-        return value
-    msg = f"{value!r} is no text"
-    raise TypeError(msg)
+_FILTERS: Final = checks.mapping(lambda name: check_name("filter", name), checks.text)
 
 
 def unpack(context: Context, path: str, raw: bytes) -> Tree:
     """Read what `pack` wrote. Raises `CorruptRecord`."""
     head, _, data = raw.partition(b"\n")
     record = load(path, head)
-    try:
-        filters = {check_name("filter", name): _text(value) for name, value in record["filters"].items()}
+    with corrupt_unless_read(path, "a message of ours"):
+        filters = _FILTERS(record["filters"])
+        metadata: bytes = record["metadata"].encode()
+        load(path, metadata)
         return Tree(
             task_id=check_name("task id", record["task_id"]),
             generated=False,
             data=data,
-            metadata=record["metadata"].encode(),
+            metadata=metadata,
             filters=filters,
             lane=Lane(check_priority(record["priority"]), filters),
             delay=optional_seconds("delay", record["delay"]),
@@ -193,6 +192,3 @@ def unpack(context: Context, path: str, raw: bytes) -> Tree:
             nonce=context.marks.nonce(),
             stamp=check_name("stamp", record["stamp"]),
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        msg = f"{path} does not hold a message of ours: {error}"
-        raise CorruptRecord(msg) from error

@@ -6,11 +6,10 @@ from functools import partial
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket
 from airflow_provider_zkmq.engine.core.protocol.writes import Create
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, scheduled_index
-from airflow_provider_zkmq.engine.core.writing.place import open_segment
+from airflow_provider_zkmq.engine.core.writing.place import make_bucket, open_segment
 from airflow_provider_zkmq.engine.core.writing.plan import Change
 
 
@@ -30,5 +29,5 @@ def insert(context: Context, tree: Tree) -> Procedure[Change]:
 def listed_at(context: Context, name: str, index: str) -> Change:
     """List something in an index whose bucket may have been cleared away meanwhile."""
     path = context.paths.at(index)
-    bucket = partial(ensure_bucket, path.rpartition("/")[0])
+    bucket = partial(make_bucket, context, path.rpartition("/")[0])
     return Change(context, name, listing=[Create(path)], homes={path: bucket})

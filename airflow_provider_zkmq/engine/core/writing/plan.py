@@ -20,6 +20,8 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never
 from airflow_provider_zkmq.engine.core.protocol.writes import (
     MAX_REQUEST,
+    Create,
+    Delete,
     Failure,
     Multi,
     Outcome,
@@ -59,6 +61,8 @@ class Change:
     """The znodes it is based on, each with the refusals that say that it was changed."""
     homes: dict[str, Callable[[], Procedure[None]]] = field(default_factory=dict)
     """Entries whose parents may be gone, each with what makes them."""
+    either: dict[str, bytes] = field(default_factory=dict)
+    """Znodes that hold this afterwards, whether they were there before or not: a damaged tree may have lost one."""
     batch: str | None = None
     """The batch whose last member it may take off."""
     afterwards: Callable[[], Procedure[None]] | None = None
@@ -71,6 +75,22 @@ class Change:
             self.after = after = replace(self.after, batch=None)
             self.ops = [SetData(op.path, after.encode(), op.version) if _writes(op, record) else op for op in self.ops]
         self._drop(lambda path: path.startswith(f"{self.context.paths.batch(self.batch or '')}/"))
+
+    def turns(self, path: str) -> bool:
+        """Whether what is written at `path` matters, not what stood there: it is created where it was to be set."""
+        data = self.either.pop(path, None)
+        if data is None:
+            return False
+        other: dict[type, WriteOp] = {Create: SetData(path, data), SetData: Create(path, data)}
+        self.ops = [other.get(type(op), op) if op.path == path else op for op in self.ops]
+        return True
+
+    def lists(self, path: str, failure: Failure | None) -> bool:
+        """Whether a listing of the task is gone that was to be deleted, or there that was to be created."""
+        if path.startswith(self.context.paths.task(self.task_id) + "/"):
+            return False
+        kind = {Failure.NO_NODE: Delete, Failure.NODE_EXISTS: Create}.get(failure) if failure else None
+        return kind is not None and any(op.path == path and isinstance(op, kind) for op in (*self.ops, *self.listing))
 
     def touches(self, path: str) -> bool:
         """Whether it does something at `path`."""
@@ -109,6 +129,12 @@ class Plan:
     """One transaction."""
 
     changes: list[Change]
+
+    @property
+    def what(self) -> str:
+        """What it does, for people."""
+        names = ", ".join(repr(change.task_id) for change in self.changes[:3])
+        return f"a change of {names}"
 
     @cached_property
     def contexts(self) -> list[Context]:

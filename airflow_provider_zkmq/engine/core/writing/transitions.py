@@ -224,6 +224,8 @@ def _moved(
 
 def _change(context: Context, current: Current, after: TaskState | None, ops: list[WriteOp]) -> Change:
     change = Change(context, current.task_id, ops, after=after)
+    result = context.paths.task(current.task_id, "result")
+    change.either = {op.path: op.data for op in ops if op.path == result and isinstance(op, Create | SetData)}
     if after is not None:
         change.ours = partial(written, context, current.task_id, after.nonce)
     change.based_on[context.paths.task(current.task_id, "state")] = _CHANGED

@@ -1,0 +1,67 @@
+"""JSON as znodes hold it: written compactly, read with suspicion."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.model import checks
+from airflow_provider_zkmq.engine.errors import CorruptRecord
+
+#: Nothing of ours is nested nearly so deep; what is nested deeper could be read here and not be written there.
+MAX_NESTING: Final = 100
+
+
+def dump(record: object) -> bytes:
+    """Compact JSON, as every record of ours is stored."""
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def load(path: str, data: bytes) -> dict[str, Any]:
+    """A JSON object, with finite numbers only. Raises `CorruptRecord` naming `path`."""
+    with corrupt_unless_read(path, "JSON"):
+        record = _DECODER.decode(data.decode())
+        if data.count(b"{") + data.count(b"[") > MAX_NESTING:
+            _refuse_deep(record)
+    if not isinstance(record, dict):
+        msg = f"{path} does not hold a JSON object"
+        raise CorruptRecord(msg)
+    return record
+
+
+@contextlib.contextmanager
+def corrupt_unless_read(path: str, what: str) -> Iterator[None]:
+    """Whatever the block makes of the bytes at `path` but an error of theirs is `CorruptRecord` naming the path."""
+    try:
+        yield
+    except CorruptRecord:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        msg = f"{path} does not hold {what}: {error}"
+        raise CorruptRecord(msg) from error
+
+
+def _refuse_deep(record: object) -> None:
+    level, depth = [record], 0
+    while level:
+        depth += 1
+        if depth > MAX_NESTING:
+            msg = f"nested more than {MAX_NESTING} deep"
+            raise ValueError(msg)
+        level = [item for value in level for item in _inside(value)]
+
+
+def _inside(value: object) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _constant(name: str) -> float:
+    msg = f"{name} is no number"
+    raise ValueError(msg)
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_constant, parse_float=lambda text: checks.finite(float(text)))

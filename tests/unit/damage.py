@@ -1,0 +1,270 @@
+"""Every way of damaging a queue: a tree with a task in each state, its znodes, and what may stand in them instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final
+from unittest.mock import patch
+
+from airflow_provider_zkmq.engine.core.model.filters import Integer, String
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists
+from airflow_provider_zkmq.engine.core.reading import archiving
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.writing import place
+from airflow_provider_zkmq.engine.errors import Unavailable
+from tests.fake_zookeeper import FakeZooKeeper, Znode
+from tests.unit.world import Client, StrictZooKeeper, new_queue
+
+LONG: Final = "x" * 220
+#: So many digits are more than a float holds, and more than Python makes a number of.
+DIGITS, TOO_MANY_DIGITS = b"9" * 400, b"9" * 5_000
+DEEP: Final = b"[" * 100_000
+#: What may stand in any znode instead of what belongs there.
+CONTENTS: Final[dict[str, bytes]] = {
+    "empty": b"",
+    "garbage": b"\x00\x01 garbage",
+    "invalid UTF-8": b"\xff\xfe",
+    "an array": b"[]",
+    "null": b"null",
+    "a number": b"7",
+    "a negative number": b"-7",
+    "NaN": b"NaN",
+    "infinity": b"1e999",
+    "400 digits": DIGITS,
+    "5000 digits": TOO_MANY_DIGITS,
+    "text": b'"text"',
+    "a lone surrogate": b'"\\ud800"',
+    "deep arrays": DEEP,
+    "deep objects": b'{"a":' * 100_000,
+    "nothing but a version": b'{"v":1}',
+    "a newer version": b'{"v":99}',
+}
+#: What may stand in any field of a record, as JSON.
+VALUES: Final[dict[str, bytes]] = {
+    "null": b"null",
+    "true": b"true",
+    "zero": b"0",
+    "a fraction": b"0.5",
+    "negative": b"-1",
+    "large": b"1e300",
+    "infinity": b"1e999",
+    "NaN": b"NaN",
+    "400 digits": DIGITS,
+    "5000 digits": TOO_MANY_DIGITS,
+    "empty text": b'""',
+    "text": b'"text"',
+    "a lone surrogate": b'"a\\ud800"',
+    "a character that no path holds": b'"\\ufffe"',
+    "a path": b'"a/b"',
+    "two dots": b'".."',
+    "two dots in a path": b'"finished/0028333333/.."',
+    "an array": b"[1]",
+    "an object": b'{"a":1}',
+    "nested deeply": b"[" * 900 + b"]" * 900,
+}
+_HERE: Final = "@@here@@"
+MISSING: Final = None
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One znode that is not as it should be; `data` None: it is missing, with all below."""
+
+    path: str
+    what: str
+    data: bytes | None
+
+    def apply(self, zk: FakeZooKeeper) -> None:
+        """Do it, as somebody with a client of ZooKeeper's would."""
+        node = zk.nodes.get(self.path)
+        if node is None:
+            return  # it went with its session
+        if self.data is None:
+            _remove(zk, self.path)
+        else:
+            zk.nodes[self.path] = replace(node, data=self.data, version=node.version + 1)
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+def _remove(zk: FakeZooKeeper, path: str) -> None:
+    for name in sorted(zk.nodes[path].children):
+        _remove(zk, f"{path}/{name}")
+    del zk.nodes[path]
+    zk.nodes[path.rpartition("/")[0]].children.discard(path.rpartition("/")[2])
+
+
+def _copied(node: Znode) -> Znode:
+    return Znode(
+        node.data, node.czxid, node.mzxid, node.ctime, node.mtime, node.owner, node.version, set(node.children)
+    )
+
+
+def copied(zk: FakeZooKeeper) -> StrictZooKeeper:
+    """The same tree, sessions included, on a server of its own that nobody watches."""
+    made = StrictZooKeeper()
+    made.nodes = {path: _copied(node) for path, node in zk.nodes.items()}
+    made.ms, made.zxid, made.next_session = zk.ms, zk.zxid, zk.next_session
+    made.sessions, made.containers, made.used = set(zk.sessions), set(zk.containers), set(zk.used)
+    return made
+
+
+@dataclass(frozen=True)
+class World:
+    """A queue with a task in each state and place; ``tokens``: those of the claims that stand, by task."""
+
+    zk: FakeZooKeeper
+    client: Client
+    tokens: dict[str, int]
+
+    @property
+    def base(self) -> str:
+        return self.client.context.paths.base
+
+    def copy(self) -> StrictZooKeeper:
+        return copied(self.zk)
+
+
+@cache
+def world(order: str = "default") -> World:
+    """Made once by the procedures of the public verbs; nobody changes it: each test has a copy."""
+    client = new_queue(filters={"kind": String(), "size": Integer()}, order=order, policy=RetryPolicy(20, factor=0))
+    tokens: dict[str, int] = {}
+    _ended(client)
+    _claimed(client, tokens)
+    _waiting(client)
+    _batches(client)
+    client.do(configure.publish_archive(client.context, archiving.Archive(1 << 40, "/archive", "run")))
+    return World(client.zk, client, tokens)
+
+
+def _ended(client: Client) -> None:
+    client.put(task_id="finished", filters={"kind": "a"}, metadata={"who": "me"})
+    client.complete(client.claimed(), result=b"done")
+    client.put(task_id="dead", filters={"kind": "b"})
+    client.fail(client.claimed(), "boom", retry=False)
+    client.put(task_id="cancelled")
+    client.cancel("cancelled")
+    for task_id in ("window", "awaited"):
+        client.put(task_id=task_id)
+        claimed = client.claimed()
+        if task_id == "awaited":
+            client.put(b"again", task_id=task_id, requeue=True)
+        client.complete(claimed, dedupe=150)
+
+
+def _claimed(client: Client, tokens: dict[str, int]) -> None:
+    client.put(task_id="held", metadata={"a": 1})
+    tokens["held"] = client.claimed().token
+    client.put(task_id="leased")
+    tokens["leased"] = client.claimed(lease=100).token
+    client.put(task_id="locked", lock=100)
+    tokens["locked"] = client.claimed().token
+    client.put(task_id="escrow")
+    tokens["escrow"] = client.claimed().token
+    client.put(b"again", task_id="escrow", requeue=True)
+    client.put(task_id="rerun")
+    rerun = client.claimed()
+    client.put(b"again", task_id="rerun", requeue=True)
+    client.complete(rerun, result=b"first")
+    tokens["rerun"] = client.claimed().token
+
+
+def _batches(client: Client) -> None:
+    batches: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
+        ("open", ("m1", "m2", "m3"), "then"), ("done", ("d1",), None), ("ended", ("e1",), "then2"),
+    )  # fmt: skip
+    for name, members, then in batches:
+        following = None if then is None else Message(b"x", task_id=then, delay=3)
+        messages = [Message(b"x", task_id=member, priority=9) for member in members]
+        client.do(enqueue.enqueue_batch(client.context, messages, name, following))
+    client.cancel("m2")
+    client.cancel("d1")
+    left = client.context.paths.batch("ended", "open")
+    unseen = lambda op: Unavailable("cut") if isinstance(op, Exists) and op.path == left else None
+    client.do(operate.cancel(client.context, "e1"), unseen)
+
+
+def _waiting(client: Client) -> None:
+    client.put(task_id="delayed", delay=5)
+    client.put(task_id="backoff", priority=10)
+    client.do(settle.fail(client.context, client.claimed(), "e", backoff=5))
+    client.put(task_id="pending", filters={"kind": "a", "size": 3}, metadata={"who": "me"})
+    client.put(task_id="shortened", filters={"kind": LONG}, policy=RetryPolicy(3))
+    with patch.object(place, "MAX_LANES", 1):
+        client.put(task_id="mixed", filters={"kind": "seldom"})
+    client.put(task_id="released", priority=10)
+    client.do(settle.release(client.context, client.claimed()))
+
+
+def kinds(order: str = "default") -> list[str]:
+    """The znodes to damage: all of the tasks and lanes, and of the rest a few of each kind."""
+    made = world(order)
+    seen: dict[tuple[str, int], int] = {}
+    chosen = []
+    for path in sorted(made.zk.nodes):
+        if not path.startswith(made.base + "/"):
+            continue
+        parts = path[len(made.base) + 1 :].split("/")
+        kind = (parts[0], len(parts))
+        seen[kind] = seen.get(kind, 0) + 1
+        if parts[0] in {"tasks", "queue", "conf", "batches"} or seen[kind] <= 2:
+            chosen.append(path)
+    return chosen
+
+
+def damages(path: str, order: str = "default") -> Iterator[Damage]:
+    """Each way of damaging one znode as a whole."""
+    node = world(order).zk.nodes[path]
+    yield Damage(path, "missing", MISSING)
+    read = json_in(node.data) or "/conf/" in path  # of the others nobody reads more than a rank
+    brief = ("empty", "garbage", "400 digits", "5000 digits")
+    contents = CONTENTS if read else {what: CONTENTS[what] for what in brief}
+    yield from (Damage(path, what, data) for what, data in contents.items() if data != node.data)
+
+
+def json_in(data: bytes) -> dict[str, Any] | None:
+    """The record that a znode holds; None where it holds none."""
+    try:
+        record = json.loads(data.partition(b"\n")[0])
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def fields(path: str, order: str = "default") -> Iterator[Damage]:
+    """Each way of damaging one field of a record, also of what it nests, and each field gone."""
+    data = world(order).zk.nodes[path].data
+    head, line, payload = data.partition(b"\n")
+    record = json_in(head)
+    if not record:
+        return
+    for name, spliced in _spliced(record):
+        text = json.dumps(spliced).encode()
+        for what, value in VALUES.items():
+            put = text.replace(json.dumps(_HERE).encode(), value)
+            yield Damage(path, f"{name} is {what}", put + line + payload)
+    for name in record:
+        bare = {key: value for key, value in record.items() if key != name}
+        yield Damage(path, f"{name} is missing", json.dumps(bare).encode() + line + payload)
+
+
+def _spliced(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The record with a mark in each field's place, one after the other."""
+    for name, value in record.items():
+        yield name, record | {name: _HERE}
+        if isinstance(value, dict):
+            yield f"a name in {name}", record | {name: {_HERE: "x"}}
+            for inner, spliced in _spliced(value):
+                yield f"{name}.{inner}", record | {name: spliced}
+        elif isinstance(value, list) and value:
+            yield f"{name}[0]", record | {name: [_HERE, *value[1:]]}
+            if isinstance(value[0], dict):
+                for inner, spliced in _spliced(value[0]):
+                    yield f"{name}[0].{inner}", record | {name: [spliced, *value[1:]]}

@@ -1,0 +1,345 @@
+"""Each znode of a queue, missing or with anything in it: no crash, no loop, and what is healthy beside it goes on."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.claiming import claim
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Tell, Wait
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, SetData
+from airflow_provider_zkmq.engine.core.reading import (
+    archiving,
+    counts,
+    explain,
+    following,
+    ids,
+    inspect,
+    many,
+    register,
+    settings,
+    trees,
+    wait,
+)
+from airflow_provider_zkmq.engine.core.reading.claims import current_claim
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, holding, operate
+from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
+from airflow_provider_zkmq.engine.core.upkeep import collect, keeper, rescue
+from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound, ZkmqError
+from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
+from tests.unit.damage import Damage, damages, fields, kinds, world
+from tests.unit.world import Client
+
+#: No call of those below needs more requests, however damaged what it meets.
+MOST = 250
+#: What an idle consumer may send in a minute: it looks at what was refused again, after ever longer pauses.
+IDLE = 400
+#: Of the cases every fourth is tried, and each missing znode; all where they are asked for: `ZKMQ_EVERY_DAMAGE=1`.
+SHARE = 1 if os.environ.get("ZKMQ_EVERY_DAMAGE") else 4
+BASE = world().base
+
+
+class Counting(Client):
+    """A client that counts its requests, and takes no call for endless."""
+
+    requests = 0
+
+    def _execute(self, op: Any, fault: Any) -> Any:
+        if not isinstance(op, Wait | Tell | Pipeline):
+            self.requests += 1
+        return super()._execute(op, fault)
+
+    def within(self, most: int, procedure: Any) -> Any:
+        """Carry a procedure out, which may send so many requests."""
+        before = self.requests
+        try:
+            return self.do(procedure)
+        finally:
+            assert self.requests - before <= most, f"{self.requests - before} requests"
+
+
+def damaged(damage: Damage, order: str = "default", *, dies: bool = False) -> Counting:
+    """A new client of a queue with this damage; `dies`: the consumers of what is in flight are dead."""
+    zk = world(order).copy()
+    if dies:
+        zk.expire(world(order).client.session)
+    damage.apply(zk)
+    return Counting(zk, "witness")
+
+
+def names(error: Exception, damage: Damage) -> bool:
+    """Whether an error says that something is damaged, and where: at the znode, or at what it stands in."""
+    beside = damage.path.rpartition("/")[0]
+    return isinstance(error, CorruptRecord) and (damage.path in str(error) or beside in str(error))
+
+
+def is_task_s(damage: Damage, task_id: str) -> bool:
+    """Whether a damaged znode belongs to a task: stands in its tree, lists it, or holds what lists it."""
+    return f"/tasks/{task_id}" in damage.path or damage.path.endswith(f"~{task_id}")
+
+
+def each(cases: Iterable[Damage], check: Callable[[Damage], None]) -> None:
+    """Check all; what fails is told together."""
+    failures = []
+    for damage in cases:
+        try:
+            check(damage)
+        except BaseException as error:  # noqa: BLE001  the end of a client among them
+            failures.append(f"{damage}: {type(error).__name__} {str(error)[:300]}")
+    assert not failures, f"{len(failures)} cases:\n" + "\n".join(failures[:40])
+
+
+def short(path: str) -> str:
+    return path[len(BASE) + 1 :]
+
+
+def some(cases: Iterable[Damage]) -> Iterator[Damage]:
+    """A share of the cases: the same ones each time."""
+    return (each for each in cases if each.data is None or zlib.crc32(short(str(each)).encode()) % SHARE == 0)
+
+
+def readable(cases: Iterable[Damage]) -> Iterator[Damage]:
+    """Those of a record's damages that are no damage to who reads it; one of the others stands for them all."""
+    refused = False
+    for damage in cases:
+        try:
+            if damage.path.endswith("/state"):
+                TaskState.decode(damage.path, damage.data or b"")
+        except CorruptRecord:
+            if refused:
+                continue
+            refused = True
+        yield damage
+
+
+# --- workers, upkeep and clean-up
+
+
+def put(client: Counting, task_id: str) -> None:
+    client.within(MOST, enqueue.enqueue(client.context, Message(b"x", task_id=task_id)))
+
+
+def claiming(client: Counting, timeout: float = 0) -> Any:
+    return claim.claim(client.context, Wanted(EVERYTHING), timeout)
+
+
+def work(client: Counting, damage: Damage) -> set[str]:
+    """Do what a worker does until nothing is left."""
+    done: set[str] = set()
+    for _ in range(60):
+        claimed = client.within(MOST, claiming(client))
+        if claimed is None:
+            return done
+        try:
+            client.within(MOST, settle_outcome(client.context, claimed, Success(b"r"), None, Settlement()))
+            done.add(claimed.task_id)
+        except ZkmqError as error:
+            if not names(error, damage):
+                raise
+    msg = "the same tasks come again and again"
+    raise AssertionError(msg)
+
+
+def look(client: Counting, procedure: Any, damage: Damage) -> None:
+    """Something that people do: it gives a result, or says what is damaged."""
+    try:
+        client.within(MOST, procedure)
+    except CorruptRecord as error:
+        if not names(error, damage):
+            raise
+
+
+def survive(damage: Damage, order: str = "default") -> None:
+    """Everything that workers, upkeep and clean-up do, with healthy tasks in the queue: nothing of it may raise."""
+    client = damaged(damage, order, dies=True)
+    context = client.context
+    put(client, "good")
+    client.zk.advance(200)
+    done = work(client, damage)
+    elsewhere = f"{BASE}/tasks", f"{BASE}/queue"
+    assert "good" in done, f"handled: {sorted(done)}"
+    assert damage.path.startswith(elsewhere) or {"released", "pending"} <= done, f"handled: {sorted(done)}"
+    client.within(IDLE, claiming(client, 60))
+    for _ in range(4):
+        client.within(IDLE // 10, keeper.look_after(context))
+        client.zk.advance(1)
+    for procedure in (counts.counts(context), inspect.list_tasks(context)):
+        client.within(2 * MOST, procedure)
+    for procedure in (register.consumers(context), explain.explain(context, "good"), settings.conf(context)):
+        look(client, procedure, damage)
+    for lifetime in (1000, 0):
+        client.within(MOST, collect.collect_garbage(context, lifetime))
+    client.within(MOST, rescue.tend(context))
+    put(client, "later")
+    assert "later" in work(client, damage)
+    told_once(client, damage)
+
+
+def told_once(client: Counting, damage: Damage) -> None:
+    """Nothing is told twice; neither by the path of it nor by the paths of what suffers from it."""
+    twice = [path for path, times in Counter(path for path, _ in client.reports).items() if times > 1]
+    assert not twice, [report for report in client.reports if report[0] in twice]
+    told = [report for report in client.reports if f"{damage.path} does not hold" in report[1]]
+    assert len(told) <= 1, told
+
+
+def is_readable(path: str) -> bool:
+    """Whether workers can tell at all whether they may write to the queue."""
+    return path not in {f"{BASE}/conf", f"{BASE}/conf/layout"}
+
+
+@pytest.mark.parametrize("path", filter(is_readable, kinds()), ids=short)
+def test_a_damaged_znode_stops_nobody(path: str) -> None:
+    """Healthy tasks are claimed and finished, clean-up runs, requests are bounded, and each path is reported once."""
+    each(some(damages(path)), survive)
+
+
+@pytest.mark.parametrize("path", [path for path in kinds() if next(fields(path), None)], ids=short)
+def test_a_damaged_field_stops_nobody(path: str) -> None:
+    """Every field of every record, and what is nested in it, with numbers, texts and shapes that it cannot have."""
+    each((each for each in some(readable(fields(path))) if is_readable(path)), survive)
+
+
+@pytest.mark.parametrize("path", [path for path in kinds("fifo") if "/queue/" in path or "released" in path], ids=short)
+def test_a_damaged_znode_stops_nobody_in_strict_order(path: str) -> None:
+    each(some(damages(path, "fifo")), partial(survive, order="fifo"))
+
+
+# --- verbs
+
+
+def enqueueing(task_id: str, **options: Any) -> Callable[[Any], Any]:
+    return lambda context: enqueue.enqueue(context, Message(b"new", task_id=task_id, **options))
+
+
+#: What can be asked about a task, and what changes it.
+READS: dict[str, Callable[[Any, str], Any]] = {
+    "task": inspect.read_task,
+    "read_many": lambda context, task_id: many.read_many(context, [task_id]),
+    "tree": trees.read_tree,
+    "explain": explain.explain,
+    "wait": lambda context, task_id: wait.wait(context, [task_id], timeout=0, on_progress=lambda *_: None),
+    "follow": lambda context, task_id: following.follow(context, task_id, lambda _task: None, 0),
+}
+WRITES: dict[str, Callable[[Any, str], Any]] = {
+    "cancel": operate.cancel,
+    "redrive": operate.redrive,
+    "replace": lambda context, task_id: operate.replace_data(context, task_id, b"new"),
+    "drop": operate.drop,
+    "enqueue": lambda context, task_id: enqueueing(task_id)(context),
+    "update": lambda context, task_id: enqueueing(task_id, update=True, delay=9)(context),
+    "requeue": lambda context, task_id: enqueueing(task_id, requeue=True)(context),
+}
+OF_QUEUES: dict[str, Callable[[Any], Any]] = {
+    "tasks": inspect.list_tasks,
+    "selected": lambda context: inspect.list_tasks(context, selector="kind==a"),
+    "ids": lambda context: ids.ids(context, None, "kind==a"),
+    "find": lambda context: wait.find_matching(context, "kind==a", timeout=0),
+    "counts": counts.counts,
+    "consumers": register.consumers,
+    "conf": settings.conf,
+    "archive": archiving.archive,
+    "ended_between": lambda context: archiving.ended_between(context, 0, 1 << 50),
+    "batch": lambda context: batches.read_batch(context, "open"),
+    "wait_batch": lambda context: batches.wait_batch(context, "open", 0),
+    "done batch": lambda context: batches.wait_batch(context, "done", 1),
+    "ended batch": lambda context: batches.wait_batch(context, "ended", 1),
+    "clear": operate.clear,
+}
+
+
+def ask(client: Counting, name: str, procedure: Any, damage: Damage) -> None:
+    """A call ends with a result, with one of the errors that its description names, or says what is damaged."""
+    try:
+        client.within(2 * MOST, procedure)
+    except ZkmqError as error:
+        clear = names(error, damage) or type(error) not in {ZkmqError, CorruptRecord, ConfigError}
+        missing = "not declared" in str(error) and damage.path.endswith("/filters")
+        if not (clear or missing):
+            raise AssertionError(f"{name}: {type(error).__name__} {error}") from error
+
+
+def answer(damage: Damage) -> None:
+    """Each verb, pointed at what is damaged."""
+    client = damaged(damage)
+    client.zk.advance(3)
+    for name, verb in OF_QUEUES.items():
+        ask(client, name, verb(client.context), damage)
+    for task_id in filter(partial(is_task_s, damage), client_tasks()):
+        client = damaged(damage)
+        for name, read in READS.items():
+            ask(client, name, read(client.context, task_id), damage)
+        for name, write in WRITES.items():
+            client = damaged(damage)
+            ask(client, name, write(client.context, task_id), damage)
+
+
+def client_tasks() -> list[str]:
+    return world().zk.names(f"{BASE}/tasks")
+
+
+@pytest.mark.parametrize("path", filter(is_readable, kinds()), ids=short)
+def test_each_verb_that_meets_a_damaged_znode_answers(path: str) -> None:
+    """With a result or with one clear error that names the path, after a bounded number of requests."""
+    each(some(damages(path)), answer)
+
+
+# --- holders of claims
+
+OUTCOMES = (Success(b"r"), Retry("again"), Error("no"), Snooze(1))
+
+
+def settle_in_hand(damage: Damage) -> None:
+    """A worker has the task in hand when the znode is damaged: it settles it, loses it, or says what is damaged."""
+    for task_id in filter(partial(is_task_s, damage), world().tokens):
+        for outcome in OUTCOMES:
+            zk = world().copy()
+            client = Counting(zk, "witness")
+            client.session = world().client.session
+            claimed = client.do(current_claim(client.context, task_id, world().tokens[task_id]))
+            damage.apply(zk)
+            for procedure in (
+                holding.extend(client.context, claimed, 50),
+                holding.progress(client.context, claimed, 0.5),
+                settle_outcome(client.context, claimed, outcome, None, Settlement()),
+            ):
+                try:
+                    client.within(MOST, procedure)
+                except ZkmqError as error:
+                    if not (names(error, damage) or isinstance(error, ClaimLost | TaskNotFound)):
+                        raise
+            told_once(client, damage)
+            put(client, "good")
+            assert "good" in work(client, damage)
+
+
+@pytest.mark.parametrize("path", kinds(), ids=short)
+def test_a_holder_of_a_claim_settles_it_or_is_told_what_is_damaged(path: str) -> None:
+    each(some(damages(path)), settle_in_hand)
+
+
+@pytest.mark.parametrize("data", [None, b"", b"garbage", b"7"])
+def test_a_queue_whose_layout_nobody_can_read_is_left_alone_until_it_is_put_right(data: bytes | None) -> None:
+    """Nobody writes to it, whatever the call; the same clients go on as soon as it can be read again."""
+    path = f"{BASE}/conf/layout"
+    zk = world().copy()
+    client = Counting(zk, "witness")
+    Damage(path, "damaged", data).apply(zk)
+    before = zk.nodes.copy()
+    for procedure in (claiming(client), collect.collect_garbage(client.context), counts.counts(client.context)):
+        with pytest.raises(ConfigError if data == b"7" else CorruptRecord, match=path):
+            client.within(MOST, procedure)
+    assert zk.nodes == before
+    assert zk.multi(0, (Create(path, b"1") if data is None else SetData(path, b"1"),)).committed
+    put(client, "good")
+    assert "good" in client.work()
