@@ -116,6 +116,26 @@ def test_collection_deletes_only_what_is_archived(spark, connect, queue, tmp_pat
     assert queue.collect_garbage(lifetime=0).collected == 3
 
 
+def test_damaged_tasks_are_counted_and_left_and_end_no_run(spark, connect, queue, tmp_path) -> None:
+    """A record that cannot be read is told of; clean-up keeps it. Of what else is damaged the rest is archived."""
+    broken, torn, odd, good = finish(queue, 4)
+    with Zkmq.connect(**connect, gc=False) as zk:
+        client, tasks = zk._session.client, f"{connect['root']}/q/tasks"
+        client.set(f"{tasks}/{broken}/state", b"[" * 100_000)
+        client.set(f"{tasks}/{torn}/metadata", b'{"n":1e999}')
+        client.set(f"{tasks}/{odd}/metadata", b'{"n":"a\\ud800"}')
+    report = archive_queue(connect, "q", tmp_path, spark)
+    assert (report.archived, report.unreadable) == (3, (broken,))
+    rows = {row.id: json.loads(row.metadata) for row in read_history(spark, tmp_path).collect()}
+    assert rows == {torn: {}, odd: {"n": "a\ud800"}, good: {"n": 3}}
+    collected = queue.collect_garbage(lifetime=0)
+    assert (collected.collected, collected.kept_changed) == (3, 1)
+    assert queue.ids() == [broken]
+    again = finish(queue, 1)
+    assert archive_queue(connect, "q", tmp_path, spark).unreadable == ()
+    assert archived(spark, tmp_path) == sorted([torn, odd, good, *again])
+
+
 def test_a_run_without_news_adds_none(spark, connect, queue, tmp_path) -> None:
     finish(queue, 2)
     archive_queue(connect, "q", tmp_path, spark)

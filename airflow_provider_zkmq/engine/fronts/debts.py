@@ -35,9 +35,13 @@ def _pay(session: Session, context: Context) -> None:
                 run(session, pay_debts(context))
             if _goes_on(session, context):
                 wait_for(session.changed, seen, LOOK_SECONDS)
-    except ZkmqError as error:
+    except Exception as error:  # noqa: BLE001  whatever was met: the next debt is to be paid
         context.debts.paying = False
-        log.warning("what calls on queue %r left is put right before its next claim: %s", context.queue, error)
+        what, odd = (
+            "what calls on queue %r left is put right before its next claim: %s",
+            not isinstance(error, ZkmqError),
+        )
+        log.warning(what, context.queue, error, exc_info=odd)
 
 
 def _goes_on(session: Session, context: Context) -> bool:

@@ -20,6 +20,9 @@ KEEPER_SECONDS: Final = 1.0
 #: How long the end of a worker waits beyond the grace for what is in hand to be settled.
 GIVE_UP_SECONDS: Final = 2.0
 
+#: So many different damages a worker remembers to have told of.
+MOST_TOLD: Final = 1_000
+
 C = TypeVar("C", bound=InHand)
 U = TypeVar("U", bound=Closing)
 
@@ -80,5 +83,5 @@ class Working(Generic[C, U]):
         if isinstance(error, CorruptRecord):
             if str(error) in self._told:
                 return
-            self._told.add(str(error))
+            self._told = {*self._told, str(error)} if len(self._told) < MOST_TOLD else {str(error)}
         log.warning("%s %r: %s", what, self._named.name, error, exc_info=not isinstance(error, ZkmqError))

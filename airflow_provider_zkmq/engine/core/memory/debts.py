@@ -1,4 +1,7 @@
-"""What calls left to be put right, besides claims. Owners: `core.writing.closing`, `core.upkeep.lock`."""
+"""What calls left to be put right, besides claims.
+
+Owners: `core.writing.closing`, `core.tasks.holder`, `core.upkeep.lock`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ class Debts:
 
     batches: set[str] = field(default_factory=set)
     """Batches whose last member may be off, and which were not ended."""
+    orphans: dict[str, str] = field(default_factory=dict)
+    """Of claims that were lost while their session lives: the task by the note, which may still stand."""
     paying: bool = False
     """A thread puts things right in the background; changed with the client's lock held."""
 

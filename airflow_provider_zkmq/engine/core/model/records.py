@@ -148,7 +148,7 @@ def _consistent(state: TaskState) -> TaskState:
 
 def _place(value: object) -> str:
     """``<lane>/<segment>/<entry>``; what began delayed has no segment yet."""
-    lane, segment, entry = checks.shown(value).split("/")
+    lane, segment, entry = checks.text(value).split("/")
     for name in (lane, segment or "-", entry):
         checks.part(name)
     return f"{lane}/{segment}/{entry}"
@@ -156,7 +156,7 @@ def _place(value: object) -> str:
 
 def _index(value: object) -> str:
     """Where a task is listed that is not in a lane."""
-    parts = [checks.part(name) for name in checks.shown(value).split("/")]
+    parts = [checks.part(name) for name in checks.text(value).split("/")]
     if _INDEXES.get(parts[0]) != len(parts):
         msg = f"{'/'.join(parts)} is no index"
         raise ValueError(msg)

@@ -40,7 +40,9 @@ def retry_policy(context: Context, node: Node | None) -> tuple[RetryPolicy, str 
         known = context.configuration.policy
         return (UNKNOWN_POLICY, str(policy)) if known is None else (known, None)
     context.configuration.policy = policy
-    context.quarantine.waiting.clear()
+    if context.quarantine.waiting:  # for a policy that could not be read
+        context.quarantine.waiting.clear()
+        context.listings.restock_all()
     return policy, None
 
 

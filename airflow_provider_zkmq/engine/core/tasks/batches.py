@@ -20,6 +20,7 @@ from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
+from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack
@@ -72,6 +73,8 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
         outcome = yield from transact(multi, ours)
         if outcome.committed:
             return Opened.FRESH
+        if outcome.failure is Failure.NO_NODE and (yield from restored(context, base)):
+            continue
         if outcome.failure is not Failure.NODE_EXISTS:
             raise refused(f"creating batch {name!r}", outcome, multi)
         opened = yield from _as_it_stands(context, name, nonce)

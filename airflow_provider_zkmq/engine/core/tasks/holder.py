@@ -69,6 +69,10 @@ def still_ours(context: Context, claimed: Claimed, verb: str = "") -> Procedure[
         context.claims.let_go(claimed)
         if happened is not None:
             return happened
+        if claimed.state.lease is None and claimed.session == context.run.session():
+            context.debts.orphans[context.paths.current(claimed.state.consumer or "", claimed.task_id)] = (
+                claimed.task_id
+            )
         raise claim_lost(claimed.task_id, claimed.token) from error
     claimed.version, claimed.state = now.version, now.state
     return None

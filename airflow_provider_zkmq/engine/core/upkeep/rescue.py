@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import lease_task
 from airflow_provider_zkmq.engine.core.model.records import load_span
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.tries import damaged
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi, Ops, Outcome
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
@@ -46,6 +46,7 @@ def tend(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
     agenda = agenda or context.agenda()
     count = yield from pay_debts(context)
     yield from heed(context)
+    count += yield from _rescue_orphans(context)
     count += yield from rescue_dead(context, agenda)
     count += yield from expire_leases(context, agenda)
     count += yield from promote_due(context, agenda)
@@ -53,6 +54,19 @@ def tend(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
 
 
 # --- dead consumers
+
+
+def _rescue_orphans(context: Context) -> Procedure[int]:
+    """Give back what this client had in hand and lost since somebody deleted the claim's znode.
+
+    Its session lives, so that nobody else would ever take it away. Elsewhere settled or cancelled, it has no note.
+    """
+    count = 0
+    for note, task_id in list(context.debts.orphans.items()):
+        del context.debts.orphans[note]
+        if (yield Exists(context.paths.task(task_id, "claim"))) is None:
+            count += yield from unless_damaged(context, note, _rescue(context, task_id, note))
+    return count
 
 
 def rescue_dead(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
@@ -66,10 +80,8 @@ def rescue_dead(context: Context, agenda: Agenda | None = None) -> Procedure[int
         yield from _take_census(context)
     count = 0
     for consumer in list(context.census.unburied):
-        path = context.paths.consumer(consumer)
-        if context.postponed.waits(path, agenda):
-            continue
-        count += yield from _bury(context, consumer, agenda)
+        if not context.postponed.waits(context.paths.consumer(consumer), agenda):
+            count += yield from _bury(context, consumer, agenda)
     return count
 
 
@@ -217,9 +229,7 @@ def _expire(context: Context, path: str, agenda: Agenda) -> Procedure[bool]:
         context.postponed.pauses.pop(path, None)
         return True
     context.census.lease_ends.pop(path, None)
-    context.postponed.postpone(
-        path, agenda
-    )  # it was extended, or is gone, or somebody is at it: the next look finds out
+    context.postponed.postpone(path, agenda)  # extended, or gone, or somebody is at it: the next look finds out
     return False
 
 

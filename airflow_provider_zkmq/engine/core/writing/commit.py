@@ -144,11 +144,13 @@ def _follow(plan: Plan) -> Procedure[None]:
 
 
 def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | None]:
-    gone = refusal.outcome.failure is Failure.NO_NODE and refusal.why in {Why.OTHER, Why.HOME, Why.PLACE}
+    outcome = refusal.outcome
+    gone = outcome.failure is Failure.NO_NODE and refusal.why in {Why.OTHER, Why.HOME, Why.PLACE}
     if gone and (yield from restored(refusal.change.context, refusal.path)):
         return plan
     if refusal.change.turns(refusal.path):
-        refusal.change.context.report(refusal.path, f"a task's record tells otherwise: {refusal.outcome.detail}")
+        why = f"{described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"
+        refusal.change.context.report(refusal.path, why)
         return plan
     match refusal.why:
         case Why.HOME:
