@@ -11,8 +11,9 @@ from airflow_provider_zkmq.engine.core.model.filters import decode_types
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.errors import CorruptRecord
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 from tests.support import fresh_root
+from tests.unit.world import new_queue
 
 GOOD = {"v": 1, "state": "inserted", "place": "l/s/e", "nonce": "n"}
 DEEP = b"[" * 100_000
@@ -96,3 +97,29 @@ def test_foreign_znodes_with_an_id_or_a_batch_s_name_are_named(zookeeper: str) -
         assert q.collect_garbage(lifetime=0).ran
         with pytest.raises(CorruptRecord, match="batches/strange"):
             q.batch("strange")
+
+
+@pytest.mark.parametrize("depth", [99, 101, 5_000])
+def test_metadata_that_could_not_be_read_again_are_refused(depth: int) -> None:
+    """What an enqueue accepts is read by everybody: nesting has the same bound for both."""
+    nested: dict = {}
+    for _ in range(depth - 1):
+        nested = {"a": nested}
+    client = new_queue()
+    if depth > 100:
+        with pytest.raises(ConfigError, match="metadata"):
+            client.put(metadata=nested)
+        assert client.check() == {}
+        return
+    client.put(task_id="a", metadata=nested)
+    assert client.claimed().metadata == nested
+
+
+@pytest.mark.parametrize("field", ["consumer", "lease", "batch", "place", "index", "filters"])
+@pytest.mark.parametrize("text", ["a\ud800", "..", "a/../b", "a\x00", "\ufffe", "", "\ue000"])
+def test_no_text_that_is_no_part_of_a_path_becomes_one(field: str, text: str) -> None:
+    """Such a path ends the thread of a connection, or is refused by the server in a way that looks like no refusal."""
+    value = {"place": f"p09999/00000001/{text}", "index": f"dlq/{text}", "filters": {text: "x"}}.get(field, text)
+    record = json.dumps(GOOD | {field: value}).encode()
+    with pytest.raises(CorruptRecord, match="/path"):
+        TaskState.decode("/path", record)

@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, Unavai
 from tests.unit.world import Client, copy_of, new_queue
 
 CONTENTS = (b"", b"[]", b'{"v":1}', b"\xff")
-STRANGERS = ("foreign", "00000001", "0028333333", "000000000000001~x", "p00000;#abc")
+STRANGERS = ("foreign", "00000001", "0028333333", "000000000000001~x", "p00000;#abc", "000000000000001~..", "~x")
 #: Where strangers are looked for, and the parts of a tree, by the first name below the queue.
 TOPS = (
     "queue", "scheduled", "tasks", "consumers", "live", "leases", "locks", "requeued", "finished", "cancelled", "dlq",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.stored import refuse_deep
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 
@@ -43,10 +44,12 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
     if metadata is None:
         return b"{}"
     try:
-        return json.dumps(dict(metadata), separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+        data = json.dumps(dict(metadata), separators=(",", ":"), allow_nan=False).encode()
+        refuse_deep(data, dict(metadata))
+    except (TypeError, ValueError, RecursionError) as error:
         msg = f"metadata must be a JSON object: {error}"
         raise ConfigError(msg) from error
+    return data
 
 
 def encode_data(what: str, data: object) -> bytes:

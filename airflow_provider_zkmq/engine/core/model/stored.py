@@ -23,8 +23,7 @@ def load(path: str, data: bytes) -> dict[str, Any]:
     """A JSON object, with finite numbers only. Raises `CorruptRecord` naming `path`."""
     with corrupt_unless_read(path, "JSON"):
         record = _DECODER.decode(data.decode())
-        if data.count(b"{") + data.count(b"[") > MAX_NESTING:
-            _refuse_deep(record)
+        refuse_deep(data, record)
     if not isinstance(record, dict):
         msg = f"{path} does not hold a JSON object"
         raise CorruptRecord(msg)
@@ -43,7 +42,10 @@ def corrupt_unless_read(path: str, what: str) -> Iterator[None]:
         raise CorruptRecord(msg) from error
 
 
-def _refuse_deep(record: object) -> None:
+def refuse_deep(data: bytes, record: object) -> None:
+    """Raise `ValueError` for JSON that is nested deeper than can be read again; `data`: how it is stored."""
+    if data.count(b"{") + data.count(b"[") <= MAX_NESTING:
+        return
     level, depth = [record], 0
     while level:
         depth += 1
@@ -56,7 +58,7 @@ def _refuse_deep(record: object) -> None:
 def _inside(value: object) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
-    return value if isinstance(value, list) else []
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _constant(name: str) -> float:
