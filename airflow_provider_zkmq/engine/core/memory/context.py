@@ -74,6 +74,11 @@ class Context:
         if self.quarantine.add(path) and self.quarantine.is_news(damage):
             self.run.report(path, why)
 
+    def tell(self, path: str, why: str, damage: str = "") -> None:
+        """Tell of damage, once, and do not step over `path`: it was mended, or somebody may put it right."""
+        if self.quarantine.is_news(damage or f"{path}: {why}"):
+            self.run.report(path, why)
+
     def new_watch(self) -> Watch:
         """A watch whose event wakes whoever waits for this queue."""
         return Watch(self.signal)

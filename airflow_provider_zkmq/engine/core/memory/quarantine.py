@@ -10,10 +10,9 @@ MAX_QUARANTINE: Final = 10_000
 
 @dataclass(slots=True, eq=False)
 class Quarantine:
-    """Paths that are stepped over."""
+    """Paths that are stepped over, and damages that were told of."""
 
     paths: set[str] = field(default_factory=set)
-
     damages: set[str] = field(default_factory=set)
     """What was told to be the matter: one damaged record is met from many sides."""
     waiting: set[str] = field(default_factory=set)
@@ -30,8 +29,8 @@ class Quarantine:
 
     def is_news(self, damage: str) -> bool:
         """Whether something damaged is met for the first time."""
-        if damage and damage in self.damages:
-            return False
+        if not damage or damage in self.damages:
+            return not damage
         if len(self.damages) >= MAX_QUARANTINE:
             self.damages.clear()
         self.damages.add(damage)

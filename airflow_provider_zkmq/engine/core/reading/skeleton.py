@@ -21,7 +21,7 @@ def restored(context: Context, path: str) -> Procedure[bool]:
     for each in missing:
         outcome: Outcome = yield Multi((Create(each),))
         if outcome.committed:
-            context.report(each, "it was missing; made anew")
+            context.tell(each, "it was missing; made anew")
             made = True
     return made
 

@@ -54,7 +54,7 @@ def renote(context: Context, claimed: Claimed, path: str) -> Procedure[None]:
     note = Create(path, b"" if claimed.state.lease is None or "/current/" in path else dump(span))
     outcome: Outcome = yield Multi((Check(context.paths.task(claimed.task_id, "state"), claimed.version), note))
     if outcome.committed:
-        context.report(path, f"the note of a claim of task {claimed.task_id!r} was missing; made anew")
+        context.tell(path, f"the note of a claim of task {claimed.task_id!r} was missing; made anew")
 
 
 def still_ours(context: Context, claimed: Claimed, verb: str = "") -> Procedure[TaskState | None]:

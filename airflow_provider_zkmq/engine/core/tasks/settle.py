@@ -29,7 +29,6 @@ from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.core.writing.transitions import result_write
 from airflow_provider_zkmq.engine.errors import (
-    CorruptRecord,
     OutcomeUnknown,
     TaskTooLarge,
     Unavailable,
@@ -170,7 +169,7 @@ def _until_settled(context: Context, claimed: Claimed, verb: str, attempt: Try) 
             claimed.unsure = True  # until the reply is known: a call may be cut off anywhere
             try:
                 verdict = yield from attempt(claimed)
-            except (Unavailable, CorruptRecord):
+            except Unavailable:
                 claimed.unsure = sent  # nothing was sent, or what was sent was refused
                 raise
             claimed.unsure, state = sent, verdict.after

@@ -17,5 +17,5 @@ def unless_damaged(context: Context, path: str, procedure: Procedure[bool]) -> P
     except (TransportError, ConfigError):
         raise
     except ZkmqError as error:
-        context.report(path, str(error), damage=str(error))
+        context.tell(path, str(error), damage=str(error))
         return False

@@ -73,7 +73,7 @@ def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
             return (yield from build())
         if refusal.why is not Why.OTHER or not change.lists(path, refusal.outcome.failure):
             return None
-        change.context.report(path, f"{described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on")
+        change.context.tell(path, f"{described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on")
         change.drop(path)
         return Plan([change])
 
@@ -150,7 +150,7 @@ def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | No
         return plan
     if refusal.change.turns(refusal.path):
         why = f"{described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"
-        refusal.change.context.report(refusal.path, why)
+        refusal.change.context.tell(refusal.path, why)
         return plan
     match refusal.why:
         case Why.HOME:
