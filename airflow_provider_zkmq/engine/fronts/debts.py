@@ -10,7 +10,6 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts
 from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.zk.blocking import wait_for
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
 
@@ -34,7 +33,7 @@ def _pay(session: Session, context: Context) -> None:
             with contextlib.suppress(TransportError):
                 run(session, pay_debts(context))
             if _goes_on(session, context):
-                wait_for(session.changed, seen, LOOK_SECONDS)
+                session.changed.wait(seen, LOOK_SECONDS)
     except ZkmqError as error:
         context.debts.paying = False
         log.warning("what calls on queue %r left is put right before its next claim: %s", context.queue, error)

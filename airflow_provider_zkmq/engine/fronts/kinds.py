@@ -18,6 +18,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.fronts.handover import handed_over, handed_over_async
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
+from airflow_provider_zkmq.engine.zk.limits import Patience, left
 from airflow_provider_zkmq.engine.zk.session import Session
 
 S = TypeVar("S")
@@ -90,7 +91,10 @@ class AwaitedTaker(Awaited[S], Generic[S, C]):
 
 
 class BlockingInTurn(BlockingTaker[S, C]):
-    """A blocking front whose calls are carried out one after the other, from whichever threads they come."""
+    """A blocking front whose calls are carried out one after the other, from whichever threads they come.
+
+    A call waits for its turn as long as it would for a server. Raises `Unavailable` past that: it has sent nothing.
+    """
 
     def __init__(self, session: Session, subject: S) -> None:
         super().__init__(session, subject)
@@ -98,13 +102,26 @@ class BlockingInTurn(BlockingTaker[S, C]):
 
     def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
-        with self._turn:
-            return super()._carry_out(call)
+        patience = self._begin()
+        try:
+            return run(self._session, call(self._subject), patience)
+        finally:
+            self._turn.release()
 
     def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
         """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
-        with self._turn:
+        self._begin()
+        try:
             return super()._take(ask)
+        finally:
+            self._turn.release()
+
+    def _begin(self) -> Patience:
+        patience = self._session.patience()
+        patience.begin()
+        if not self._turn.acquire(timeout=left(patience.deadline())):
+            raise self._session.unavailable(patience.limit)
+        return patience
 
 
 class AwaitedInTurn(AwaitedTaker[S, C]):
@@ -116,10 +133,26 @@ class AwaitedInTurn(AwaitedTaker[S, C]):
 
     async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
-        async with self._turn:
-            return await super()._carry_out(call)
+        patience = await self._begin()
+        try:
+            return await arun(self._session, call(self._subject), patience)
+        finally:
+            self._turn.release()
 
     async def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
         """Claim what is asked for, when it is this call's turn."""
-        async with self._turn:
+        await self._begin()
+        try:
             return await super()._take(ask)
+        finally:
+            self._turn.release()
+
+    async def _begin(self) -> Patience:
+        patience = self._session.patience()
+        patience.begin()
+        try:
+            async with asyncio.timeout(left(patience.deadline())):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise self._session.unavailable(patience.limit) from None
+        return patience

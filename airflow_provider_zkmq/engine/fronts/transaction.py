@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Within
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks import transaction
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
@@ -61,6 +61,8 @@ class Transaction:
     ) -> Procedure[Claimed | None]:  # fmt: skip
         """Claim a task for it, unless it is closed meanwhile: then what was claimed is given back."""
         span = seconds("timeout", timeout)
+        if span > 0:
+            yield Within(span)
         asked = yield from wanted(context, node, filter_method, selector, None)
         self._contexts.add(context)
         claimed = yield from claim(context, asked, span, lambda: not self.open or caller.left, caller)

@@ -49,14 +49,14 @@ class Upkeep:
                 self._thread.start()
         self._wake.set()
 
-    def stop(self) -> None:
-        """End the thread; a clean-up under way is finished first, within its requests' time-outs."""
+    def stop(self, patience: float) -> None:
+        """End the thread; a clean-up under way is finished first, if that takes no longer than so many seconds."""
         self._stopped.set()
         self._wake.set()
         with self._lock:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=self._session.config.request_timeout)
+            thread.join(timeout=patience)
 
     def _loop(self) -> None:
         """Until the end: whatever a look met is logged, and the next one comes."""

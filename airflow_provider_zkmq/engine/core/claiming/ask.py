@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Within
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.errors import ConfigError
 
@@ -64,5 +64,7 @@ def ask(
     early; it is asked whenever the queue changes. A call that is cancelled or interrupted gives back what it took.
     """
     span = seconds("timeout", timeout)
+    if span > 0:
+        yield Within(span)
     asked = yield from wanted(context, node, filter_method, selector, lease)
     return Asked(context, lambda caller: claim(context, asked, span, lambda: caller.left or stopping(), caller))

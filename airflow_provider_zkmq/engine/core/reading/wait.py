@@ -57,7 +57,7 @@ def wait(
     """
     wanted = wait_event(event)
     ids = [check_name("task id", task_id) for task_id in dict.fromkeys(_list(task_ids))]
-    deadline = Deadline.after(context, timeout)
+    deadline = yield from Deadline.after(context, timeout)
     mine = context.run.new_signal()
     reported: dict[str, tuple[float, str]] = {}
     open_ids = ids
@@ -151,7 +151,7 @@ def _pause(
 ) -> Procedure[None]:
     if deadline.passed:
         names = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
-        msg = f"{len(left)} task(s) of queue {context.queue!r} did not reach {wanted} in time: {names}"
+        msg = f"{len(left)} task(s) of queue {context.queue!r} did not reach {wanted} within {deadline}: {names}"
         raise WaitTimeout(msg, left=left)
     yield from deadline.wait(mine, seen)
 
@@ -165,7 +165,7 @@ def find_matching(
     """
     conf = yield from read_conf(context, create=True)
     chosen = as_selector(selector).bind(conf.types)
-    deadline = Deadline.after(context, timeout)
+    deadline = yield from Deadline.after(context, timeout)
     known: dict[str, bool] = {}
     while True:
         signal = context.run.new_signal()

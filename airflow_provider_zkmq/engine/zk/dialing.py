@@ -1,0 +1,133 @@
+"""How connections are opened, within a time that leaves some for the other servers, and what was in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from airflow_provider_zkmq.engine.config import ConnectionConfig
+from airflow_provider_zkmq.engine.zk.tls import TlsSocket, client_context, refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What was in the way to one server. ``lasting``: another try will meet the same."""
+
+    text: str
+    lasting: bool
+
+
+class Dialer:
+    """Opens a client's connections, on kazoo's thread, and remembers what was in the way to each server.
+
+    kazoo would wait a whole session timeout for a server that is not there, which then has ended (kazoo #756). It also
+    trusts the system's authorities besides those that are named, and asks for passwords on the terminal.
+    """
+
+    def __init__(self, config: ConnectionConfig, troubled: Callable[[], None]) -> None:
+        self._tls = config.tls
+        self._context = None if config.tls is None else client_context(config.tls)
+        servers = config.hosts.count(",") + 1
+        self._longest = min(config.session_timeout / 2, config.connect_timeout) / servers
+        #: So long an answer is waited for from each of several servers when a session is opened; None: there is one.
+        self.share = config.connect_timeout / (servers + 1) if servers > 1 else None
+        self._troubled = troubled
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._since = 0.0
+        self._cut = False
+        self.troubles: dict[str, Trouble] = {}
+
+    def dial(self, address: tuple[str, int], host: str | None, timeout: float | None) -> socket.socket:
+        """A connection to an address of a host. Raises `OSError`."""
+        name = f"{host or address[0]}:{address[1]}"
+        longest = self._longest if timeout is None else min(timeout, self._longest)
+        try:
+            return self._open(address, host or address[0], time.monotonic() + longest, name)
+        except OSError as error:
+            self._note(name, error)
+            raise
+
+    def _open(self, address: tuple[str, int], host: str, deadline: float, name: str) -> socket.socket:
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]  # an address: nobody is asked
+        plain = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._use(plain)
+            _limit(plain, deadline)
+            plain.connect(address)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return plain if self._context is None else self._secured(plain, host, deadline, name)
+        except BaseException:
+            plain.close()
+            raise
+
+    def _secured(self, plain: socket.socket, host: str, deadline: float, name: str) -> socket.socket:
+        assert self._context is not None  # noqa: S101  for type checkers
+        secured = self._context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+        try:
+            if isinstance(secured, TlsSocket):
+                secured.note = lambda error: self._note(name, error)
+            self._use(secured)
+            _limit(secured, deadline)
+            secured.do_handshake()
+        except BaseException:
+            secured.close()
+            raise
+        return secured
+
+    def _use(self, opened: socket.socket) -> None:
+        with self._lock:
+            if self._cut:
+                msg = "the connection was closed"
+                raise OSError(msg)
+            self._socket, self._since = opened, time.monotonic()
+
+    def cut(self) -> None:
+        """Cut the connection, also one that is being opened, and open no more."""
+        with self._lock:
+            self._cut = True
+            self._shut_down()
+
+    def drop_stalled(self) -> None:
+        """Have the next server tried where this one has had its share of the time."""
+        with self._lock:
+            if self.share is not None and time.monotonic() - self._since >= self.share:
+                self._shut_down()
+
+    def _shut_down(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # below TLS, which another thread may be in
+
+    def _note(self, name: str, error: OSError) -> None:
+        lasting = None if self._tls is None else refusal(error, self._tls)
+        known = self.troubles.get(name)
+        if lasting is not None or known is None or not known.lasting:  # a name may have several addresses
+            self.troubles[name] = Trouble(lasting or _shown(error), lasting is not None)
+        self._troubled()
+
+    def refused_by(self, hosts: Iterable[tuple[str, int]]) -> str | None:
+        """What all of these servers and we do not agree about; None unless that is so with each of them."""
+        met = {name: self.troubles.get(name) for name in (f"{host}:{port}" for host, port in hosts)}
+        lasting = {name: trouble for name, trouble in met.items() if trouble is not None and trouble.lasting}
+        return "; ".join(f"{name} {lasting[name].text}" for name in met) if met and len(lasting) == len(met) else None
+
+    def shown(self) -> str:
+        """What was in the way to each server, for an error's message."""
+        return "; ".join(f"{name} {trouble.text}" for name, trouble in self.troubles.items())
+
+
+def _limit(opened: socket.socket, deadline: float) -> None:
+    opened.settimeout(max(0.01, deadline - time.monotonic()))
+
+
+def _shown(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "did not answer"
+    if isinstance(error, ConnectionRefusedError):
+        return "refused the connection"
+    return f"failed: {error.strerror or error}"
