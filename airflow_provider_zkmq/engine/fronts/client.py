@@ -64,7 +64,7 @@ class ClientVerbs(Front[str]):
         """Blocking: stop the upkeep, take the consumers off the register, end the session."""
         if self._session.closed:
             return
-        patience = self._session.patience()
+        patience = self._session.farewell()
         patience.begin()
         deadline = patience.deadline()
         try:

@@ -65,15 +65,16 @@ class BlockingTaker(Blocking[S], Generic[S, C]):
     def _receive(self, context: Context, claimed: Claimed) -> C:
         """What the caller gets for a claim. May neither block nor fail."""
 
-    def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
         """Claim what is asked for. After `deliver`, inside of `handed_over`, nothing may happen but returns.
 
         An interrupt of the calling thread is raised at the next call or end of a ``with`` block; one that fell there
         would lose a claim that the client does not remember any more.
         """
-        asked = run(self._session, ask(self._subject))
+        patience = patience or self._session.patience()
+        asked = run(self._session, ask(self._subject), patience)
         self._mark_used()
-        return handed_over(self._session, asked, lambda claimed: self._receive(asked.context, claimed))
+        return handed_over(self._session, asked, lambda claimed: self._receive(asked.context, claimed), patience)
 
 
 class AwaitedTaker(Awaited[S], Generic[S, C]):
@@ -83,11 +84,13 @@ class AwaitedTaker(Awaited[S], Generic[S, C]):
     def _receive(self, context: Context, claimed: Claimed) -> C:
         """What the caller gets for a claim. May not fail."""
 
-    async def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    async def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
         """Claim what is asked for. Cancelled, it gives back what it took."""
-        asked = await arun(self._session, ask(self._subject))
+        patience = patience or self._session.patience()
+        asked = await arun(self._session, ask(self._subject), patience)
         self._mark_used()
-        return await handed_over_async(self._session, asked, lambda claimed: self._receive(asked.context, claimed))
+        receive = lambda claimed: self._receive(asked.context, claimed)  # noqa: E731
+        return await handed_over_async(self._session, asked, receive, patience)
 
 
 class BlockingInTurn(BlockingTaker[S, C]):
@@ -108,11 +111,11 @@ class BlockingInTurn(BlockingTaker[S, C]):
         finally:
             self._turn.release()
 
-    def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
         """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
-        self._begin()
+        patience = self._begin()
         try:
-            return super()._take(ask)
+            return super()._take(ask, patience)
         finally:
             self._turn.release()
 
@@ -139,11 +142,11 @@ class AwaitedInTurn(AwaitedTaker[S, C]):
         finally:
             self._turn.release()
 
-    async def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    async def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
         """Claim what is asked for, when it is this call's turn."""
-        await self._begin()
+        patience = await self._begin()
         try:
-            return await super()._take(ask)
+            return await super()._take(ask, patience)
         finally:
             self._turn.release()
 

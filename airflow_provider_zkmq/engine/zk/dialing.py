@@ -118,7 +118,7 @@ class Dialer:
 
     def shown(self) -> str:
         """What was in the way to each server, for an error's message."""
-        return "; ".join(f"{name} {trouble.text}" for name, trouble in self.troubles.items())
+        return "; ".join(f"{name} {trouble.text}" for name, trouble in list(self.troubles.items()))
 
 
 def _limit(opened: socket.socket, deadline: float) -> None:

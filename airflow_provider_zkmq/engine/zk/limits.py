@@ -49,8 +49,9 @@ class Patience:
             self._waiting_since = self._answered
 
     def within(self, seconds: float, name: str = "timeout", grace: float = GRACE) -> None:
-        """The call ends in so many seconds, and `grace`, whatever is answered meanwhile."""
-        self._own = (time.monotonic() + seconds + grace, Limit(name, seconds))
+        """The call ends in so many seconds, and `grace`, whatever is answered meanwhile; if not before, as told then."""
+        own = (time.monotonic() + seconds + grace, Limit(name, seconds))
+        self._own = own if self._own is None or own[0] < self._own[0] else self._own
 
     def deadline(self, since: float | None = None) -> float:
         """When it is over, by the monotonic clock. `since`: when what it waits for began, if that is longer ago."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from airflow_provider_zkmq.engine.errors import HostNotFound
 from airflow_provider_zkmq.engine.zk.blocking import carry_out
 from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
-from airflow_provider_zkmq.engine.zk.session import Session
+from airflow_provider_zkmq.engine.zk.session import CLOSING_SECONDS, Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 
 
@@ -28,7 +28,7 @@ def open_session(session: Session) -> None:
         session.open(patience)
         carry_out(session, session.access.look_around(), patience)
     except BaseException:
-        session.close(patience=0.0)
+        session.close(patience=CLOSING_SECONDS)
         raise
 
 

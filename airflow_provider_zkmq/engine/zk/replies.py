@@ -49,6 +49,7 @@ _FAILURES: dict[type[Exception], Failure] = {
 
 def receive(session: Session, sent: Sent, value: Any) -> Any:
     """What a procedure gets for a reply. Raises `AccessDenied` where a transaction was refused for its credentials."""
+    session.silent = False
     match sent.op:
         case Multi():
             return replace(_outcome(session, value), sent=sent.at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any
+from typing import Any, Final
 
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
@@ -20,6 +20,9 @@ from airflow_provider_zkmq.engine.zk.limits import Limit, Patience, left, over
 from airflow_provider_zkmq.engine.zk.requests import RemoveWatches
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.watches import DATA, Watches
+
+#: For so long the end of a session is waited for whose servers have not answered before.
+CLOSING_SECONDS: Final = 1.0
 
 
 def _quiet_logger() -> logging.Logger:
@@ -47,6 +50,8 @@ class Session:
         self.pid = os.getpid()
         self.closed = False
         self.id = 0
+        self.silent = False
+        """Whether the servers let a call wait to its end, and have not answered since."""
         self.requests: dict[str, int] = {}
         self.access = Access(config)
         self.dialer = Dialer(config, self.changed.fire)
@@ -96,6 +101,11 @@ class Session:
             msg = "this connection was opened in another process: connect again after a fork"
             raise TransportError(msg)
 
+    def farewell(self) -> Patience:
+        """How long closing waits for servers; callers that have just waited in vain do not once more."""
+        most = self.config.request_timeout
+        return Patience(min(most, CLOSING_SECONDS) if self.silent else most)
+
     def patience(self) -> Patience:
         """How long a call that begins now waits for servers."""
         return Patience(self.config.request_timeout)
@@ -121,6 +131,7 @@ class Session:
         if state == KazooState.CONNECTED:
             self.id = int(self.client.client_id[0])
             self.dialer.troubles.clear()
+            self.silent = False
             self.connected.set()
         else:
             if state == KazooState.LOST:
@@ -131,6 +142,7 @@ class Session:
 
     def unavailable(self, limit: Limit) -> Unavailable:
         """The error for servers that did not answer within a limit, or with which we do not agree about TLS."""
+        self.silent = True
         refused = self.dialer.refused_by(self.client.hosts)
         if refused is not None:
             return TlsRefused(f"no TLS connection to ZooKeeper: the server {refused}")
