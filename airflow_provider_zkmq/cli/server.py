@@ -99,10 +99,12 @@ def _watch(server: EmbeddedServer) -> NoReturn:
 
 
 def _announcement(server: EmbeddedServer, *, as_json: bool) -> str:
+    tls = server.plain_hosts != server.hosts
     if as_json:
-        folder = str(server.data_dir)
-        return json.dumps({"ready": True, "hosts": server.hosts, "data_dir": folder, "pids": server.pids})
-    return f"ZooKeeper is ready on {server.hosts} (data in {server.data_dir}); Ctrl-C stops it"
+        folder, plain = str(server.data_dir), {"plain_hosts": server.plain_hosts} if tls else {}
+        return json.dumps({"ready": True, "hosts": server.hosts, **plain, "data_dir": folder, "pids": server.pids})
+    where = f"{server.hosts} with TLS, {server.plain_hosts} without" if tls else server.hosts
+    return f"ZooKeeper is ready on {where} (data in {server.data_dir}); Ctrl-C stops it"
 
 
 @contextlib.contextmanager

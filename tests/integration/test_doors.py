@@ -8,6 +8,8 @@ import io
 import itertools
 import json
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -521,3 +523,24 @@ def test_a_servers_key_is_readable_by_its_owner_alone(doors: Doors) -> None:
     shut = doors.authority.issue("closed", password="open sesame")
     with pytest.raises(ConfigError, match="PKCS #8 without a password"):
         EmbeddedServer(doors.folder / "other", tls=ServerTls(shut.cert, shut.key)).start()
+
+
+def test_the_command_serves_tls(doors: Doors, root: str, tmp_path: Path) -> None:
+    """An ensemble, too: its secure ports are told first, and those of loopback beside them."""
+    own = doors.authority.issue("node", "127.0.0.1")
+    argv = ["server", "--data-dir", str(tmp_path / "zk"), "--port", "0", "--ensemble", "3", "--json"]
+    argv += ["--tls-cert", own.cert, "--tls-key", own.key, "--tls-ca", doors.authority.ca]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "airflow_provider_zkmq", *argv], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        with Zkmq.connect(ready["hosts"], root=root, tls=doors.tls(doors.ann), gc=False) as zk:
+            zk.queue("q").enqueue(b"x", task_id="t")
+        assert all(each.startswith("127.0.0.1:") for each in ready["plain_hosts"].split(","))
+        with pytest.raises(AccessDenied):
+            Zkmq.connect(ready["plain_hosts"], root=root)
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0

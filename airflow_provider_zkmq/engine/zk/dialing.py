@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.zk.tls import TlsSocket, client_context, refusal
+
+Address: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +38,27 @@ class Dialer:
         self._context = None if config.tls is None else client_context(config.tls)
         servers = config.hosts.count(",") + 1
         self._longest = min(config.session_timeout / 2, config.connect_timeout) / servers
-        #: So long an answer is waited for from each of several servers when a session is opened; None: there is one.
-        self.share = config.connect_timeout / (servers + 1) if servers > 1 else None
         self._troubled = troubled
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._since = 0.0
         self._cut = False
-        self.troubles: dict[str, Trouble] = {}
+        self._troubles: dict[str, dict[str, Trouble]] = {}
+        self._addresses: dict[str, set[str]] = {}
 
-    def dial(self, address: tuple[str, int], host: str | None, timeout: float | None) -> socket.socket:
+    def dial(self, address: Address, host: str | None, timeout: float | None) -> socket.socket:
         """A connection to an address of a host. Raises `OSError`."""
         name = f"{host or address[0]}:{address[1]}"
         longest = self._longest if timeout is None else min(timeout, self._longest)
         try:
-            return self._open(address, host or address[0], time.monotonic() + longest, name)
+            return self._open(
+                address, host or address[0], time.monotonic() + longest, partial(self._note, name, address)
+            )
         except OSError as error:
-            self._note(name, error)
+            self._note(name, address, error)
             raise
 
-    def _open(self, address: tuple[str, int], host: str, deadline: float, name: str) -> socket.socket:
+    def _open(self, address: Address, host: str, deadline: float, note: Callable[[OSError], None]) -> socket.socket:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]  # an address: nobody is asked
         plain = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -60,17 +66,19 @@ class Dialer:
             _limit(plain, deadline)
             plain.connect(address)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return plain if self._context is None else self._secured(plain, host, deadline, name)
+            return plain if self._context is None else self._secured(plain, host, deadline, note)
         except BaseException:
             plain.close()
             raise
 
-    def _secured(self, plain: socket.socket, host: str, deadline: float, name: str) -> socket.socket:
+    def _secured(
+        self, plain: socket.socket, host: str, deadline: float, note: Callable[[OSError], None]
+    ) -> socket.socket:
         assert self._context is not None  # noqa: S101  for type checkers
         secured = self._context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
         try:
             if isinstance(secured, TlsSocket):
-                secured.note = lambda error: self._note(name, error)
+                secured.note = note
             self._use(secured)
             _limit(secured, deadline)
             secured.do_handshake()
@@ -92,10 +100,10 @@ class Dialer:
             self._cut = True
             self._shut_down()
 
-    def drop_stalled(self) -> None:
-        """Have the next server tried where this one has had its share of the time."""
+    def drop_stalled(self, share: float) -> None:
+        """Have the next server tried where this one has had its share of the time, in seconds."""
         with self._lock:
-            if self.share is not None and time.monotonic() - self._since >= self.share:
+            if time.monotonic() - self._since >= share:
                 self._shut_down()
 
     def _shut_down(self) -> None:
@@ -103,22 +111,49 @@ class Dialer:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # below TLS, which another thread may be in
 
-    def _note(self, name: str, error: OSError) -> None:
+    def _note(self, name: str, address: Address, error: OSError) -> None:
         lasting = None if self._tls is None else refusal(error, self._tls)
-        known = self.troubles.get(name)
-        if lasting is not None or known is None or not known.lasting:  # a name may have several addresses
-            self.troubles[name] = Trouble(lasting or _shown(error), lasting is not None)
+        met = self._troubles.setdefault(name, {})
+        met[address[0]] = Trouble(lasting or _shown(error), lasting is not None)
+        if lasting is not None and name not in self._addresses:
+            self._addresses[name] = _addresses(name.rpartition(":")[0], address)
         self._troubled()
 
+    def forget_troubles(self) -> None:
+        """A connection stands."""
+        self._troubles.clear()
+
     def refused_by(self, hosts: Iterable[tuple[str, int]]) -> str | None:
-        """What all of these servers and we do not agree about; None unless that is so with each of them."""
-        met = {name: self.troubles.get(name) for name in (f"{host}:{port}" for host, port in hosts)}
-        lasting = {name: trouble for name, trouble in met.items() if trouble is not None and trouble.lasting}
-        return "; ".join(f"{name} {lasting[name].text}" for name in met) if met and len(lasting) == len(met) else None
+        """What we and servers do not agree about; None unless that is so with each of them, at all of its addresses."""
+        refusals = {name: self._refusal(name) for name in (f"{host}:{port}" for host, port in hosts)}
+        return None if None in refusals.values() else "; ".join(f"{name} {text}" for name, text in refusals.items())
+
+    def _refusal(self, name: str) -> str | None:
+        """What is in the way to one server for good: no other of its addresses is left to be tried."""
+        met = dict(self._troubles.get(name, {}))
+        left = self._addresses.get(name, set()) - met.keys()
+        return next((trouble.text for trouble in met.values() if trouble.lasting and not left), None)
 
     def shown(self) -> str:
         """What was in the way to each server, for an error's message."""
-        return "; ".join(f"{name} {trouble.text}" for name, trouble in list(self.troubles.items()))
+        met = [(name, list(troubles.values())[-1]) for name, troubles in list(self._troubles.items())]
+        return "; ".join(f"{name} {trouble.text}" for name, trouble in met)
+
+
+def is_address(host: str) -> bool:
+    """Whether nobody need be asked where a host is."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _addresses(host: str, address: Address) -> set[str]:
+    """All addresses of a host that was looked up a moment ago."""
+    with contextlib.suppress(OSError):
+        return {str(each[4][0]) for each in socket.getaddrinfo(host, address[1], type=socket.SOCK_STREAM)}
+    return {address[0]}
 
 
 def _limit(opened: socket.socket, deadline: float) -> None:

@@ -49,7 +49,7 @@ class Patience:
             self._waiting_since = self._answered
 
     def within(self, seconds: float, name: str = "timeout", grace: float = GRACE) -> None:
-        """The call ends in so many seconds, and `grace`, whatever is answered meanwhile; if not before, as told then."""
+        """The call ends in so many seconds, and `grace`, whatever is answered; never later than told before."""
         own = (time.monotonic() + seconds + grace, Limit(name, seconds))
         self._own = own if self._own is None or own[0] < self._own[0] else self._own
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 from collections.abc import Sequence
 
 from airflow_provider_zkmq.engine.errors import HostNotFound
 from airflow_provider_zkmq.engine.zk.blocking import carry_out
+from airflow_provider_zkmq.engine.zk.dialing import is_address
 from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
 from airflow_provider_zkmq.engine.zk.session import CLOSING_SECONDS, Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
@@ -58,7 +58,7 @@ class _Lookup:
 def _check_names(session: Session, patience: Patience) -> None:
     """Return when one of the servers can be looked for. Raises `HostNotFound` where none of their names is known."""
     hosts: Sequence[tuple[str, int]] = session.client.hosts
-    if any(_is_address(host) for host, _ in hosts):
+    if any(is_address(host) for host, _ in hosts):
         return
     answered = ThreadSignal()
     lookups = [_Lookup(host, port, answered) for host, port in hosts]
@@ -72,11 +72,3 @@ def _check_names(session: Session, patience: Patience) -> None:
         if over(patience.deadline()):
             raise session.unavailable(patience.limit)
         answered.wait(seen, left(patience.deadline()))
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -13,7 +13,7 @@ from kazoo.retry import KazooRetry
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.errors import AccessDenied, SessionLost, TlsRefused, TransportError, Unavailable
 from airflow_provider_zkmq.engine.zk.access import Access
-from airflow_provider_zkmq.engine.zk.dialing import Dialer
+from airflow_provider_zkmq.engine.zk.dialing import Dialer, is_address
 from airflow_provider_zkmq.engine.zk.handler import Handler
 from airflow_provider_zkmq.engine.zk.kazoo_client import Client
 from airflow_provider_zkmq.engine.zk.limits import Limit, Patience, left, over
@@ -61,7 +61,7 @@ class Session:
 
     def open(self, patience: Patience) -> None:
         """Connect. Raises `Unavailable` when `patience` is over, `TlsRefused` at once, `AccessDenied`."""
-        deadline = patience.deadline()
+        deadline, share = patience.deadline(), self._share()
         self.client.start_async()
         while not self.connected.is_set():
             seen = self.changed.count
@@ -70,10 +70,15 @@ class Session:
                 raise self.denied()
             if over(deadline) or self.dialer.refused_by(self.client.hosts):
                 raise self.unavailable(patience.limit)
-            pause = left(deadline)
-            self.changed.wait(seen, pause if self.dialer.share is None else min(pause, self.dialer.share))
+            self.changed.wait(seen, min(left(deadline), share))
             if not self.connected.is_set():
-                self.dialer.drop_stalled()
+                self.dialer.drop_stalled(share)
+
+    def _share(self) -> float:
+        """For how many seconds each server is waited for when a session is opened; a name may stand for several."""
+        (first, _), *others = self.client.hosts
+        several = others or not is_address(first)
+        return self.config.connect_timeout / (len(self.client.hosts) + 1 if several else 1)
 
     def close(self, patience: float | None = None) -> None:
         """End the session; what it held is given back at once. Idempotent.
@@ -130,7 +135,7 @@ class Session:
     def _on_state(self, state: str) -> None:
         if state == KazooState.CONNECTED:
             self.id = int(self.client.client_id[0])
-            self.dialer.troubles.clear()
+            self.dialer.forget_troubles()
             self.silent = False
             self.connected.set()
         else:
