@@ -90,18 +90,21 @@ class Access:
     def look_around(self) -> Look:
         """At the beginning: look at the root, and at what is above it. Raises `NotSecured`."""
         names = self._root.strip("/").split("/")
+        dangers = []
         for depth in range(len(names)):
             above = "/" + "/".join(names[:depth])
             acl: list[ACL] | None = yield ReadAcl(above, above=True)
             rights = _rights_of_anyone(acl or ())
             if self.secured and any(self._is_ours(entry) for entry in acl or ()):
                 self._judge([above] if rights else [])
-            elif self.secured and rights & _TAKE_OVER:
-                _warn(f"{above} is open to anyone, and {self._root} lies below it: give it an ACL")
-        if self.secured:
-            yield from self._look(self._root)
-        else:
+            elif rights & _TAKE_OVER:
+                dangers.append(above)
+        if not self.secured:
             yield ReadAcl(self._root)
+            return
+        yield from self._look(self._root)
+        if dangers:  # only its owner is told: others have been refused
+            _warn(f"{', '.join(dangers)} is open to anyone, and {self._root} lies below it: give it an ACL")
 
     def _judge(self, opened: Sequence[str]) -> None:
         if not opened:
