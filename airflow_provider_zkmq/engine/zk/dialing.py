@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.zk.tls import TlsSocket, client_context, refusal
@@ -24,6 +24,10 @@ class Trouble:
 
     text: str
     lasting: bool
+
+
+_UNANSWERED: Final = Trouble("took the connection and did not answer: frozen, full, or a port for TLS only?", False)
+_UNANSWERED_TLS: Final = Trouble("took the connection over TLS and did not answer: frozen, or full?", False)
 
 
 class Dialer:
@@ -50,13 +54,14 @@ class Dialer:
         """A connection to an address of a host. Raises `OSError`."""
         name = f"{host or address[0]}:{address[1]}"
         longest = self._longest if timeout is None else min(timeout, self._longest)
+        note = partial(self._note, name, address)
         try:
-            return self._open(
-                address, host or address[0], time.monotonic() + longest, partial(self._note, name, address)
-            )
+            opened = self._open(address, host or address[0], time.monotonic() + longest, note)
         except OSError as error:
-            self._note(name, address, error)
+            note(error)
             raise
+        self._remember(name, address, _UNANSWERED if self._tls is None else _UNANSWERED_TLS)  # until there is an answer
+        return opened
 
     def _open(self, address: Address, host: str, deadline: float, note: Callable[[OSError], None]) -> socket.socket:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]  # an address: nobody is asked
@@ -113,11 +118,16 @@ class Dialer:
 
     def _note(self, name: str, address: Address, error: OSError) -> None:
         lasting = None if self._tls is None else refusal(error, self._tls)
-        met = self._troubles.setdefault(name, {})
-        met[address[0]] = Trouble(lasting or _shown(error), lasting is not None)
+        self._remember(name, address, Trouble(lasting or _shown(error), lasting is not None))
         if lasting is not None and name not in self._addresses:
             self._addresses[name] = _addresses(name.rpartition(":")[0], address)
         self._troubled()
+
+    def _remember(self, name: str, address: Address, trouble: Trouble) -> None:
+        met = self._troubles.setdefault(name, {})
+        known = met.get(address[0])
+        if trouble.lasting or known is None or not known.lasting:
+            met[address[0]] = trouble
 
     def forget_troubles(self) -> None:
         """A connection stands."""
