@@ -58,12 +58,14 @@ class Access:
         self._root = config.root
         self._looked_at: set[str] = set()
 
-    def questions(self, ops: Iterable[object]) -> Iterator[Look]:
+    def questions(self, ops: Iterable[object]) -> Iterable[Look]:
         """What is to be looked at before these requests are sent: the root and queues not seen so far."""
-        if self.secured:
-            for path in dict.fromkeys(territory for op in ops for territory in self._territories(op)):
-                if path not in self._looked_at:
-                    yield self._look(path)
+        return self._questions(ops) if self.secured else ()
+
+    def _questions(self, ops: Iterable[object]) -> Iterator[Look]:
+        for path in dict.fromkeys(territory for op in ops for territory in self._territories(op)):
+            if path not in self._looked_at:
+                yield self._look(path)
 
     def _territories(self, op: object) -> Iterator[str]:
         """The root and the queue to which the paths of a request belong."""

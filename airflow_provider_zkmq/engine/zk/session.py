@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.errors import AccessDenied, SessionLost, TlsRefused, TransportError, Unavailable
 from airflow_provider_zkmq.engine.zk.access import Access
 from airflow_provider_zkmq.engine.zk.dialing import Dialer, is_address
-from airflow_provider_zkmq.engine.zk.handler import Handler
+from airflow_provider_zkmq.engine.zk.handler import Handler, TlsHandler
 from airflow_provider_zkmq.engine.zk.kazoo_client import Client
 from airflow_provider_zkmq.engine.zk.limits import Limit, Patience, left, over
 from airflow_provider_zkmq.engine.zk.requests import RemoveWatches
@@ -187,7 +187,7 @@ def _client_options(config: ConnectionConfig, dialer: Dialer) -> dict[str, Any]:
     options: dict[str, Any] = {
         "hosts": config.hosts,
         "timeout": config.session_timeout,
-        "handler": Handler(dialer),
+        "handler": Handler(dialer) if config.tls is None else TlsHandler(dialer),
         "connection_retry": KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
         "logger": _quiet_logger(),
     }
