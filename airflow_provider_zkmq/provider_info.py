@@ -54,13 +54,22 @@ def _connection_fields() -> dict[str, Any]:
     return {
         "root": _field("Root", "string", "The znode under which the queues live.", "/zkmq"),
         "queue": _field("Queue", "string", "The queue used where none is named.", "queue"),
-        "tls": _field("Use TLS", "boolean", "Speak TLS to ZooKeeper's secure port.", default=False),
-        "tls_ca": _field("TLS: CA file", "string", "PEM file of the authorities that sign the servers' certificates."),
-        "tls_cert": _field("TLS: certificate file", "string", "PEM file of the client's certificate."),
+        "tls": _field(
+            "Use TLS", "boolean", "Speak TLS to ZooKeeper's secure port; a file below implies it.", default=False
+        ),
+        "tls_ca": _field(
+            "TLS: CA file", "string", "PEM file of those who sign the servers' certificates; nobody else is trusted."
+        ),
+        "tls_cert": _field(
+            "TLS: certificate file", "string", "PEM file of the client's certificate, which is its identity."
+        ),
         "tls_key": _field("TLS: key file", "string", "PEM file of the client's private key."),
         "tls_key_password": _field("TLS: key password", "string", "Opens the private key.", secret=True),
-        "tls_check_hostname": _field(
-            "TLS: check host name", "boolean", "The servers' certificates must name the hosts.", default=True
+        "allow_open": _field(
+            "Allow open znodes",
+            "boolean",
+            "With credentials: use what is there already, too, although anyone may use it.",
+            default=False,
         ),
         "session_timeout": _field("Session timeout", "number", "Seconds after which a lost session ends.", 10),
         "connect_timeout": _field("Connect timeout", "number", "Seconds to wait for the first answer.", 10),

@@ -114,6 +114,7 @@ def connection_arguments(config: Any) -> dict[str, Any]:
         "session_timeout": config.session_timeout,
         "connect_timeout": config.connect_timeout,
         "request_timeout": config.request_timeout,
+        "allow_open": config.allow_open,
     }
 
 

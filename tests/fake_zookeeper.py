@@ -25,6 +25,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Sync,
     Tell,
     Wait,
+    Within,
 )
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Delete, Failure, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
@@ -220,6 +221,8 @@ class RandomLoss(Faults):
 
 def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
     match op:
+        case Within():
+            return None
         case Wait(signal, seen, timeout):
             if signal.count > seen:
                 return True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from airflow_provider_zkmq.cli.tls import add_tls, tls_options
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyClient
@@ -41,6 +43,9 @@ class Common:
     as_json: bool
     session_timeout: float | None
     connect_timeout: float | None
+    request_timeout: float | None = None
+    access: Mapping[str, Any] = field(default_factory=lambda: {"tls": None, "allow_open": None}, repr=False)
+    """The options ``tls``, which may hold a password, and ``allow_open``."""
 
     def connect(self, *, gc: bool = False) -> AnyClient:
         """Open a connection; by default one that takes no part in clean-up."""
@@ -53,6 +58,8 @@ class Common:
             auth=self.auth,
             session_timeout=self.session_timeout,
             connect_timeout=self.connect_timeout,
+            request_timeout=self.request_timeout,
+            **self.access,
         )
 
 
@@ -76,10 +83,11 @@ def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None
         help="credentials; prefer env ZKMQ_AUTH, which other users of the machine cannot see",
     )
     group.add_argument("--json", dest=f"{prefix}json", action="store_true", help="answer in JSON")
-    for name in ("session", "connect"):
+    for name, span in (("session", 10), ("connect", 10), ("request", 30)):
         group.add_argument(
-            f"--{name}-timeout", dest=f"{prefix}{name}_timeout", type=float, metavar="S", help="seconds (10)"
+            f"--{name}-timeout", dest=f"{prefix}{name}_timeout", type=float, metavar="S", help=f"seconds ({span})"
         )
+    add_tls(parser, prefix)
 
 
 def common(args: argparse.Namespace) -> Common:
@@ -91,11 +99,13 @@ def common(args: argparse.Namespace) -> Common:
         as_json=bool(getattr(args, "json", False) or args.before_json),
         session_timeout=_pick(args, "session_timeout", None),
         connect_timeout=_pick(args, "connect_timeout", None),
+        request_timeout=_pick(args, "request_timeout", None),
+        access=tls_options(lambda name: _pick(args, name, None), read_file),
     )
 
 
 def _pick(args: argparse.Namespace, name: str, default: T) -> T:
-    values: tuple[T | None, ...] = (getattr(args, name, None), getattr(args, _BEFORE + name))
+    values: tuple[T | None, ...] = (getattr(args, name, None), getattr(args, _BEFORE + name, None))
     return next((value for value in values if value is not None), default)
 
 

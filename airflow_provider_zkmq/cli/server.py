@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from airflow_provider_zkmq.embedded import EmbeddedServer
+from airflow_provider_zkmq.cli.options import UsageError
+from airflow_provider_zkmq.embedded import EmbeddedServer, ServerTls, is_loopback
 
 if TYPE_CHECKING:
     import argparse
@@ -31,6 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ensemble", type=int, default=1, metavar="N", help="number of nodes (%(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument(
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="clients from one address, 0 = any number (on loopback any, else 60)",
+    )
+    group = parser.add_argument_group("TLS, on --port; a port without it is then on loopback alone")
+    group.add_argument("--tls-cert", metavar="FILE", help="PEM file of the server's certificate, with its chain")
+    group.add_argument("--tls-key", metavar="FILE", help="PEM file of its private key: PKCS #8, not encrypted")
+    group.add_argument("--tls-ca", metavar="FILE", help="let in only clients whose certificates these sign")
     parser.add_argument("--json", action="store_true", help="say that it is ready as one line of JSON")
 
 
@@ -43,7 +55,11 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: an option is out of its range.
         ServerError: the server cannot be started, or one of its nodes died.
     """
-    server = EmbeddedServer(args.data_dir, args.port, args.ensemble, args.host)
+    tls = _tls(args)
+    server = EmbeddedServer(
+        args.data_dir, args.port, args.ensemble, args.host, tls=tls, max_connections=args.max_connections
+    )
+    _warn(args.host, tls)
     with _stop_signals_interrupt():
         try:
             server.start()
@@ -55,6 +71,26 @@ def run(args: argparse.Namespace) -> int:
             server.stop()
 
 
+def _tls(args: argparse.Namespace) -> ServerTls | None:
+    if args.tls_cert is None and args.tls_key is None and args.tls_ca is None:
+        return None
+    if args.tls_cert is None or args.tls_key is None:
+        raise UsageError("a server that speaks TLS needs --tls-cert and --tls-key")
+    return ServerTls(args.tls_cert, args.tls_key, args.tls_ca)
+
+
+def _warn(host: str, tls: ServerTls | None) -> None:
+    """Say whom a server lets in that others than this machine reach."""
+    if is_loopback(host) or (tls is not None and tls.ca is not None):
+        return
+    who = "without TLS, so anyone who can listen in reads everything" if tls is None else "whoever they are"
+    print(
+        f"zkmq: warning: this server is meant for development and lets in anyone who reaches {host}, {who}; "
+        "clients must give credentials for their queues to be theirs (docs/security.md)",
+        file=sys.stderr,
+    )
+
+
 def _watch(server: EmbeddedServer) -> NoReturn:
     """Look after the nodes until one of them is dead; a signal interrupts."""
     while True:
@@ -63,10 +99,12 @@ def _watch(server: EmbeddedServer) -> NoReturn:
 
 
 def _announcement(server: EmbeddedServer, *, as_json: bool) -> str:
+    tls = server.plain_hosts != server.hosts
     if as_json:
-        folder = str(server.data_dir)
-        return json.dumps({"ready": True, "hosts": server.hosts, "data_dir": folder, "pids": server.pids})
-    return f"ZooKeeper is ready on {server.hosts} (data in {server.data_dir}); Ctrl-C stops it"
+        folder, plain = str(server.data_dir), {"plain_hosts": server.plain_hosts} if tls else {}
+        return json.dumps({"ready": True, "hosts": server.hosts, **plain, "data_dir": folder, "pids": server.pids})
+    where = f"{server.hosts} with TLS, {server.plain_hosts} without" if tls else server.hosts
+    return f"ZooKeeper is ready on {where} (data in {server.data_dir}); Ctrl-C stops it"
 
 
 @contextlib.contextmanager

@@ -1,11 +1,13 @@
 """A real Apache ZooKeeper server for development and tests, run from the jars that PySpark ships.
 
 Importing this package starts nothing and loads neither PySpark nor a ZooKeeper client. Production
-brings its own ensemble: this server listens without authentication, on loopback unless told otherwise.
+brings its own ensemble: this server lets in anyone who reaches it, on loopback unless told otherwise.
 """
 
 from airflow_provider_zkmq.embedded.errors import ServerError
 from airflow_provider_zkmq.embedded.java import Java, find_java, spark_java_home
+from airflow_provider_zkmq.embedded.ports import is_loopback
 from airflow_provider_zkmq.embedded.server import EmbeddedServer
+from airflow_provider_zkmq.embedded.tls import ServerTls
 
-__all__ = ["EmbeddedServer", "Java", "ServerError", "find_java", "spark_java_home"]
+__all__ = ["EmbeddedServer", "Java", "ServerError", "ServerTls", "find_java", "is_loopback", "spark_java_home"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from airflow_provider_zkmq.embedded.tls import ServerTls
 
 # Every path is relative to the node's folder, which is Java's working folder. So no name of a folder, with
 # whatever characters, has to survive the escapes of a properties file or Java's idea of the locale.
 CONFIGURATION = "./zoo.cfg"
 LOGGING = "log4j2.properties"
+LOOPBACK = "127.0.0.1"
 SERVER_LOG = "zookeeper.log"
 JAVA_LOG = "java.log"
 _DATA = "data"
@@ -40,28 +40,35 @@ class Settings:
     """What all nodes of a server share.
 
     ``tick_time`` is ZooKeeper's unit of time in milliseconds; ``force_sync`` says whether a write is on
-    the disk before it is acknowledged; ``heap_mb`` bounds each Java heap, in MiB.
+    the disk before it is acknowledged; ``heap_mb`` bounds each Java heap, in MiB; ``connections`` the connections
+    from one address, 0: any number. With ``tls`` the plain port is on loopback alone, for the server's own probes.
     """
 
     host: str
     force_sync: bool
     tick_time: int
     heap_mb: int
+    connections: int = 0
+    tls: ServerTls | None = None
 
-    def zoo_cfg(self, port: int, peers: list[str]) -> str:
+    @property
+    def plain_host(self) -> str:
+        """The address on which the port without TLS listens."""
+        return self.host if self.tls is None else LOOPBACK
+
+    def zoo_cfg(self, port: int, peers: list[str], secure_port: int = 0) -> str:
         """Return the ``zoo.cfg`` of a node: its client ``port``, and ``peers`` from :func:`peer_lines`."""
         lines = [
             f"dataDir=./{_DATA}",
             f"clientPort={port}",
-            f"clientPortAddress={self.host}",
+            f"clientPortAddress={self.plain_host}",
             f"tickTime={self.tick_time}",
             "initLimit=20",
             "syncLimit=6",
             # Clients get the session timeout they ask for, between two ticks and a minute.
             f"minSessionTimeout={2 * self.tick_time}",
             f"maxSessionTimeout={max(60_000, 2 * self.tick_time)}",
-            # All clients of one machine come from one address: the default of 60 would show as time-outs.
-            "maxClientCnxns=0",
+            f"maxClientCnxns={self.connections}",
             # Its HTTP server needs jars that are not on the class path.
             "admin.enableServer=false",
             "extendedTypesEnabled=true",
@@ -69,6 +76,7 @@ class Settings:
             "autopurge.snapRetainCount=3",
             "autopurge.purgeInterval=1",
             *peers,
+            *([] if self.tls is None else self.tls.lines(self.host, secure_port)),
         ]
         return "\n".join(lines) + "\n"
 
@@ -96,7 +104,7 @@ def peer_lines(ports: list[tuple[int, int]]) -> list[str]:
     """
     if len(ports) == 1:
         return []
-    return [f"server.{number}=127.0.0.1:{quorum}:{election}" for number, (quorum, election) in enumerate(ports, 1)]
+    return [f"server.{number}={LOOPBACK}:{quorum}:{election}" for number, (quorum, election) in enumerate(ports, 1)]
 
 
 def write_node(folder: Path, number: int, zoo_cfg: str) -> None:

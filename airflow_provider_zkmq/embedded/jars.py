@@ -1,4 +1,4 @@
-"""The class path of a ZooKeeper server: eight of the jars in PySpark's ``jars`` folder."""
+"""The class path of a ZooKeeper server: some of the jars in PySpark's ``jars`` folder."""
 
 from __future__ import annotations
 
@@ -21,17 +21,28 @@ _JARS = (
     "log4j-core",
     "log4j-slf4j2-impl",
 )
+# What serves TLS, which the rest can do without.
+_NETTY = (
+    "netty-buffer",
+    "netty-codec-base",
+    "netty-common",
+    "netty-handler",
+    "netty-resolver",
+    "netty-transport",
+    "netty-transport-classes-epoll",
+    "netty-transport-native-unix-common",
+)
 _INSTALL = 'pip install "airflow-provider-zkmq[spark]"'
 
 
-def class_path() -> str:
+def class_path(*, tls: bool = False) -> str:
     """Return the class path of the server, found without importing PySpark (importing it is slow).
 
     Raises:
         ServerError: PySpark is not installed, or comes without the jars.
     """
     folder = _jars_folder()
-    return os.pathsep.join(str(_find(folder, name)) for name in _JARS)
+    return os.pathsep.join(str(_find(folder, name)) for name in (_JARS + _NETTY if tls else _JARS))
 
 
 def _jars_folder() -> Path:

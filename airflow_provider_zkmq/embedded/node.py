@@ -121,3 +121,26 @@ def _text(path: Path, start: int) -> str:
         # A log that was rolled over is shorter than where this run began: then all of it is ours.
         log.seek(start if start <= path.stat().st_size else 0)
         return log.read().decode(errors="replace")
+
+
+class PortLostError(ServerError):
+    """Another process took a port between our look at it and Java's use of it."""
+
+
+def check_alive(nodes: list[Node]) -> None:
+    """Raise `ServerError`, with its last log lines, where the Java process of a node has ended."""
+    for node in nodes:
+        if not node.is_alive():
+            raise _death(node)
+
+
+def _death(node: Node) -> ServerError:
+    tail = last_words(node)
+    kind = PortLostError if "Address already in use" in tail else ServerError
+    return kind(f"the ZooKeeper process {node.pid} on port {node.port} ended by itself{tail}")
+
+
+def last_words(node: Node) -> str:
+    """What a node has logged last, as the end of an error's message."""
+    tail = node.log_tail()
+    return f"; its last log lines:\n{tail}" if tail else "; it logged nothing"

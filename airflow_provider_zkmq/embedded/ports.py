@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import random
 import socket
 from itertools import islice
@@ -19,6 +20,16 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared wi
 def reachable(host: str) -> str:
     """Return the address to connect to for a server that listens on ``host``."""
     return _ANY_ADDRESS.get(host, host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def connect_string(host: str, ports: list[int]) -> str:

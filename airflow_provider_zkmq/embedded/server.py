@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from airflow_provider_zkmq.embedded import configuration, jars, java, ports
 from airflow_provider_zkmq.embedded.errors import ServerError
 from airflow_provider_zkmq.embedded.folder import Folder
-from airflow_provider_zkmq.embedded.node import Node
+from airflow_provider_zkmq.embedded.node import Node, PortLostError, check_alive, last_words
+from airflow_provider_zkmq.embedded.ports import is_loopback
+from airflow_provider_zkmq.embedded.tls import ServerTls
 from airflow_provider_zkmq.engine import ConfigError
 
 if TYPE_CHECKING:
@@ -20,10 +22,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.02
 _STARTS = 3
 _HIGHEST_PORT = 65535
-
-
-class _PortLostError(ServerError):
-    """Another process took a port between our look at it and Java's use of it."""
+_CONNECTIONS = 60
 
 
 class EmbeddedServer:
@@ -42,6 +41,8 @@ class EmbeddedServer:
         ensemble: int = 1,
         host: str = "127.0.0.1",
         *,
+        tls: ServerTls | None = None,
+        max_connections: int | None = None,
         force_sync: bool = True,
         tick_time: int = 500,
         heap_mb: int = 512,
@@ -54,7 +55,10 @@ class EmbeddedServer:
             data_dir: the folder of the data, made if missing; what it holds is served again.
             port: the first node's client port, the others follow it; 0 means free ones.
             ensemble: how many nodes.
-            host: the address to listen on. There is no authentication: think before leaving loopback.
+            host: the address to listen on. Without `tls` there is no authentication: think before leaving loopback.
+            tls: serve TLS on `port` and those that follow. Ports without TLS are then on loopback alone.
+            max_connections: how many clients from one address; 0 for any number, which is the default on loopback,
+                where all of them come from one. Elsewhere the default is 60.
             force_sync: whether a write is on the disk before it is acknowledged. Off for throw-away data.
             tick_time: ZooKeeper's tick in milliseconds; the shortest session timeout is two ticks.
             heap_mb: the bound of each Java heap, in MiB.
@@ -72,7 +76,10 @@ class EmbeddedServer:
         self.ports = [port + number for number in range(ensemble)] if port else []
         self._fixed_ports = bool(port)
         self._size = ensemble
-        self._settings = configuration.Settings(host, force_sync, tick_time, heap_mb)
+        connections = max_connections if max_connections is not None else 0 if is_loopback(host) else _CONNECTIONS
+        _check_at_least("max_connections", connections, 0)
+        self._settings = configuration.Settings(host, force_sync, tick_time, heap_mb, connections, tls)
+        self._plain_ports: list[int] = []
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
         self._folder: Folder | None = None
@@ -82,6 +89,11 @@ class EmbeddedServer:
     def hosts(self) -> str:
         """The connect string of all nodes, such as ``127.0.0.1:2181``."""
         return ports.connect_string(self._settings.host, self.ports)
+
+    @property
+    def plain_hosts(self) -> str:
+        """The connect string of the ports without TLS, which are on loopback alone where there is TLS."""
+        return ports.connect_string(self._settings.plain_host, self._plain_ports)
 
     @property
     def pids(self) -> list[int]:
@@ -110,7 +122,8 @@ class EmbeddedServer:
         """
         if self._folder is not None:
             raise ServerError(f"the ZooKeeper server in {self.data_dir} is started already: stop it first")
-        command = [str(java.find_java().executable), *self._settings.java_arguments(jars.class_path())]
+        class_path = jars.class_path(tls=self._settings.tls is not None)
+        command = [str(java.find_java().executable), *self._settings.java_arguments(class_path)]
         self._folder = Folder(self.data_dir, self._size)
         try:
             self._start_nodes(self._folder, command)
@@ -163,14 +176,14 @@ class EmbeddedServer:
 
     def check(self) -> None:
         """Raise ServerError, with the last log lines, if the Java process of a node has ended."""
-        _check_alive(self._nodes)
+        check_alive(self._nodes)
 
     def _start_nodes(self, folder: Folder, command: list[str]) -> None:
         """Start them, again on other ports if one of those chosen was lost in between."""
         for left in reversed(range(_STARTS)):
             try:
                 self._start_nodes_once(folder, command)
-            except _PortLostError:
+            except PortLostError:
                 self._end_nodes()
                 if not left:
                     raise
@@ -181,10 +194,12 @@ class EmbeddedServer:
         peers = configuration.peer_lines(self._choose_ports())
         self._nodes = []
         with folder.usable():
-            for number, port in enumerate(self.ports, 1):
+            for number, (port, secure) in enumerate(zip(self._plain_ports, self.ports, strict=True), 1):
                 home = folder.path / f"node-{number}"
-                configuration.write_node(home, number, self._settings.zoo_cfg(port, peers))
-                node = Node(home, command, ports.reachable(self._settings.host), port)
+                configuration.write_node(home, number, self._settings.zoo_cfg(port, peers, secure))
+                if self._settings.tls is not None:
+                    self._settings.tls.write(home)
+                node = Node(home, command, ports.reachable(self._settings.plain_host), port)
                 self._nodes.append(node)
                 node.start(folder.lock)
         self._await_ready(self._nodes)
@@ -197,17 +212,19 @@ class EmbeddedServer:
                 ports.check_free(host, port)
         else:
             self.ports = ports.free_ports(host, self._size)
-        between = [port for port in ports.free_ports("127.0.0.1", 3 * self._size) if port not in self.ports]
-        return list(zip(between[: self._size], between[self._size : 2 * self._size], strict=True))
+        free = [port for port in ports.free_ports(configuration.LOOPBACK, 4 * self._size) if port not in self.ports]
+        quorum, election, plain = (free[at * self._size : (at + 1) * self._size] for at in range(3))
+        self._plain_ports = self.ports if self._settings.tls is None else plain
+        return list(zip(quorum, election, strict=True))
 
     def _await_ready(self, nodes: list[Node]) -> None:
         deadline = time.monotonic() + self._start_timeout
         for node in nodes:
             while node.mode() is None:
-                _check_alive(nodes)
+                check_alive(nodes)
                 if time.monotonic() > deadline:
                     limit = f"{self._start_timeout:g} s"
-                    message = f"ZooKeeper on port {node.port} served no request within {limit}{_last(node)}"
+                    message = f"ZooKeeper on port {node.port} served no request within {limit}{last_words(node)}"
                     raise ServerError(message)
                 time.sleep(_POLL_S)
 
@@ -230,20 +247,3 @@ def _check_port(first: int, ensemble: int) -> None:
     highest = _HIGHEST_PORT + 1 - ensemble
     if not 0 <= first <= highest:
         raise ConfigError(f"port must be between 0 and {highest}, not {first}")
-
-
-def _check_alive(nodes: list[Node]) -> None:
-    for node in nodes:
-        if not node.is_alive():
-            raise _death(node)
-
-
-def _death(node: Node) -> ServerError:
-    tail = _last(node)
-    kind = _PortLostError if "Address already in use" in tail else ServerError
-    return kind(f"the ZooKeeper process {node.pid} on port {node.port} ended by itself{tail}")
-
-
-def _last(node: Node) -> str:
-    tail = node.log_tail()
-    return f"; its last log lines:\n{tail}" if tail else "; it logged nothing"

@@ -21,7 +21,12 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?\Z")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS to ZooKeeper's secure port. Paths to PEM files; the server's name is checked unless told otherwise."""
+    """TLS to ZooKeeper's secure port. Paths to PEM files.
+
+    ``ca``: who signs the servers' certificates, and nobody else is trusted; without it the system's authorities are.
+    ``cert`` and ``key``: the client's own certificate, which is then its identity. A server's certificate must name the
+    host that was asked for: ``check_hostname`` cannot be switched off.
+    """
 
     ca: str | None = None
     cert: str | None = None
@@ -30,6 +35,9 @@ class Tls:
     check_hostname: bool = True
 
     def __post_init__(self) -> None:
+        if not self.check_hostname:
+            msg = "tls check_hostname cannot be switched off: give the servers certificates that name their hosts"
+            raise ConfigError(msg)
         for name in ("ca", "cert", "key"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
@@ -48,6 +56,8 @@ class ConnectionConfig:
     session_timeout: float = 10.0
     connect_timeout: float = 10.0
     request_timeout: float = 30.0
+    allow_open: bool = False
+    """Whether to use what anyone may use although credentials were given."""
 
     @classmethod
     def of(cls, hosts: object = DEFAULT_HOSTS, root: object = DEFAULT_ROOT, **options: Any) -> ConnectionConfig:
@@ -57,11 +67,17 @@ class ConnectionConfig:
             if not 0.1 <= span <= 3600:
                 msg = f"{name} {span!r} is not allowed: 0.1 to 3600 seconds"
                 raise ConfigError(msg)
+        allow_open = options.pop("allow_open", None) or False
+        if not isinstance(allow_open, bool):
+            msg = f"allow_open must be True or False, not {allow_open!r}"
+            raise ConfigError(msg)
         auth, tls = _auth(options.pop("auth", None)), _tls(options.pop("tls", None))
         if unknown := sorted(name for name, value in options.items() if value is not None):
-            msg = f"unknown connection option(s) {', '.join(unknown)}; known: auth, tls, {', '.join(_SPANS)}"
+            msg = (
+                f"unknown connection option(s) {', '.join(unknown)}; known: allow_open, auth, tls, {', '.join(_SPANS)}"
+            )
             raise ConfigError(msg)
-        return cls(hosts=check_hosts(hosts), root=check_root(root), auth=auth, tls=tls, **spans)
+        return cls(hosts=check_hosts(hosts), root=check_root(root), auth=auth, tls=tls, allow_open=allow_open, **spans)
 
 
 _SPANS = tuple(spec.name for spec in fields(ConnectionConfig) if spec.name.endswith("_timeout"))

@@ -30,9 +30,11 @@ class Zkmq(Client):
         """Connect to ZooKeeper, waiting at most ``connect_timeout``.
 
         `hosts`: ``host:port,host:port``; `root`: the znode under which the queues live. Options: ``auth``
-        (``"user:password"``: what is created then belongs to that user), ``tls`` (`Tls` or a mapping),
+        (``"user:password"``) and ``tls`` (`Tls` or a mapping; a certificate is an identity, too): what is created then
+        belongs to that identity alone, and what anyone may use is refused unless ``allow_open``;
         ``session_timeout``, ``connect_timeout``, ``request_timeout`` (seconds). `gc`: take part in clean-up.
-        Raises `ConfigError`, `Unavailable` (naming the hosts), `AccessDenied`.
+        Raises `ConfigError`; `Unavailable` naming the hosts, `HostNotFound` and `TlsRefused` at once; `AccessDenied`,
+        `NotSecured`.
 
         ``textqueue:///path/dir`` instead of hosts: a `FileClient`, which has the same methods over files.
         """

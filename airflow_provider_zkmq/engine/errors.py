@@ -5,9 +5,12 @@
     ZkmqError
     ├── ConfigError (also ValueError)   what was asked for cannot be; nothing was written
     │   ├── AccessDenied                the credentials do not open the queue's znodes
-    │   └── QueueNotFound               there is no such queue; the message names those that come close
+    │   ├── QueueNotFound               there is no such queue; the message names those that come close
+    │   └── NotSecured                  credentials were given, and anyone may use what is there already
     ├── TransportError
     │   ├── Unavailable                 no server answered in time; nothing was written
+    │   │   ├── HostNotFound            none of the servers' names is known
+    │   │   └── TlsRefused              we and the servers do not accept each other's certificates
     │   ├── SessionLost                 the ZooKeeper session expired or was closed
     │   └── OutcomeUnknown              a write may or may not have happened
     ├── QueueError
@@ -60,6 +63,10 @@ class QueueNotFound(ConfigError):
         return cls(msg, similar=similar)
 
 
+class NotSecured(ConfigError):
+    """Credentials were given, but anyone may read or change what is there already; ``allow_open`` allows that."""
+
+
 class TransportError(ZkmqError):
     """The way to ZooKeeper failed."""
 
@@ -69,6 +76,14 @@ class Unavailable(TransportError):
 
     A call over many tasks, such as `clear` or `collect_garbage`, may have dealt with some of them.
     """
+
+
+class HostNotFound(Unavailable):
+    """None of the servers' names can be resolved; the message says which, and why."""
+
+
+class TlsRefused(Unavailable):
+    """The servers were reached, but we do not accept their certificates, or they do not accept ours."""
 
 
 class SessionLost(TransportError):

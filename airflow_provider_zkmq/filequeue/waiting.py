@@ -46,7 +46,7 @@ def wait(folder: Folder, queue: str, task_ids: Sequence[str], event: WaitFor | s
     if tasks is None:
         left = waiting.left
         names = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
-        msg = f"{len(left)} task(s) of queue {queue!r} did not reach {wanted} in time: {names}"
+        msg = f"{len(left)} task(s) of queue {queue!r} did not reach {wanted} within timeout ({span or 0:g} s): {names}"
         raise WaitTimeout(msg, left=left)
     return tasks
 
@@ -96,7 +96,9 @@ def follow(folder: Folder, queue: str, task_id: str, on_change: OnChange, timeou
 
     ended = look_until(folder.file(queue), look, span, folder.alarms, lambda: False)
     if ended is None:
-        raise WaitTimeout(f"task {name!r} of queue {queue!r} has not ended in time", left=[name])
+        raise WaitTimeout(
+            f"task {name!r} of queue {queue!r} has not ended within timeout ({span or 0:g} s)", left=[name]
+        )
     return ended
 
 

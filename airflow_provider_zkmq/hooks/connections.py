@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 DEFAULT_CONN_ID: Final = "zkmq_default"
 DEFAULT_QUEUE: Final = "queue"
 _PLAIN: Final = ("root", "session_timeout", "connect_timeout", "request_timeout")
-_TLS: Final = ("ca", "cert", "key", "key_password", "check_hostname")
-_KNOWN: Final = frozenset({*_PLAIN, "queue", "tls", *(f"tls_{name}" for name in _TLS)})
+_TLS: Final = ("ca", "cert", "key", "key_password")
+_KNOWN: Final = frozenset({*_PLAIN, "queue", "allow_open", "tls", *(f"tls_{name}" for name in _TLS)})
+#: What connections of earlier versions may hold: host names are always checked.
+_ALWAYS_ON: Final = "tls_check_hostname"
 
 
 def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -36,6 +38,10 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
     if not isinstance(extra, Mapping):
         raise ConfigError(f"{where}: extra must be a JSON object")
     values = {name: value for name, value in extra.items() if value not in (None, "")}
+    if not flag(f"{where}: {_ALWAYS_ON}", values.pop(_ALWAYS_ON, True)):
+        raise ConfigError(
+            f"{where}: {_ALWAYS_ON} cannot be switched off: the servers' certificates must name the hosts"
+        )
     if unknown := sorted(set(values) - _KNOWN):
         raise ConfigError(f"{where}: unknown extra {', '.join(unknown)}; known: {', '.join(sorted(_KNOWN))}")
     if not conn.host:
@@ -49,11 +55,11 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
             raise ConfigError(f"{where}: give both login and password, or neither")
         options["auth"] = [conn.login, conn.password]
     tls = {name: values[f"tls_{name}"] for name in _TLS if f"tls_{name}" in values}
-    if "check_hostname" in tls:
-        tls["check_hostname"] = flag(f"{where}: tls_check_hostname", tls["check_hostname"])
-    # The form sends its checkboxes whether or not TLS is used: only files say that it is.
-    if flag(f"{where}: tls", values.get("tls", bool(set(tls) - {"check_hostname"}))):
+    # The form sends its check boxes whether or not they were touched: a file says that TLS is meant, whatever they say.
+    if flag(f"{where}: tls", values.get("tls", False)) or tls:
         options["tls"] = tls
+    if flag(f"{where}: allow_open", values.get("allow_open", False)):
+        options["allow_open"] = True
     return options
 
 

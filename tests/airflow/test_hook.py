@@ -60,8 +60,8 @@ def test_hosts(host, port, hosts):
 def test_extra_becomes_options():
     """Every field of the form arrives where it belongs, texts of numbers and flags included."""
     extra = (
-        '{"root": "/r", "queue": "q", "tls": "true", "tls_ca": "/ca", "tls_check_hostname": "false", '
-        '"session_timeout": "7", "connect_timeout": 8, "request_timeout": "", "tls_cert": null}'
+        '{"root": "/r", "queue": "q", "tls": "true", "tls_ca": "/ca", "tls_check_hostname": "true", '
+        '"allow_open": "yes", "session_timeout": "7", "connect_timeout": 8, "request_timeout": "", "tls_cert": null}'
     )
     options = connection_options(conn(host="zk", login="u", password="p", extra=extra))
     assert options == {
@@ -71,7 +71,8 @@ def test_extra_becomes_options():
         "session_timeout": 7.0,
         "connect_timeout": 8,
         "auth": ["u", "p"],
-        "tls": {"ca": "/ca", "check_hostname": False},
+        "tls": {"ca": "/ca"},
+        "allow_open": True,
     }
 
 
@@ -81,10 +82,17 @@ def test_an_untouched_form_means_no_tls():
     assert "tls" not in options
 
 
+def test_a_file_means_tls_whatever_the_untouched_form_says():
+    """Who names the authority never speaks plainly: the form's own check box is sent unticked."""
+    options = connection_options(conn(host="zk", extra='{"tls": false, "tls_ca": "/ca"}'))
+    assert options["tls"] == {"ca": "/ca"}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {},
+        {"host": "zk", "extra": '{"tls_ca": "/ca", "tls_check_hostname": false}'},
         {"host": "zk", "password": "hidden"},
         {"host": "zk", "extra": '{"rooot": "/r"}'},
         {"host": "zk", "extra": '{"tls": "maybe"}'},

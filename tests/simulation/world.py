@@ -22,6 +22,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Tell,
     Wait,
     Watch,
+    Within,
 )
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts
@@ -156,7 +157,9 @@ class World:
             case "waiting":
                 fiber.client.receive_events()
                 woken = fiber.op.signal.count > fiber.op.seen
-                if woken or fiber.until <= self.now:
+                if fiber.op.turn and not woken and fiber.until <= self.now:
+                    self._fail(fiber, Unavailable("another call of the client did not end in time"))
+                elif woken or fiber.until <= self.now:
                     self._ready(fiber, woken)
             case "reconnecting":
                 if fiber.client.connected:
@@ -234,9 +237,12 @@ class World:
         fiber.op = op
         client = fiber.client
         match op:
-            case Wait(_, _, timeout):
+            case Wait(_, _, timeout, turn):
                 fiber.state = "waiting"
-                fiber.until = self.now + 1e9 if timeout is None else self.now + timeout
+                bound = self.request_timeout if turn else 1e9 if timeout is None else timeout
+                fiber.until = self.now + bound
+            case Within():
+                fiber.state, fiber.inbox = "ready", None
             case Reconnect(since):
                 fiber.state, fiber.until = "reconnecting", (since or self.now) + self.request_timeout
             case Tell(call):

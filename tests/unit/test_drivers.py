@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, Tell, Wait
-from airflow_provider_zkmq.engine.errors import SessionLost
+from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, Tell, Wait, Within
+from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
+from airflow_provider_zkmq.engine.zk import limits
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.looping import _ready
 from airflow_provider_zkmq.engine.zk.session import Session
@@ -223,3 +224,44 @@ def test_who_waits_for_a_connection_hears_that_it_was_closed(session: Session, d
     session.client.stop = lambda: None  # it was never started
     in_threads(wait, close)
     assert len(heard) == 1
+
+
+# --- for how long a call waits
+
+
+@pytest.fixture
+def impatient() -> Iterator[Session]:
+    made = Session(ConnectionConfig.of("127.0.0.1:1", request_timeout=0.2))
+    yield made
+    made.closed = True
+
+
+@pytest.mark.parametrize("drive", [run, on_a_loop])
+def test_another_call_is_waited_for_as_long_as_a_server(impatient: Session, drive: Any) -> None:
+    """Its own time being over, a call ends, whatever the other does; what it was to wait for itself is not bounded."""
+    signal = ThreadSignal()
+
+    def procedure() -> Any:
+        assert not (yield Wait(signal, 0, 0.4))
+        with pytest.raises(Unavailable, match=r"request_timeout \(0.2 s\)"):
+            yield Wait(signal, 0, turn=True)
+        with pytest.raises(Unavailable):
+            yield Reconnect()
+        signal.fire()
+        return (yield Wait(signal, 0, turn=True))
+
+    assert drive(impatient, procedure())
+    assert signal._callbacks == []
+
+
+@pytest.mark.parametrize("drive", [run, on_a_loop])
+def test_a_call_s_own_time_is_named_where_it_ends_first(session: Session, drive: Any, monkeypatch: Any) -> None:
+    """It binds what is waited for of servers, with a little grace."""
+    monkeypatch.setattr(limits.Patience.within, "__defaults__", ("timeout", 0.0))
+
+    def procedure() -> Any:
+        yield Within(0.1)
+        yield Reconnect()
+
+    with pytest.raises(Unavailable, match=r"within timeout \(0.1 s\)"):
+        drive(session, procedure())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,7 @@ from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
+from airflow_provider_zkmq.engine.fronts.aside import aside
 from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking, Front
 from airflow_provider_zkmq.engine.fronts.methods import verb
 from airflow_provider_zkmq.engine.fronts.queue import Queue
@@ -23,6 +25,8 @@ from airflow_provider_zkmq.engine.fronts.unit import Transaction
 from airflow_provider_zkmq.engine.fronts.upkeep import Upkeep
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import run
+from airflow_provider_zkmq.engine.zk.limits import Patience, left
+from airflow_provider_zkmq.engine.zk.opening import open_session
 from airflow_provider_zkmq.engine.zk.session import Session
 
 
@@ -61,22 +65,25 @@ class ClientVerbs(Front[str]):
         """Blocking: stop the upkeep, take the consumers off the register, end the session."""
         if self._session.closed:
             return
+        patience = self._session.farewell()
+        patience.begin()
+        deadline = patience.deadline()
         try:
             if self._upkeep is not None:
-                self._upkeep.stop()
+                self._upkeep.stop(left(deadline))
             for context in list(self._contexts.values()):
                 context.signal.fire()
                 if self._session.connected.is_set() and os.getpid() == self._session.pid:
-                    _leave(self._session, context)
+                    _leave(self._session, context, patience)
         finally:
-            self._session.close()
+            self._session.close(left(deadline))
             if self._upkeep is not None:
-                self._upkeep.join()
+                self._upkeep.join(left(deadline))
 
 
-def _leave(session: Session, context: Context) -> None:
+def _leave(session: Session, context: Context, patience: Patience) -> None:
     try:
-        run(session, unregister(context))
+        run(session, unregister(context), patience)
     except ZkmqError as error:
         log.info("leaving queue %r: %s; the end of the session does the rest", context.queue, error)
 
@@ -85,8 +92,11 @@ class Client(ClientVerbs, Blocking[str]):
     """A connection to ZooKeeper, blocking; usable from several threads, and as a context manager."""
 
     def start(self) -> Self:
-        """Connect, waiting at most ``connect_timeout``. Raises `Unavailable` (naming the hosts), `AccessDenied`."""
-        self._session.start()
+        """Connect, waiting at most ``connect_timeout``.
+
+        Raises `Unavailable`, naming the hosts, `HostNotFound` and `TlsRefused` at once; `AccessDenied`, `NotSecured`.
+        """
+        open_session(self._session)
         return self
 
     def queue(self, name: str) -> Queue:
@@ -129,7 +139,11 @@ class AsyncZkmq(ClientVerbs, Awaited[str]):
 
     async def start(self) -> Self:
         """Connect, waiting at most ``connect_timeout``; awaiting or entering it does so, too. See `Zkmq.start`."""
-        await asyncio.to_thread(self._session.start)
+        try:
+            await aside(lambda: open_session(self._session))
+        except asyncio.CancelledError:
+            threading.Thread(target=self._session.close, name="zkmq-ending", daemon=True).start()
+            raise
         return self
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -157,4 +171,4 @@ class AsyncZkmq(ClientVerbs, Awaited[str]):
 
     async def close(self) -> None:
         """End the session; what was claimed in it is given back at once. Idempotent."""
-        await asyncio.shield(asyncio.to_thread(self._close))
+        await asyncio.shield(asyncio.ensure_future(aside(self._close)))

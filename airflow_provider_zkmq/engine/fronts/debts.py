@@ -10,7 +10,6 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts
 from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.zk.blocking import wait_for
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
 
@@ -34,14 +33,11 @@ def _pay(session: Session, context: Context) -> None:
             with contextlib.suppress(TransportError):
                 run(session, pay_debts(context))
             if _goes_on(session, context):
-                wait_for(session.changed, seen, LOOK_SECONDS)
+                session.changed.wait(seen, LOOK_SECONDS)
     except Exception as error:  # noqa: BLE001  whatever was met: the next debt is to be paid
         context.debts.paying = False
-        what, odd = (
-            "what calls on queue %r left is put right before its next claim: %s",
-            not isinstance(error, ZkmqError),
-        )
-        log.warning(what, context.queue, error, exc_info=odd)
+        what = "what calls on queue %r left is put right before its next claim: %s"
+        log.warning(what, context.queue, error, exc_info=not isinstance(error, ZkmqError))
 
 
 def _goes_on(session: Session, context: Context) -> bool:

@@ -14,6 +14,7 @@ from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.background import OF_CALLS
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
+from airflow_provider_zkmq.engine.zk.limits import Patience
 from airflow_provider_zkmq.engine.zk.session import Session
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ T = TypeVar("T")
 PATIENCE: Final = 1.0
 
 
-def handed_over(session: Session, asked: Asked, receive: Callable[[Claimed], T]) -> T | None:
+def handed_over(session: Session, asked: Asked, receive: Callable[[Claimed], T], patience: Patience) -> T | None:
     """Claim, and hand what `receive` makes of it to the caller; cut off, the client gives it back before it claims.
 
     Since it may never claim again, that is also done in the background, as soon as there is a connection.
@@ -30,7 +31,7 @@ def handed_over(session: Session, asked: Asked, receive: Callable[[Claimed], T])
     """
     context, caller = asked.context, Caller()
     try:
-        claimed = run(session, asked.claiming(caller))
+        claimed = run(session, asked.claiming(caller), patience)
         if claimed is None:
             return None
         received = receive(claimed)
@@ -43,13 +44,15 @@ def handed_over(session: Session, asked: Asked, receive: Callable[[Claimed], T])
         raise
 
 
-async def handed_over_async(session: Session, asked: Asked, receive: Callable[[Claimed], T]) -> T | None:
+async def handed_over_async(
+    session: Session, asked: Asked, receive: Callable[[Claimed], T], patience: Patience
+) -> T | None:
     """The same on an event loop. Cancelled, it stops the claim, and gives back what that may have taken.
 
     That is waited for, but not for long: then, or cancelled once more, it goes on in the background.
     """
     context, caller = asked.context, Caller()
-    job = asyncio.ensure_future(arun(session, asked.claiming(caller)))
+    job = asyncio.ensure_future(arun(session, asked.claiming(caller), patience))
     try:
         claimed = await asyncio.shield(job)
     except asyncio.CancelledError:

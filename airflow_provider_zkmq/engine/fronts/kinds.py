@@ -18,6 +18,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.fronts.handover import handed_over, handed_over_async
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
+from airflow_provider_zkmq.engine.zk.limits import Patience, left
 from airflow_provider_zkmq.engine.zk.session import Session
 
 S = TypeVar("S")
@@ -68,15 +69,16 @@ class BlockingTaker(Blocking[S], Generic[S, C]):
     def _receive(self, context: Context, claimed: Claimed) -> C:
         """What the caller gets for a claim. May neither block nor fail."""
 
-    def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
         """Claim what is asked for. After `deliver`, inside of `handed_over`, nothing may happen but returns.
 
         An interrupt of the calling thread is raised at the next call or end of a ``with`` block; one that fell there
         would lose a claim that the client does not remember any more.
         """
-        asked = run(self._session, ask(self._subject))
+        patience = patience or self._session.patience()
+        asked = run(self._session, ask(self._subject), patience)
         self._mark_used()
-        return handed_over(self._session, asked, lambda claimed: self._receive(asked.context, claimed))
+        return handed_over(self._session, asked, lambda claimed: self._receive(asked.context, claimed), patience)
 
 
 class AwaitedTaker(Awaited[S], Generic[S, C]):
@@ -86,15 +88,20 @@ class AwaitedTaker(Awaited[S], Generic[S, C]):
     def _receive(self, context: Context, claimed: Claimed) -> C:
         """What the caller gets for a claim. May not fail."""
 
-    async def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    async def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
         """Claim what is asked for. Cancelled, it gives back what it took."""
-        asked = await arun(self._session, ask(self._subject))
+        patience = patience or self._session.patience()
+        asked = await arun(self._session, ask(self._subject), patience)
         self._mark_used()
-        return await handed_over_async(self._session, asked, lambda claimed: self._receive(asked.context, claimed))
+        receive = lambda claimed: self._receive(asked.context, claimed)  # noqa: E731
+        return await handed_over_async(self._session, asked, receive, patience)
 
 
 class BlockingInTurn(BlockingTaker[S, C]):
-    """A blocking front whose calls are carried out one after the other, from whichever threads they come."""
+    """A blocking front whose calls are carried out one after the other, from whichever threads they come.
+
+    A call waits for its turn as long as it would for a server. Raises `Unavailable` past that: it has sent nothing.
+    """
 
     def __init__(self, session: Session, subject: S) -> None:
         super().__init__(session, subject)
@@ -102,13 +109,26 @@ class BlockingInTurn(BlockingTaker[S, C]):
 
     def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
-        with self._turn:
-            return super()._carry_out(call)
+        patience = self._begin()
+        try:
+            return run(self._session, call(self._subject), patience)
+        finally:
+            self._turn.release()
 
-    def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
         """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
-        with self._turn:
-            return super()._take(ask)
+        patience = self._begin()
+        try:
+            return super()._take(ask, patience)
+        finally:
+            self._turn.release()
+
+    def _begin(self) -> Patience:
+        patience = self._session.patience()
+        patience.begin()
+        if not self._turn.acquire(timeout=left(patience.deadline())):
+            raise self._session.unavailable(patience.limit)
+        return patience
 
 
 class AwaitedInTurn(AwaitedTaker[S, C]):
@@ -120,10 +140,26 @@ class AwaitedInTurn(AwaitedTaker[S, C]):
 
     async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
-        async with self._turn:
-            return await super()._carry_out(call)
+        patience = await self._begin()
+        try:
+            return await arun(self._session, call(self._subject), patience)
+        finally:
+            self._turn.release()
 
-    async def _take(self, ask: Callable[[S], Procedure[Asked]]) -> C | None:
+    async def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
         """Claim what is asked for, when it is this call's turn."""
-        async with self._turn:
-            return await super()._take(ask)
+        patience = await self._begin()
+        try:
+            return await super()._take(ask, patience)
+        finally:
+            self._turn.release()
+
+    async def _begin(self) -> Patience:
+        patience = self._session.patience()
+        patience.begin()
+        try:
+            async with asyncio.timeout(left(patience.deadline())):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise self._session.unavailable(patience.limit) from None
+        return patience

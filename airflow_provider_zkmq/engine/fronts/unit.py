@@ -10,14 +10,15 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait, Within
 from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks import transaction
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.fronts.hand import UNKNOWN_SESSION, Hand, task_of
-from airflow_provider_zkmq.engine.zk.session import Session, left
+from airflow_provider_zkmq.engine.zk.limits import left
+from airflow_provider_zkmq.engine.zk.session import Session
 
 
 class Transaction:
@@ -54,6 +55,8 @@ class Transaction:
     ) -> Procedure[Claimed | None]:  # fmt: skip
         """Claim a task for it, unless it is closed meanwhile: then what was claimed is given back."""
         span = seconds("timeout", timeout)
+        if span > 0:
+            yield Within(span)
         asked = yield from wanted(context, node, filter_method, selector, None)
         self._contexts.add(context)
         taking = claim(context, asked, span, lambda: not self.open or caller.left, caller)
@@ -77,13 +80,14 @@ class Transaction:
 
     def reach(self) -> Procedure[None]:
         """Wait until the server can be asked, or the session is over. Raises `Unavailable`."""
-        deadline = self._session.deadline()
+        patience = self._session.patience()
+        deadline = patience.deadline()
         while True:
             seen, wait = self._session.changed.count, self._left()
             if wait is None or self.is_over():
                 return
             if not left(deadline):
-                raise self._session.unavailable()
+                raise self._session.unavailable(patience.limit)
             yield Wait(self._session.changed, seen, min(wait, left(deadline)))
 
     def contexts(self) -> set[Context]:

@@ -71,23 +71,27 @@ class Upkeep:
             self._changed.add(context.queue)
         self._wake.set()
 
-    def stop(self) -> None:
-        """End the thread; looks that were not made yet are made, and what is under way goes on, for a moment."""
+    def stop(self, patience: float) -> None:
+        """End the thread; looks that were not made yet are made, and what is under way goes on, for a moment.
+
+        `patience`: for how many seconds the client's end may be waited for at all.
+        """
+        deadline = time.monotonic() + patience
         self._stopped.set()
         self._wake.set()
-        if not self.join():
+        if not self.join(patience):
             with self._lock:
                 for _, context in self._due.values():
                     context.maintenance.leaving = True
-            self.join()
+            self.join(deadline - time.monotonic())
 
-    def join(self) -> bool:
+    def join(self, patience: float) -> bool:
         """Wait for the end of the thread, a moment at the most; whether it has ended."""
         with self._lock:
             thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
-        thread.join(timeout=CLOSING_SECONDS)
+        thread.join(timeout=max(0.0, min(CLOSING_SECONDS, patience)))
         return not thread.is_alive()
 
     def _loop(self) -> None:

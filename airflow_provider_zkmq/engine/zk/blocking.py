@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait, Within
 from airflow_provider_zkmq.engine.errors import TransportError
+from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
 from airflow_provider_zkmq.engine.zk.replies import failed, receive
 from airflow_provider_zkmq.engine.zk.root import ensure_root
-from airflow_provider_zkmq.engine.zk.session import Session, left
+from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.wire import (
     LOST,
@@ -27,63 +26,74 @@ from airflow_provider_zkmq.engine.zk.wire import (
 )
 
 
-def execute(session: Session, op: Op) -> Any:
+def execute(session: Session, op: Op, patience: Patience) -> Any:
     """Carry one operation out. What it raises is thrown into its procedure."""
     match op:
-        case Wait(ThreadSignal() as signal, seen, timeout):
-            return wait_for(signal, seen, timeout)
+        case Wait(ThreadSignal() as signal, seen, timeout, turn):
+            return _turn(session, signal, seen, patience) if turn else _wait(signal, seen, timeout, patience)
         case Wait(signal):
             raise TypeError(f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes")
+        case Within(seconds):
+            return patience.within(seconds)
         case Pipeline(ops):
-            return _pipeline(session, ops)
+            return _pipeline(session, ops, patience)
         case Reconnect(since):
-            return _connected(session, session.deadline(since))
+            patience.begin()
+            return _connected(session, patience.deadline(since), patience)
         case EnsureRoot(path):
-            return _ensure(session, path)
+            return carry_out(session, ensure_root(path), patience)
         case Tell(call):
             return call()
         case _:
-            return _pipeline(session, (op,))[0]
+            return _pipeline(session, (op,), patience)[0]
 
 
-def wait_for(signal: ThreadSignal, seen: int, timeout: float | None) -> bool:
-    """Wait until a signal has been fired more than `seen` times; whether it has within `timeout` seconds."""
-    event = threading.Event()
-    try:
-        return not signal.on_next(seen, event.set) or event.wait(timeout)
-    finally:
-        signal.forget(event.set)
+def _wait(signal: ThreadSignal, seen: int, timeout: float | None, patience: Patience) -> bool:
+    woken = signal.wait(seen, timeout)
+    patience.answered()
+    return woken
 
 
-def _connected(session: Session, deadline: float) -> None:
-    """Wait for the connection. Raises `Unavailable` at the deadline, and at once where the connection was closed."""
+def _turn(session: Session, signal: ThreadSignal, seen: int, patience: Patience) -> bool:
+    """Wait for another call of this client, as long as for a server. Raises `Unavailable`."""
+    patience.begin()
+    if not signal.wait(seen, left(patience.deadline())):
+        raise session.unavailable(patience.limit)
+    return True
+
+
+def _connected(session: Session, deadline: float, patience: Patience) -> None:
+    """Wait for the connection. Raises `Unavailable` past the deadline, and at once where the connection was closed."""
     while True:
         seen = session.changed.count
         session.usable()
+        if over(deadline):
+            raise session.unavailable(patience.limit)
         if session.connected.is_set():
             return
-        if time.monotonic() >= deadline:
-            raise session.unavailable()
-        wait_for(session.changed, seen, left(deadline))
+        session.changed.wait(seen, left(deadline))
 
 
-def _ensure(session: Session, path: str) -> None:
-    deadline, steps, result = session.deadline(), ensure_root(path), None
+def carry_out(session: Session, steps: Generator[Request, Any, None], patience: Patience) -> None:
+    """Carry requests out, one after the other."""
+    result = None
     while True:
         try:
             op = steps.send(result)
         except StopIteration:
             return
-        result = gathered(session, (op,), _window(session, (op,), deadline))[0]
+        result = gathered(session, (op,), _window(session, (op,), patience))[0]
 
 
-def _pipeline(session: Session, ops: Sequence[Request]) -> list[Any]:
+def _pipeline(session: Session, ops: Sequence[Request], patience: Patience) -> list[Any]:
     """Several requests, so many in flight at once; none is sent after one that was not answered."""
     check_sizes(ops)
+    for steps in session.access.questions(ops):
+        carry_out(session, steps, patience)
     results: list[Any] = []
     for start in range(0, len(ops), WINDOW):
         try:
-            results += _window(session, ops[start : start + WINDOW], session.deadline())
+            results += _window(session, ops[start : start + WINDOW], patience)
         except TransportError:
             if not results:
                 raise
@@ -93,29 +103,32 @@ def _pipeline(session: Session, ops: Sequence[Request]) -> list[Any]:
     return gathered(session, ops, results)
 
 
-def _window(session: Session, ops: Sequence[Request], deadline: float) -> list[Any]:
+def _window(session: Session, ops: Sequence[Request], patience: Patience) -> list[Any]:
     """The results, in order; a request's error stands for its result. Raises only where nothing was sent."""
-    _connected(session, deadline)
+    patience.begin()
+    deadline = patience.deadline()
+    _connected(session, deadline, patience)
     pending = [submit(session, op) for op in ops]
-    return [_collect(session, sent, deadline) for sent in pending]
+    return [_collect(session, sent, deadline, patience) for sent in pending]
 
 
-def _collect(session: Session, sent: Sent, deadline: float) -> Any:
+def _collect(session: Session, sent: Sent, deadline: float, patience: Patience) -> Any:
     """A result or an error; a read whose connection was lost is sent again, a write's outcome is then unknown."""
     try:
         while True:
             try:
                 value = sent.reply.get(timeout=left(deadline))
             except LOST:
+                patience.missed()
                 if isinstance(sent.op, WRITES):
                     return unknown(sent)
-                _connected(session, deadline)
-                if time.monotonic() >= deadline:
-                    return session.unavailable()
+                _connected(session, deadline, patience)
                 sent = submit(session, sent.op)
             except Exception as error:  # noqa: BLE001  mapped, or raised as it is
+                patience.answered()
                 return failed(session, sent, error)
             else:
+                patience.answered()
                 return receive(session, sent, value)
     except Exception as error:  # noqa: BLE001  thrown once the others have been answered
         return error

@@ -4,8 +4,9 @@ A client's procedures share its memory, so each step of one, from an operation's
 under the session's ``memory`` lock; operations are carried out without it. Threads and coroutines of a client
 therefore interleave at operations and nowhere else. A watch's event only sets flags, from kazoo's thread.
 
-An operation takes at most ``request_timeout``, a wait its own time. However a call ends, by an interrupt or by being
-cancelled too, the procedure is closed and nothing of ours is left with signals or with kazoo.
+A call's `Patience` bounds all that it waits for, also for other calls; a wait takes its own time. However a call ends,
+by an interrupt or by being cancelled too, the procedure is closed and nothing of ours is left with signals or with
+kazoo.
 """
 
 from __future__ import annotations
@@ -15,20 +16,25 @@ from typing import Any, TypeVar
 
 from airflow_provider_zkmq.engine.core.protocol.ops import Op, Procedure
 from airflow_provider_zkmq.engine.zk.blocking import execute
+from airflow_provider_zkmq.engine.zk.limits import Patience
 from airflow_provider_zkmq.engine.zk.looping import execute as execute_on_loop
 from airflow_provider_zkmq.engine.zk.session import Session
 
 T = TypeVar("T")
 
 
-def run(session: Session, procedure: Procedure[T]) -> T:
-    """Carry a procedure out, blocking the calling thread. Raises `TransportError` in a process forked since."""
+def run(session: Session, procedure: Procedure[T], patience: Patience | None = None) -> T:
+    """Carry a procedure out, blocking the calling thread. Raises `TransportError` in a process forked since.
+
+    `patience`: the call's, where it has waited for something before.
+    """
     session.refuse_a_fork()
+    patience = patience or session.patience()
     try:
         op = _resume(session, procedure.send, None)
         while True:
             try:
-                result = execute(session, op)
+                result = execute(session, op, patience)
             except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
                 op = _resume(session, procedure.throw, error)
             else:
@@ -41,14 +47,15 @@ def run(session: Session, procedure: Procedure[T]) -> T:
             procedure.close()
 
 
-async def arun(session: Session, procedure: Procedure[T]) -> T:
+async def arun(session: Session, procedure: Procedure[T], patience: Patience | None = None) -> T:
     """Carry a procedure out on the running event loop, which is never blocked for long: a step does no I/O."""
     session.refuse_a_fork()
+    patience = patience or session.patience()
     try:
         op = _resume(session, procedure.send, None)
         while True:
             try:
-                result = await execute_on_loop(session, op)
+                result = await execute_on_loop(session, op, patience)
             except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
                 op = _resume(session, procedure.throw, error)
             else:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import ssl
 import threading
 from typing import Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
+from airflow_provider_zkmq.engine.zk.dialing import Dialer
 from airflow_provider_zkmq.engine.zk.watches import Fan
 
 
@@ -22,6 +24,16 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
     #: What wakes the connection's thread; None before the first connection.
     bell: Any = None
 
+    def __init__(self, dialer: Dialer) -> None:
+        super().__init__()
+        self.dialer = dialer
+
+    def create_connection(
+        self, address: tuple[str, int], hostname: str | None = None, timeout: float | None = None, **_of_kazoo: Any
+    ) -> Any:
+        """A connection to a server; kazoo's own options for TLS are not used."""
+        return self.dialer.dial(address[:2], hostname, timeout)
+
     def dispatch_callback(self, callback: Any) -> None:
         """Run a watch of ours at once: it sets flags and wakes waiters, it neither blocks nor raises."""
         if isinstance(callback.func, Fan):
@@ -34,6 +46,16 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
         pair = (bell := Bell(), bell) if hasattr(os, "eventfd") else super().create_socket_pair()
         self.bell = pair[1]
         return pair
+
+
+class TlsHandler(Handler):
+    """The same over TLS, which may have read more than was asked of it."""
+
+    def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
+        """What can be read or written; kazoo's own does not see what TLS has read and nobody has fetched yet."""
+        waiting = [one for one in rlist if isinstance(one, ssl.SSLSocket) and one.pending()]
+        ready, writable, broken = super().select(rlist, wlist, xlist, 0 if waiting else timeout)
+        return [*ready, *(one for one in waiting if one not in ready)], writable, broken
 
 
 class Bell:

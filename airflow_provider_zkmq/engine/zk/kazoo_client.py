@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, Final
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionClosedError, SessionExpiredError
+from kazoo.protocol.serialization import CloseInstance
 from kazoo.protocol.states import KeeperState
+
+#: For so long a connection that was cut is waited for.
+CUT_SECONDS: Final = 1.0
 
 #: In these states of kazoo's a request is refused rather than queued.
 _REFUSED: dict[str, type[Exception]] = {
@@ -37,6 +42,28 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         except BaseException:
             bell.send(b"\0")
             raise
+
+    def end(self, patience: float) -> None:
+        """End the session, asking its server for at most so many seconds; then cut the connection. Returns soon after.
+
+        kazoo's own `stop` waits for its thread, which may be opening a connection or resolving a name.
+        """
+        self._stopped.set()
+        if self.connected:
+            self._queue.append((CloseInstance, None))
+            self.handler.bell.send(b"\0")
+            self._connection.connection_stopped.wait(patience)
+        self.handler.dialer.cut()
+        if self._connection.connection_stopped.wait(CUT_SECONDS):
+            self._release()
+        else:
+            threading.Thread(target=self._release, name="zkmq-ending", daemon=True).start()
+
+    def _release(self) -> None:
+        """Wait for kazoo's thread and free what it used."""
+        self._connection.stop()
+        self.handler.stop()
+        self.close()
 
     def forget(self, path: str, callback: Any) -> None:
         """Take back the callback of a watch on a znode's data; kazoo has no public way to do that."""

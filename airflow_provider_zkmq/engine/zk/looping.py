@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait, Within
 from airflow_provider_zkmq.engine.errors import TransportError
+from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
 from airflow_provider_zkmq.engine.zk.replies import failed, receive
 from airflow_provider_zkmq.engine.zk.root import ensure_root
-from airflow_provider_zkmq.engine.zk.session import Session, left
+from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.wire import (
     LOST,
@@ -27,23 +27,30 @@ from airflow_provider_zkmq.engine.zk.wire import (
 )
 
 
-async def execute(session: Session, op: Op) -> Any:
+async def execute(session: Session, op: Op, patience: Patience) -> Any:
     """Carry one operation out. What it raises is thrown into its procedure; a cancellation is not."""
     match op:
-        case Wait(ThreadSignal() as signal, seen, timeout):
-            return await _wait(signal, seen, timeout)
+        case Wait(ThreadSignal() as signal, seen, timeout, turn):
+            if turn:
+                return await _turn(session, signal, seen, patience)
+            woken = await _wait(signal, seen, timeout)
+            patience.answered()
+            return woken
         case Wait(signal):
             raise TypeError(f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes")
+        case Within(seconds):
+            return patience.within(seconds)
         case Pipeline(ops):
-            return await _pipeline(session, ops)
+            return await _pipeline(session, ops, patience)
         case Reconnect(since):
-            return await _connected(session, session.deadline(since))
+            patience.begin()
+            return await _connected(session, patience.deadline(since), patience)
         case EnsureRoot(path):
-            return await _ensure(session, path)
+            return await carry_out(session, ensure_root(path), patience)
         case Tell(call):
             return call()
         case _:
-            return (await _pipeline(session, (op,)))[0]
+            return (await _pipeline(session, (op,), patience))[0]
 
 
 def _waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> Callable[[], None]:
@@ -78,33 +85,43 @@ async def _wait(signal: ThreadSignal, seen: int, timeout: float | None) -> bool:
         signal.forget(wake)
 
 
-async def _connected(session: Session, deadline: float) -> None:
+async def _turn(session: Session, signal: ThreadSignal, seen: int, patience: Patience) -> bool:
+    patience.begin()
+    if not await _wait(signal, seen, left(patience.deadline())):
+        raise session.unavailable(patience.limit)
+    return True
+
+
+async def _connected(session: Session, deadline: float, patience: Patience) -> None:
     while True:
         seen = session.changed.count
         session.usable()
+        if over(deadline):
+            raise session.unavailable(patience.limit)
         if session.connected.is_set():
             return
-        if time.monotonic() >= deadline:
-            raise session.unavailable()
         await _wait(session.changed, seen, left(deadline))
 
 
-async def _ensure(session: Session, path: str) -> None:
-    deadline, steps, result = session.deadline(), ensure_root(path), None
+async def carry_out(session: Session, steps: Generator[Request, Any, None], patience: Patience) -> None:
+    """Carry requests out, one after the other."""
+    result = None
     while True:
         try:
             op = steps.send(result)
         except StopIteration:
             return
-        result = gathered(session, (op,), await _window(session, (op,), deadline))[0]
+        result = gathered(session, (op,), await _window(session, (op,), patience))[0]
 
 
-async def _pipeline(session: Session, ops: Sequence[Request]) -> list[Any]:
+async def _pipeline(session: Session, ops: Sequence[Request], patience: Patience) -> list[Any]:
     check_sizes(ops)
+    for steps in session.access.questions(ops):
+        await carry_out(session, steps, patience)
     results: list[Any] = []
     for start in range(0, len(ops), WINDOW):
         try:
-            results += await _window(session, ops[start : start + WINDOW], session.deadline())
+            results += await _window(session, ops[start : start + WINDOW], patience)
         except TransportError:
             if not results:
                 raise
@@ -114,27 +131,30 @@ async def _pipeline(session: Session, ops: Sequence[Request]) -> list[Any]:
     return gathered(session, ops, results)
 
 
-async def _window(session: Session, ops: Sequence[Request], deadline: float) -> list[Any]:
-    await _connected(session, deadline)
+async def _window(session: Session, ops: Sequence[Request], patience: Patience) -> list[Any]:
+    patience.begin()
+    deadline = patience.deadline()
+    await _connected(session, deadline, patience)
     pending = [submit(session, op) for op in ops]
-    return [await _collect(session, sent, deadline) for sent in pending]
+    return [await _collect(session, sent, deadline, patience) for sent in pending]
 
 
-async def _collect(session: Session, sent: Sent, deadline: float) -> Any:
+async def _collect(session: Session, sent: Sent, deadline: float, patience: Patience) -> Any:
     try:
         while True:
             try:
                 value = await _ready(sent.reply, left(deadline))
             except LOST:
+                patience.missed()
                 if isinstance(sent.op, WRITES):
                     return unknown(sent)
-                await _connected(session, deadline)
-                if time.monotonic() >= deadline:
-                    return session.unavailable()
+                await _connected(session, deadline, patience)
                 sent = submit(session, sent.op)
             except Exception as error:  # noqa: BLE001  mapped, or raised as it is
+                patience.answered()
                 return failed(session, sent, error)
             else:
+                patience.answered()
                 return receive(session, sent, value)
     except Exception as error:  # noqa: BLE001  thrown once the others have been answered
         return error

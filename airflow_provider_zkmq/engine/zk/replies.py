@@ -8,6 +8,7 @@ from kazoo.exceptions import (
     AuthFailedError,
     BadVersionError,
     ConnectionClosedError,
+    InvalidACLError,
     KazooException,
     NoAuthError,
     NodeExistsError,
@@ -32,6 +33,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 )
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome
 from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
+from airflow_provider_zkmq.engine.zk.access import ReadAcl
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.wire import LOST, Sent
 
@@ -46,6 +48,7 @@ _FAILURES: dict[type[Exception], Failure] = {
 
 def receive(session: Session, sent: Sent, value: Any) -> Any:
     """What a procedure gets for a reply. Raises `AccessDenied` where a transaction was refused for its credentials."""
+    session.silent = False
     match sent.op:
         case Multi():
             return _outcome(session, value, sent.at)
@@ -59,6 +62,8 @@ def receive(session: Session, sent: Sent, value: Any) -> Any:
             return None if value is None else stat(value)
         case Children():
             return value
+        case ReadAcl():
+            return value[0]
         case Sync():
             return None
 
@@ -69,6 +74,8 @@ def failed(session: Session, sent: Sent, error: BaseException) -> Any:
     if isinstance(op, CreateContainer) and isinstance(error, NodeExistsError | NoNodeError | UnimplementedError):
         failure = _FAILURES.get(type(error), Failure.OTHER)
         return Outcome(committed=False, failure=failure, detail=type(error).__name__, sent=sent.at)
+    if isinstance(op, ReadAcl) and op.above and isinstance(error, NoAuthError):
+        return None
     if isinstance(error, NoNodeError) and not isinstance(op, Multi):
         return None
     raise mapped(session, error) from error
@@ -78,10 +85,12 @@ def mapped(session: Session, error: BaseException) -> BaseException:
     """kazoo's error as one of ours; what is not kazoo's stays as it is."""
     if isinstance(error, NoAuthError | AuthFailedError):
         return session.denied()
+    if isinstance(error, InvalidACLError):
+        return session.not_known()
     if isinstance(error, ConnectionClosedError) or (isinstance(error, SessionExpiredError) and session.closed):
         return SessionLost("the connection was closed")
     if isinstance(error, LOST):
-        return session.unavailable()
+        return session.unanswered()
     if isinstance(error, KazooException):
         return ZkmqError(f"ZooKeeper refused a request: {type(error).__name__} {error}".strip())
     return error
@@ -113,8 +122,8 @@ def _many_item(session: Session, item: Any) -> Node | None:
 
 def _outcome(session: Session, results: list[Any], sent: float) -> Outcome:
     for at, result in enumerate(results):
-        if isinstance(result, NoAuthError):
-            raise session.denied()
+        if isinstance(result, NoAuthError | InvalidACLError):
+            raise mapped(session, result)
         if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
             failure = _FAILURES.get(type(result), Failure.OTHER)
             return Outcome(committed=False, failed=at, failure=failure, detail=type(result).__name__, sent=sent)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
-from typing import Any
+from typing import Any, Final
 
-from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
-from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
-from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.errors import AccessDenied, SessionLost, TransportError, Unavailable
-from airflow_provider_zkmq.engine.zk.handler import Handler
+from airflow_provider_zkmq.engine.errors import AccessDenied, SessionLost, TlsRefused, TransportError, Unavailable
+from airflow_provider_zkmq.engine.zk.access import Access
+from airflow_provider_zkmq.engine.zk.dialing import Dialer, is_address
+from airflow_provider_zkmq.engine.zk.handler import Handler, TlsHandler
 from airflow_provider_zkmq.engine.zk.kazoo_client import Client
+from airflow_provider_zkmq.engine.zk.limits import Limit, Patience, left, over
 from airflow_provider_zkmq.engine.zk.requests import RemoveWatches
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.watches import DATA, Watches
+
+#: For so long the end of a session is waited for whose servers have not answered before.
+CLOSING_SECONDS: Final = 1.0
 
 
 def _quiet_logger() -> logging.Logger:
@@ -51,46 +53,47 @@ class Session:
         self.closed = False
         self.id = 0
         self.away_since: float | None = None
+        self.silent = False
+        """Whether the servers let a call wait to its end, and have not answered since."""
         self.requests: dict[str, int] = {}
-        self.acl = list(CREATOR_ALL_ACL if config.auth else OPEN_ACL_UNSAFE)
-        self.client = Client(**_client_options(config))
+        self.access = Access(config)
+        self.dialer = Dialer(config, self.changed.fire)
+        self.client = Client(**_client_options(config, self.dialer))
         self.watches = Watches(self.client)
         self.client.add_listener(self._on_state)
 
-    def start(self) -> None:
-        """Connect within ``connect_timeout``. Raises `Unavailable` naming the hosts, or `AccessDenied`."""
-        try:
-            self.client.start(timeout=self.config.connect_timeout)
-        except KazooTimeoutError as error:
-            self.closed = True
-            raise self.unavailable() from error
-        except (AuthFailedError, KazooException) as error:
-            self.close()
-            raise self.denied() if isinstance(error, AuthFailedError) else self.unavailable() from error
-        self.connected.wait(self.config.connect_timeout)  # kazoo is back a moment before it has told the session's id
-        self._check_access()
+    def open(self, patience: Patience) -> None:
+        """Connect. Raises `Unavailable` when `patience` is over, `TlsRefused` at once, `AccessDenied`."""
+        deadline, share = patience.deadline(), self._share()
+        self.client.start_async()
+        while not self.connected.is_set():
+            seen = self.changed.count
+            self.usable()
+            if self.client.client_state == KeeperState.AUTH_FAILED:
+                raise self.denied()
+            if over(deadline) or self.dialer.refused_by(self.client.hosts):
+                raise self.unavailable(patience.limit)
+            self.changed.wait(seen, min(left(deadline), share))
+            if not self.connected.is_set():
+                self.dialer.drop_stalled(share)
 
-    def _check_access(self) -> None:
-        """A wrong password shows only at a znode with an ACL: look at the root now rather than in the first write."""
-        try:
-            parts = self.config.root.strip("/").split("/")
-            for depth in range(1, len(parts) + 1):
-                self.client.get_async("/" + "/".join(parts[:depth])).get(timeout=self.config.request_timeout)
-        except NoAuthError as error:
-            self.close()
-            raise self.denied() from error
-        except (KazooException, KazooTimeoutError):
-            return  # not there yet, or the connection dropped: the first operation will tell
+    def _share(self) -> float:
+        """For how many seconds each server is waited for when a session is opened; a name may stand for several."""
+        (first, _), *others = self.client.hosts
+        several = others or not is_address(first)
+        return self.config.connect_timeout / (len(self.client.hosts) + 1 if several else 1)
 
-    def close(self) -> None:
-        """End the session; what it held is given back at once. Idempotent."""
+    def close(self, patience: float | None = None) -> None:
+        """End the session; what it held is given back at once. Idempotent.
+
+        `patience`: for how many seconds its end may take, ``request_timeout`` if not told. A server that does not
+        answer ends the session itself, after ``session_timeout``.
+        """
         if self.closed:
             return
         self.closed = True
         if os.getpid() == self.pid:
-            with contextlib.suppress(KazooException):
-                self.client.stop()
-            self.client.close()
+            self.client.end(self.config.request_timeout if patience is None else patience)
         self.changed.fire()
 
     def usable(self) -> None:
@@ -106,9 +109,14 @@ class Session:
             msg = "this connection was opened in another process: connect again after a fork"
             raise TransportError(msg)
 
-    def deadline(self, since: float | None = None) -> float:
-        """When an operation has taken too long that began at a time of the monotonic clock; None: that begins now."""
-        return (time.monotonic() if since is None else since) + self.config.request_timeout
+    def farewell(self) -> Patience:
+        """How long closing waits for servers; callers that have just waited in vain do not once more."""
+        most = self.config.request_timeout
+        return Patience(min(most, CLOSING_SECONDS) if self.silent else most)
+
+    def patience(self) -> Patience:
+        """How long a call that begins now waits for servers."""
+        return Patience(self.config.request_timeout)
 
     def send(self, name: str, request: Any, reply: Any) -> None:
         """Queue a request; never blocks. Counted under `name`."""
@@ -131,6 +139,8 @@ class Session:
         if state == KazooState.CONNECTED:
             self.id = int(self.client.client_id[0])
             self.away_since = None
+            self.dialer.forget_troubles()
+            self.silent = False
             self.connected.set()
         else:
             if state == KazooState.LOST:
@@ -141,46 +151,52 @@ class Session:
             self.watches.lose()
         self.changed.fire()
 
-    def unavailable(self) -> Unavailable:
-        """The error for servers that do not answer."""
-        hint = " over TLS (wrong certificates look the same)" if self.config.tls else ""
+    def unavailable(self, limit: Limit) -> Unavailable:
+        """The error for servers that did not answer within a limit, or with which we do not agree about TLS."""
+        self.silent = True
+        refused = self.dialer.refused_by(self.client.hosts)
+        if refused is not None:
+            return TlsRefused(f"no TLS connection to ZooKeeper: the server {refused}")
+        met = self.dialer.shown()
         return Unavailable(
-            f"no ZooKeeper server answered at {self.config.hosts}{hint} within {self.config.connect_timeout:g} s; "
+            f"no ZooKeeper server answered at {self.config.hosts} within {limit}{met and f' ({met})'}; "
             "check the hosts and that a server runs there (zkmq server starts one)"
         )
 
+    def unanswered(self) -> Unavailable:
+        """The error for a request that was not answered."""
+        return self.unavailable(Limit("request_timeout", self.config.request_timeout))
+
     def denied(self) -> AccessDenied:
         """The error for refused credentials."""
-        who = f"user {self.config.auth[0]!r}" if self.config.auth else "an anonymous client"
         return AccessDenied(
-            f"ZooKeeper at {self.config.hosts} refuses {who} access under {self.config.root!r}; check user and password"
+            f"ZooKeeper at {self.config.hosts} refuses {_who(self.config)} access under {self.config.root!r}"
+        )
+
+    def not_known(self) -> AccessDenied:
+        """The error for a server that knows no identity of ours, so that nothing could be ours alone."""
+        return AccessDenied(
+            f"ZooKeeper at {self.config.hosts} does not know who {_who(self.config)} is, nothing was written: its "
+            "secure port must ask for client certificates (ssl.clientAuth=need)"
         )
 
 
-def left(deadline: float) -> float:
-    """Seconds to a deadline."""
-    return max(0.0, deadline - time.monotonic())
+def _who(config: ConnectionConfig) -> str:
+    """The identity of a connection in errors; no secret is in there."""
+    whos = [f"user {config.auth[0]!r} (check user and password)"] if config.auth else []
+    if config.tls is not None and config.tls.cert:
+        whos.append(f"the owner of the certificate {config.tls.cert!r}")
+    return " and ".join(whos) or "an anonymous client"
 
 
-def _client_options(config: ConnectionConfig) -> dict[str, Any]:
+def _client_options(config: ConnectionConfig, dialer: Dialer) -> dict[str, Any]:
     options: dict[str, Any] = {
         "hosts": config.hosts,
         "timeout": config.session_timeout,
-        "handler": Handler(),
+        "handler": Handler(dialer) if config.tls is None else TlsHandler(dialer),
         "connection_retry": KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
         "logger": _quiet_logger(),
     }
     if config.auth:
         options["auth_data"] = [("digest", ":".join(config.auth))]
-    if config.tls:
-        tls = config.tls
-        options |= {
-            "use_ssl": True,
-            "ca": tls.ca,
-            "certfile": tls.cert,
-            "keyfile": tls.key,
-            "keyfile_password": tls.key_password,
-            "verify_certs": True,
-            "check_hostname": tls.check_hostname,
-        }
     return options

@@ -38,6 +38,14 @@ class ThreadSignal:
             self._callbacks.append(callback)
             return True
 
+    def wait(self, seen: int, timeout: float | None) -> bool:
+        """Block until it has been fired more than `seen` times; whether it has within `timeout` seconds."""
+        event = threading.Event()
+        try:
+            return not self.on_next(seen, event.set) or event.wait(timeout)
+        finally:
+            self.forget(event.set)
+
     def forget(self, callback: Callable[[], None]) -> None:
         """Withdraw a callback."""
         with self._lock:

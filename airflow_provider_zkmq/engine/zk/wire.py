@@ -28,11 +28,12 @@ from airflow_provider_zkmq.engine.core.protocol.writes import (
     request_size,
 )
 from airflow_provider_zkmq.engine.errors import TaskTooLarge, TransportError
+from airflow_provider_zkmq.engine.zk.access import ReadAcl
 from airflow_provider_zkmq.engine.zk.requests import ContainerCreation, MultiRead
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.watches import CHILD, DATA, Fan
 
-Request: TypeAlias = Get | Children | Exists | GetMany | Multi | CreateContainer | Sync
+Request: TypeAlias = Get | Children | Exists | GetMany | Multi | CreateContainer | Sync | ReadAcl
 #: Which reads set a watch, and of what kind.
 _WATCHED: dict[type, str] = {Get: DATA, Exists: DATA, Children: CHILD}
 #: Requests whose lost reply leaves their outcome unknown.
@@ -74,7 +75,7 @@ def _request(session: Session, op: Request, fan: Fan | None) -> Any:
         case Multi(ops):
             return wire.Transaction([_write(session, item) for item in ops])
         case CreateContainer(path):
-            return ContainerCreation(path, session.acl)
+            return ContainerCreation(path, session.access.acl)
         case GetMany(paths):
             return MultiRead(paths)
         case Get(path, _):
@@ -85,6 +86,8 @@ def _request(session: Session, op: Request, fan: Fan | None) -> Any:
             return wire.Exists(path, fan)
         case Sync(path):
             return wire.Sync(path)
+        case ReadAcl(path):
+            return wire.GetACL(path)
 
 
 def check_sizes(ops: Iterable[Request]) -> None:
@@ -109,7 +112,7 @@ def _check_size(ops: tuple[WriteOp, ...]) -> None:
 def _write(session: Session, op: WriteOp) -> Any:
     match op:
         case Create(path, data, ephemeral):
-            return wire.Create(path, data, session.acl, _EPHEMERAL if ephemeral else 0)
+            return wire.Create(path, data, session.access.acl, _EPHEMERAL if ephemeral else 0)
         case SetData(path, data, version):
             return wire.SetData(path, data, version)
         case Delete(path, version):
@@ -125,7 +128,7 @@ def unknown(sent: Sent) -> Outcome:
 
 def _unsent(session: Session, op: Request) -> Any:
     """What stands for a request that was not sent any more since those before it were not answered."""
-    return UNKNOWN if isinstance(op, WRITES) else session.unavailable()
+    return UNKNOWN if isinstance(op, WRITES) else session.unanswered()
 
 
 def troubled(result: Any) -> bool:

@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Within
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.existence import never_stopping, unless_missing
 from airflow_provider_zkmq.engine.errors import ConfigError
@@ -61,6 +61,8 @@ def ask(
     Raises `ConfigError` for what the queue's declarations refuse, and `QueueNotFound`, also while it waits.
     """
     span = seconds("timeout", timeout)
+    if span > 0:
+        yield Within(span)
     asked = yield from wanted(context, node, filter_method, selector, lease)
 
     def claiming(caller: Caller) -> Procedure[Claimed | None]:

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait, Within
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import register
@@ -49,6 +49,8 @@ def _claim(
     context: Context, wanted: Wanted, timeout: float, stopping: Callable[[], bool], caller: Caller
 ) -> Procedure[Claimed | None]:
     deadline = context.run.monotonic() + timeout
+    if timeout > 0:
+        yield Within(timeout)
     while not stopping():
         seen = context.signal.count
         agenda = context.agenda()

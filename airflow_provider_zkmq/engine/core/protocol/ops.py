@@ -120,11 +120,26 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until `signal` has happened more than `seen` times, or `timeout` seconds → bool: it has."""
+    """Wait until `signal` has happened more than `seen` times, or `timeout` seconds → bool: it has.
+
+    ``turn``: it happens when another call of this client has done what this one needs, too. That is waited for as long
+    as for a server: the driver raises `Unavailable` when the time of the waiting call itself is over.
+    """
 
     signal: Signal
     seen: int
     timeout: float | None = None
+    turn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The caller gave this call a time of its own: from now on it ends within so many seconds.
+
+    What a driver waits for longer raises `Unavailable`.
+    """
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +174,19 @@ class EnsureRoot:
 
 
 Op: TypeAlias = (
-    Get | Children | Exists | GetMany | Multi | CreateContainer | Pipeline | Wait | Reconnect | Sync | Tell | EnsureRoot
+    Get
+    | Children
+    | Exists
+    | GetMany
+    | Multi
+    | CreateContainer
+    | Pipeline
+    | Wait
+    | Within
+    | Reconnect
+    | Sync
+    | Tell
+    | EnsureRoot
 )
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Op, Any, T]

@@ -24,7 +24,7 @@ def exists(context: Context, timeout: object = 0, *, stopping: Callable[[], bool
 
     `stopping` ends the wait early; it is asked whenever the queue is woken.
     """
-    deadline, path = Deadline.after(context, timeout), context.paths.conf("layout")
+    deadline, path = (yield from Deadline.after(context, timeout)), context.paths.conf("layout")
     if (yield Exists(path)) is not None:
         return True
     yield Sync(context.root)  # the server that we read from may lag behind

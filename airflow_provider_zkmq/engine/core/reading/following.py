@@ -28,7 +28,7 @@ def follow(context: Context, task_id: str, on_change: OnChange, timeout: object 
     Raises `WaitTimeout`; `TaskNotFound` for a task that does not exist or is collected meanwhile; `ConfigError` for a
     bad id; `CorruptRecord`.
     """
-    deadline = Deadline.after(context, timeout)
+    deadline = yield from Deadline.after(context, timeout)
     yield from read_task(context, task_id)  # before anything is watched: the id may be no id
     mine = context.run.new_signal()
     paths = [context.paths.task(task_id, znode) for znode in ("state", "claim")]
@@ -51,5 +51,6 @@ def follow(context: Context, task_id: str, on_change: OnChange, timeout: object 
 
 def _wait(context: Context, task: Task, mine: Signal, seen: int, deadline: Deadline) -> Procedure[None]:
     if deadline.passed:
-        raise WaitTimeout(f"task {task.id!r} of queue {context.queue!r} is {task.status} still", left=[task.id])
+        why = f"task {task.id!r} of queue {context.queue!r} is {task.status} still after {deadline}"
+        raise WaitTimeout(why, left=[task.id])
     yield from deadline.wait(mine, seen)

@@ -58,7 +58,7 @@ def wait(
     """
     wanted = wait_event(event)
     ids = [check_name("task id", task_id) for task_id in dict.fromkeys(_list(task_ids))]
-    deadline = Deadline.after(context, timeout)
+    deadline = yield from Deadline.after(context, timeout)
     mine = context.run.new_signal()
     reported: dict[str, tuple[float, str]] = {}
     open_ids = ids
@@ -152,7 +152,7 @@ def _pause(
 ) -> Procedure[None]:
     if deadline.passed:
         names = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
-        msg = f"{len(left)} task(s) of queue {context.queue!r} did not reach {wanted} in time: {names}"
+        msg = f"{len(left)} task(s) of queue {context.queue!r} did not reach {wanted} within {deadline}: {names}"
         raise WaitTimeout(msg, left=left)
     yield from deadline.wait(mine, seen)
 
@@ -170,7 +170,7 @@ def find_matching(
     A task counts whatever its state. `wait_for_queue`: a queue that is not there yet is waited for as well, and told of
     once, as a warning in the log. Raises `WaitTimeout`, `ConfigError` for an unknown filter, and `QueueNotFound`.
     """
-    deadline, told = Deadline.after(context, timeout), False
+    deadline, told = (yield from Deadline.after(context, timeout)), False
     while True:
         try:
             return (yield from _found(context, as_selector(selector), at_least, deadline))

@@ -39,7 +39,7 @@ def listing(context: Context, path: str, *, max_age: float | None = None) -> Pro
             return entry.value  # type: ignore[no-any-return]
         if not entry.pending:
             return (yield from _list(context, path, entry))
-        yield Wait(entry.signal, entry.signal.count)
+        yield Wait(entry.signal, entry.signal.count, turn=True)
 
 
 def _list(context: Context, path: str, entry: Reading) -> Procedure[list[str] | None]:
@@ -82,7 +82,7 @@ def shared_nodes(context: Context, paths: list[str], mine: Signal) -> Procedure[
             yield from _refresh([(paths[at], entries[at]) for at in free])
             read.update(at for at in free if entries[at].value is None)
         else:
-            yield Wait(entries[stale[0]].signal, seen[stale[0]])
+            yield Wait(entries[stale[0]].signal, seen[stale[0]], turn=True)
 
 
 def _refresh(stale: list[tuple[str, Reading]]) -> Procedure[None]:

@@ -175,11 +175,11 @@ def read_batch(context: Context, name: str) -> Procedure[Batch]:
     return Batch(name, total, members, tuple(failed), left is None, writing is None, refusal)
 
 
-def _not_done(context: Context, batch: Batch) -> Procedure[WaitTimeout]:
+def _not_done(context: Context, batch: Batch, deadline: Deadline) -> Procedure[WaitTimeout]:
     names = sorted((yield Children(context.paths.batch(batch.name, "open"))) or ())
     left = [name for name in names if name != WRITING]
     why = f"{len(left)} task(s) open" if batch.written else "it was never written to its end: repeat its enqueue_many"
-    msg = f"batch {batch.name!r} of queue {context.queue!r} was not done in time: {why}"
+    msg = f"batch {batch.name!r} of queue {context.queue!r} was not done within {deadline}: {why}"
     return WaitTimeout(msg, left=left)
 
 
@@ -190,7 +190,7 @@ def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure
     one of them is redriven the batch is open again, and can be waited for again; what follows it comes once only.
     Raises `WaitTimeout`, which names what has not ended, and `TaskNotFound` for a batch that does not exist.
     """
-    deadline = Deadline.after(context, timeout)
+    deadline = yield from Deadline.after(context, timeout)
     batch = yield from read_batch(context, name)
     path, mine = context.paths.batch(name, "open"), context.run.new_signal()
     try:
@@ -209,7 +209,7 @@ def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure
 
 def _pause(context: Context, batch: Batch, mine: Signal, seen: int, deadline: Deadline) -> Procedure[None]:
     if deadline.passed:
-        raise (yield from _not_done(context, batch))
+        raise (yield from _not_done(context, batch, deadline))
     yield from deadline.wait(mine, seen)
 
 

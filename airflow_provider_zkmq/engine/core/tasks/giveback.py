@@ -30,7 +30,7 @@ def give_back(context: Context) -> Procedure[int]:
     count = 0
     for nonce, handover in list(context.claims.handovers.items()):
         while handover.busy is not None:
-            yield Wait(handover.busy, 0)  # another call is at it, for no longer than its own requests take
+            yield Wait(handover.busy, 0, turn=True)  # another call is at it
         if nonce not in context.claims.handovers:
             continue  # it has been given back, or its caller has it
         if handover.caller.left:

@@ -144,11 +144,11 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
 
     Raises `OutcomeUnknown` rather than `Unavailable` for as long as it is not known what became of an earlier call.
     """
-    while claimed.settling is not None:
-        yield Wait(claimed.settling, 0)  # another thread's: one of the two settles it
-    claimed.settling = mine = context.run.new_signal()
-    asked_before = claimed.unsure
+    mine, asked_before = context.run.new_signal(), True  # for as long as another thread's call is under way
     try:
+        while claimed.settling is not None:
+            yield Wait(claimed.settling, 0, turn=True)  # another thread's: one of the two settles it
+        claimed.settling, asked_before = mine, claimed.unsure
         return (yield from _until_settled(context, claimed, verb, attempt))
     except Unavailable as error:
         if not asked_before:
@@ -156,7 +156,8 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
         msg = f"what became of an earlier call that settles task {claimed.task_id!r} is not known yet: {error}"
         raise OutcomeUnknown(msg) from error
     finally:
-        claimed.settling = None
+        if claimed.settling is mine:
+            claimed.settling = None
         mine.fire()
 
 

@@ -36,7 +36,7 @@ def register(context: Context, accepts: str) -> Procedure[Consumer]:
             if context.registration.joining.setdefault(session, mine) is mine:
                 yield from _join(context, session, accepts)
             else:
-                yield Wait(context.registration.joining[session], 0)  # another thread of this process is at it
+                yield Wait(context.registration.joining[session], 0, turn=True)  # another thread is at it
         finally:
             if context.registration.joining.get(session) is mine:
                 del context.registration.joining[session]

@@ -1,0 +1,547 @@
+"""Who may come in: what belongs to whom, what was left open, and why TLS did not come about."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_digest_acl
+
+from airflow_provider_zkmq.cli import server
+from airflow_provider_zkmq.cli.main import main
+from airflow_provider_zkmq.embedded import EmbeddedServer, ServerTls
+from airflow_provider_zkmq.engine import (
+    AccessDenied,
+    AsyncZkmq,
+    ConfigError,
+    Message,
+    NotSecured,
+    RetryPolicy,
+    String,
+    TlsRefused,
+    Unavailable,
+    Zkmq,
+)
+from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
+from airflow_provider_zkmq.engine.zk import access
+from airflow_provider_zkmq.engine.zk.drivers import run
+from tests.certificates import Authority, Pem
+from tests.support import fresh_root
+
+AT_ONCE = 2.0
+OURS, THEIRS = "ann:secret", "bob:other"
+
+
+@dataclass(frozen=True)
+class Doors:
+    """A server with a secure port that asks for certificates, and what is needed at it."""
+
+    server: EmbeddedServer
+    authority: Authority
+    ann: Pem
+    bob: Pem
+    folder: Path
+
+    def tls(self, who: Pem | None = None) -> dict[str, Any]:
+        """The TLS options of somebody, or of nobody."""
+        return {"ca": self.authority.ca} | ({} if who is None else {"cert": who.cert, "key": who.key})
+
+    def options(self, identity: str) -> dict[str, Any]:
+        """How the owner connects: with a password, a certificate, or both."""
+        secure = {"hosts": self.server.hosts, "tls": self.tls(self.ann)}
+        by = {
+            "digest": {"hosts": self.server.plain_hosts, "auth": OURS},
+            "x509": secure,
+            "both": secure | {"auth": OURS},
+        }
+        return by[identity] | {"gc": False}
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    folder = tmp_path_factory.mktemp("doors")
+    authority = Authority(folder, "authority")
+    own = authority.issue("server", "127.0.0.1")
+    tls = ServerTls(own.cert, own.key, authority.ca)
+    with EmbeddedServer(folder / "zookeeper", tls=tls, force_sync=False) as server:
+        yield Doors(server, authority, authority.issue("ann"), authority.issue("bob"), folder)
+
+
+@pytest.fixture
+def root() -> str:
+    return fresh_root()
+
+
+@contextlib.contextmanager
+def kazoo(doors: Doors, auth: str | None = None, who: Pem | None = None) -> Iterator[KazooClient]:
+    """A client of nobody's but kazoo's."""
+    options: dict[str, Any] = {"hosts": doors.server.plain_hosts}
+    if who is not None:
+        options = {"hosts": doors.server.hosts, "use_ssl": True, "ca": doors.authority.ca}
+        options |= {"certfile": who.cert, "keyfile": who.key, "verify_certs": True}
+    client = KazooClient(**options, auth_data=[("digest", auth)] if auth else None)
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+@contextlib.contextmanager
+def owner(doors: Doors, identity: str) -> Iterator[KazooClient]:
+    with kazoo(doors, OURS if identity != "x509" else None, doors.ann if identity != "digest" else None) as client:
+        yield client
+
+
+def tree(client: KazooClient, path: str) -> list[str]:
+    """Every znode from `path` down."""
+    below = [f"{path}/{name}" for name in client.get_children(path)]
+    return [path, *itertools.chain.from_iterable(tree(client, each) for each in below)]
+
+
+def use_everything(zk: Zkmq) -> None:
+    """Leave a znode of each kind: lanes, buckets of time, batches, claims, consumers, dead letters and so on."""
+    q = zk.queue("q")
+    q.configure(filters={"region": String()}, policy=RetryPolicy(attempts=1))
+    q.enqueue(b"later", delay=3600)
+    q.enqueue_many([Message(b"x", priority=at) for at in range(5)], batch="b", then=Message(b"then"))
+    q.enqueue(b"once", {"region": "eu"}, task_id="once", metadata={"a": 1})
+    for end in ("complete", "fail", "release", None, "window"):
+        claim = q.claim()
+        assert claim is not None
+        claim.progress(0.5, "half")
+        match end:
+            case "complete":
+                claim.complete(b"result")
+            case "fail":
+                claim.fail("why")
+            case "release":
+                claim.release()
+            case "window":
+                claim.complete(dedupe=60)
+    leased = q.claim(lease=60)
+    assert leased is not None
+    with zk.transaction() as tx:
+        tx.put("out", b"put")
+        tx.commit()
+    q.pause()
+    q.collect_garbage()
+
+
+@pytest.mark.parametrize("identity", ["digest", "x509", "both"])
+def test_every_znode_belongs_to_who_made_it(doors: Doors, root: str, identity: str) -> None:
+    """From the first part of the root down: full rights for each identity of the session, and none for anybody else.
+
+    The maintenance lock, the consumers and the buckets of time, which the server clears away, are among them.
+    """
+    top = f"{root}-top"
+    with Zkmq.connect(root=f"{top}/deep/down", **doors.options(identity)) as zk:
+        use_everything(zk)
+        q = zk.queue("q")
+        assert run(zk._session, take_lock(q._context))
+        with owner(doors, identity) as client:
+            paths = tree(client, top)
+            kinds = {path.removeprefix(f"{top}/deep/down/q/").split("/")[0] for path in paths}
+            rights = {tuple(sorted((e.id.scheme, e.perms) for e in client.get_acls(path)[0])) for path in paths}
+            names = {e.id.id.split(":")[0] for path in paths for e in client.get_acls(path)[0]}
+        run(zk._session, give_lock_back(q._context))
+    assert kinds >= {"conf", "queue", "tasks", "consumers", "live", "lock", "batches", "scheduled", "dlq"}, kinds
+    assert rights == {tuple((scheme, 31) for scheme in ({"both": ["digest", "x509"]}.get(identity) or [identity]))}
+    assert names == {"digest": {"ann"}, "x509": {"CN=ann"}, "both": {"ann", "CN=ann"}}[identity]
+
+
+@pytest.mark.parametrize("identity", ["digest", "x509"])
+def test_others_read_change_and_delete_nothing(doors: Doors, root: str, identity: str) -> None:
+    """Nobody at all, somebody else by password, and by certificate: at each znode, parents included."""
+    with Zkmq.connect(root=root, **doors.options(identity)) as zk:
+        use_everything(zk)
+        with owner(doors, identity) as client:
+            before = tree(client, root)
+        for stranger in (kazoo(doors), kazoo(doors, THEIRS), kazoo(doors, who=doors.bob)):
+            with stranger as other:
+                for path in before:
+                    _is_shut_out(other, path, is_root=path == root)
+        with owner(doors, identity) as client:
+            assert tree(client, root) == before
+        zk.queue("q").resume()
+        assert zk.queue("q").claim() is not None
+
+
+def _is_shut_out(client: KazooClient, path: str, *, is_root: bool) -> None:
+    attempts: list[Callable[[], Any]] = [
+        lambda: client.get(path),
+        lambda: client.get_children(path),
+        lambda: client.get_acls(path),
+        lambda: client.set(path, b"mine"),
+        lambda: client.set_acls(path, OPEN_ACL_UNSAFE),
+        lambda: client.create(f"{path}/mine"),
+    ]
+    if not is_root:  # who may delete in "/" may delete it once it is empty: its owner is warned of that
+        attempts.append(lambda: client.delete(path))
+    for attempt in attempts:
+        with pytest.raises(NoAuthError):
+            attempt()
+
+
+@pytest.mark.parametrize("front", ["blocking", "asynchronous"])
+async def test_strangers_are_told_that_they_are(doors: Doors, root: str, front: str) -> None:
+    """At once, whichever identity they have or lack; the error says who they are and never what their password is."""
+    with Zkmq.connect(root=root, **doors.options("x509")) as zk:
+        zk.queue("q").enqueue(b"x")
+    strangers: list[dict[str, Any]] = [
+        {"hosts": doors.server.plain_hosts},
+        {"hosts": doors.server.plain_hosts, "auth": THEIRS},
+        {"hosts": doors.server.hosts, "tls": doors.tls(doors.bob)},
+    ]
+    for stranger, who in zip(strangers, ("anonymous", "'bob'", "bob.pem"), strict=True):
+        connect = partial(Zkmq.connect, root=root, **stranger)
+        with pytest.raises(AccessDenied, match=who) as caught:
+            await (asyncio.to_thread(connect) if front == "blocking" else _connected(root, stranger))
+        assert "other" not in str(caught.value)
+
+
+async def _connected(root: str, options: dict[str, Any]) -> AsyncZkmq:
+    return await AsyncZkmq.connect(root=root, **options)
+
+
+def test_a_server_that_asks_for_no_certificate_gets_nothing(doors: Doors, root: str, tmp_path: Path) -> None:
+    """It cannot know whose a znode is: then nothing is written, rather than something for anyone."""
+    own = doors.authority.issue("lax", "127.0.0.1")
+    with EmbeddedServer(tmp_path, tls=ServerTls(own.cert, own.key), force_sync=False) as server:
+        with Zkmq.connect(server.hosts, root=root, tls=doors.tls(doors.ann), gc=False) as zk:
+            with pytest.raises(AccessDenied, match="clientAuth"):
+                zk.queue("q").enqueue(b"x")
+        with Zkmq.connect(server.plain_hosts, root=root, gc=False) as anonymous:
+            assert anonymous.queues() == []
+
+
+# --- what was there before
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """What owners were told in this test."""
+    monkeypatch.setattr(access, "_WARNED", set())
+    caplog.set_level(logging.WARNING)
+    return lambda: "\n".join(record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("identity", ["digest", "x509"])
+def test_an_open_root_is_refused(doors: Doors, root: str, identity: str, warnings: Callable[[], str]) -> None:
+    """An owner hears so when it connects. Where that is allowed it is told, and what it makes is closed."""
+    with Zkmq.connect(doors.server.plain_hosts, root=root, gc=False) as anonymous:
+        anonymous.queue("q").enqueue(b"x", task_id="old")
+    with pytest.raises(NotSecured, match=root):
+        Zkmq.connect(root=root, **doors.options(identity))
+    with Zkmq.connect(root=root, allow_open=True, **doors.options(identity)) as zk:
+        zk.queue("q").enqueue(b"y", task_id="new")
+        assert zk.queue("q").task("old").data == b"x"
+        assert f"open to anyone, as allowed: {root}" in warnings()
+    with kazoo(doors) as anyone, pytest.raises(NoAuthError):
+        anyone.get(f"{root}/q/tasks/new/data")
+
+
+async def test_a_queue_that_was_left_open_is_refused(doors: Doors, root: str) -> None:
+    """Below a root that is closed: whichever of its znodes it is, at the first use; other queues can be used."""
+    with Zkmq.connect(doors.server.plain_hosts, root=root, gc=False) as anonymous:
+        for name in ("whole", "part"):
+            anonymous.queue(name).enqueue(b"x")
+    with kazoo(doors, OURS) as client:
+        client.set_acls(root, CREATOR_ALL_ACL)
+        for path in tree(client, f"{root}/part"):
+            client.set_acls(path, CREATOR_ALL_ACL)
+        client.set_acls(f"{root}/part/tasks", OPEN_ACL_UNSAFE)
+    with Zkmq.connect(root=root, **doors.options("digest")) as zk:
+        for name, where in (("whole", f"{root}/whole"), ("part", f"{root}/part/tasks")):
+            for call in (zk.queue(name).counts, zk.queue(name).claim, lambda: zk.queue(name).enqueue(b"y")):  # noqa: B023
+                with pytest.raises(NotSecured, match=where):
+                    call()
+        assert zk.queue("fresh").enqueue(b"z", task_id="z") == "z"
+    async with AsyncZkmq.connect(root=root, **doors.options("digest")) as azk:
+        with pytest.raises(NotSecured):
+            await azk.queue("part").counts()
+    with Zkmq.connect(root=root, allow_open=True, **doors.options("digest")) as zk:
+        assert zk.queue("part").counts()["inserted"] == 1
+        claim = zk.queue("whole").claim()
+        assert claim is not None
+
+
+def test_a_root_that_somebody_else_makes_first_is_looked_at(doors: Doors, root: str) -> None:
+    """It was not there when the owner connected: it is looked at before anything is written below it."""
+    with Zkmq.connect(root=root, **doors.options("digest")) as zk:
+        with kazoo(doors) as anyone:
+            anyone.create(root)
+        with pytest.raises(NotSecured, match=root):
+            zk.queue("q").enqueue(b"x")
+        with kazoo(doors) as anyone:
+            assert anyone.get_children(root) == []
+
+
+def test_an_owner_is_told_of_an_open_ancestor(doors: Doors, root: str, warnings: Callable[[], str]) -> None:
+    """Who may delete and create above the root could put another in its place; once told is enough."""
+    for _ in range(2):
+        with Zkmq.connect(root=f"{root}/deep", **doors.options("x509")) as zk:
+            zk.queue("q").enqueue(b"x")
+    assert warnings().count("/ is open to anyone") == 1
+    assert f"{root} is open" not in warnings()
+
+
+def test_an_ancestor_of_ours_that_is_open_is_refused(doors: Doors, root: str) -> None:
+    """It bears our name, so it was meant to be closed."""
+    with kazoo(doors, OURS) as client:
+        client.create(root, acl=[make_digest_acl("ann", "secret", all=True), *OPEN_ACL_UNSAFE])
+    with pytest.raises(NotSecured, match=root):
+        Zkmq.connect(root=f"{root}/deep", **doors.options("digest"))
+
+
+def test_without_credentials_everything_is_open_as_ever(doors: Doors, root: str, warnings: Callable[[], str]) -> None:
+    """Nobody is told anything, and nothing is looked at."""
+    with Zkmq.connect(doors.server.plain_hosts, root=root, gc=False) as zk:
+        zk.queue("q").enqueue(b"x")
+        assert "ReadAcl" not in zk.requests or zk.requests["ReadAcl"] == 2
+    assert warnings() == ""
+
+
+# --- TLS
+
+
+def mistakes(doors: Doors) -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
+    """Each mistake: the options, the error, and what its sentence says."""
+    other, folder = Authority(doors.folder, "other"), doors.folder
+    foreign, shut = other.issue("mallory"), doors.authority.issue("shut", password="open sesame")
+    bundle = folder / "bundle.pem"
+    bundle.write_bytes(Path(doors.ann.cert).read_bytes() + Path(doors.bob.key).read_bytes())
+    (folder / "text.pem").write_text("no certificate")
+    base = {"hosts": doors.server.hosts}
+    port = doors.server.hosts.rpartition(":")[2]
+    ann, ca = doors.tls(doors.ann), doors.tls()
+    return {
+        "wrong CA": (base | {"tls": ann | {"ca": other.ca}}, TlsRefused, "did not sign"),
+        "wrong host name": ({"hosts": f"localhost:{port}", "tls": ann}, TlsRefused, "another host name"),
+        "no client certificate": (base | {"tls": ca}, TlsRefused, "demands a client certificate"),
+        "foreign client certificate": (
+            base | {"tls": doors.tls(foreign)},
+            TlsRefused,
+            "refuses the client certificate",
+        ),
+        "wrong password": (base | {"tls": doors.tls(shut) | {"key_password": "guess"}}, ConfigError, "does not open"),
+        "no password": (base | {"tls": doors.tls(shut)}, ConfigError, "is encrypted: give key_password"),
+        "no key": (base | {"tls": ca | {"cert": doors.ann.cert}}, ConfigError, "without its private key"),
+        "no certificate": (base | {"tls": ca | {"key": doors.ann.key}}, ConfigError, "without a certificate"),
+        "another's key": (base | {"tls": ann | {"key": doors.bob.key}}, ConfigError, "is not that of the certificate"),
+        "no PEM": (base | {"tls": ann | {"ca": str(folder / "text.pem")}}, ConfigError, "no certificates in PEM"),
+        "names not checked": (base | {"tls": ann | {"check_hostname": False}}, ConfigError, "cannot be switched off"),
+    }
+
+
+def test_each_tls_mistake_has_its_own_sentence_at_once(doors: Doors, root: str) -> None:
+    """Within two seconds, whatever the time-outs are; no password is shown, and nobody is asked on the terminal."""
+    told: dict[str, str] = {}
+    for mistake, (options, kind, sentence) in mistakes(doors).items():
+        began = time.monotonic()
+        with pytest.raises(kind) as caught:
+            Zkmq.connect(root=root, connect_timeout=30, session_timeout=30, **options)
+        assert time.monotonic() - began < AT_ONCE, mistake
+        told[mistake] = str(caught.value)
+        assert sentence in told[mistake], (mistake, told[mistake])
+        assert "guess" not in told[mistake]
+    assert len({text.split(":", 3)[-1] for text in told.values()}) == len(told)
+
+
+async def test_the_same_on_an_event_loop(doors: Doors, root: str) -> None:
+    """The loop goes on meanwhile; what the files tell is said before anything is awaited."""
+    for options, kind, sentence in mistakes(doors).values():
+        with pytest.raises(kind, match=sentence):
+            await AsyncZkmq.connect(root=root, connect_timeout=30, session_timeout=30, **options)
+
+
+def test_a_port_without_tls_is_named(doors: Doors, root: str) -> None:
+    """TLS to a port that does not speak it, and the other way round: the error shows what was met."""
+    secure, plain = doors.server.hosts, doors.server.plain_hosts
+    for hosts, tls, met in ((plain, doors.tls(doors.ann), "failed"), (secure, None, "a port for TLS only")):
+        with pytest.raises(Unavailable, match=rf"{hosts} within .*\({hosts} .*{met}"):
+            Zkmq.connect(hosts, root=root, tls=tls, connect_timeout=1)
+
+
+def test_a_ca_alone_switches_tls_on(doors: Doors, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And decides whom to trust: what the system trusts is not asked."""
+    other = Authority(doors.folder, "system")
+    monkeypatch.setenv("SSL_CERT_FILE", doors.authority.ca)  # what OpenSSL takes for the system's
+    with pytest.raises(TlsRefused, match="did not sign"):
+        Zkmq.connect(doors.server.hosts, root=root, tls={"ca": other.ca}, connect_timeout=30)
+    trusted = {"cert": doors.ann.cert, "key": doors.ann.key}
+    with Zkmq.connect(doors.server.hosts, root=root, tls=trusted, gc=False) as zk:
+        assert zk.queues() == []
+
+
+def test_a_key_with_a_password_and_one_beside_its_certificate(doors: Doors, root: str) -> None:
+    """Both are used as they are."""
+    shut = doors.authority.issue("opened", password="open sesame")
+    both = doors.folder / "both.pem"
+    both.write_bytes(Path(doors.ann.cert).read_bytes() + Path(doors.ann.key).read_bytes())
+    for tls in (doors.tls(shut) | {"key_password": "open sesame"}, doors.tls() | {"cert": str(both)}):
+        with Zkmq.connect(doors.server.hosts, root=root, tls=tls, gc=False) as zk:
+            assert "sesame" not in repr(zk.config)
+
+
+def test_many_replies_in_one_record_are_read_at_once(doors: Doors, root: str) -> None:
+    """TLS may have read more than was asked of it: what it holds is not left until the next heartbeat."""
+    options = doors.options("x509") | {"session_timeout": 60, "request_timeout": 5}
+    with Zkmq.connect(root=root, **options) as zk:
+        q = zk.queue("q")
+        ids = [q.enqueue_many([Message(b"x" * 100) for _ in range(300)]) for _ in range(3)]
+        assert q.counts()["inserted"] == 900
+        assert len(q.tasks()) == sum(map(len, ids))
+
+
+# --- the command line
+
+
+def zkmq(*argv: str) -> tuple[int, str, str]:
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = main(list(argv))
+    return code, out.getvalue(), errors.getvalue()
+
+
+@pytest.mark.parametrize("source", ["environment", "options", "named variable", "file"])
+def test_the_command_line_speaks_tls(
+    doors: Doors, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """Files by options or by the environment; the key's password by a variable or a file, never as an argument."""
+    shut = doors.authority.issue("shell", password="open sesame")
+    files = {"ca": doors.authority.ca, "cert": shut.cert, "key": shut.key}
+    options = [f"--tls-{name}={path}" for name, path in files.items()]
+    match source:
+        case "environment":
+            for name, path in files.items():
+                monkeypatch.setenv(f"ZKMQ_TLS_{name.upper()}", path)
+            options = []
+            monkeypatch.setenv("ZKMQ_TLS_KEY_PASSWORD", "open sesame")
+        case "options":
+            monkeypatch.setenv("ZKMQ_TLS_KEY_PASSWORD", "open sesame")
+        case "named variable":
+            monkeypatch.setenv("MINE", "open sesame")
+            options.append("--tls-key-password-env=MINE")
+        case "file":
+            (tmp_path / "password").write_text("open sesame\n")
+            options.append(f"--tls-key-password-file={tmp_path / 'password'}")
+    common = ["--hosts", doors.server.hosts, "--root", root, *options]
+    assert zkmq("enqueue", "q", "x", "--task-id", "t", *common)[0] == 0
+    code, out, _ = zkmq(*common, "show", "q", "t", "--json")
+    assert code == 0
+    assert json.loads(out)["data"] == "x"
+
+
+def test_the_command_line_tells_what_is_wrong_with_tls(doors: Doors, root: str) -> None:
+    """In one line, with the exit codes of bad input and of no connection."""
+    common = ["--hosts", doors.server.hosts, "--root", root, "--tls-ca", doors.authority.ca]
+    code, _, errors = zkmq("queues", *common)
+    assert (code, errors.count("\n")) == (6, 1)
+    assert "demands a client certificate" in errors
+    code, _, errors = zkmq("queues", *common, "--tls-cert", doors.ann.cert)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "without its private key" in errors
+
+
+def test_the_command_line_allows_what_is_open(doors: Doors, root: str) -> None:
+    """Only where it is told to."""
+    with Zkmq.connect(doors.server.plain_hosts, root=root, gc=False) as anonymous:
+        anonymous.queue("q").enqueue(b"x")
+    common = ["--hosts", doors.server.plain_hosts, "--root", root, "--auth", OURS]
+    code, _, errors = zkmq("queues", *common)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "--allow-open" in errors
+    assert zkmq("queues", *common, "--allow-open")[0] == 0
+
+
+# --- the server for development
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True), ("zk1", True)])
+def test_a_server_that_others_reach_says_so(host: str, warned: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless it lets in only those whose certificates its authority signed."""
+    server._warn(host, None)
+    server._warn(host, ServerTls("cert", "key"))
+    assert capsys.readouterr().err.count("zkmq: warning: ") == 2 * warned
+    server._warn(host, ServerTls("cert", "key", "ca"))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("host", "told", "bound"), [("127.0.0.1", None, 0), ("10.0.0.1", None, 60), ("zk1", 7, 7)])
+def test_a_server_that_others_reach_bounds_their_connections(
+    tmp_path: Path, host: str, told: int | None, bound: int
+) -> None:
+    """On loopback all clients share an address, so there it does not, unless it is told to."""
+    made = EmbeddedServer(tmp_path, host=host, max_connections=told)
+    assert f"maxClientCnxns={bound}\n" in made._settings.zoo_cfg(2181, [])
+
+
+def test_a_bound_on_connections_holds(tmp_path: Path, root: str) -> None:
+    """The client beyond it does not get in; the others go on."""
+    with EmbeddedServer(tmp_path, max_connections=1, force_sync=False) as bounded:
+        with Zkmq.connect(bounded.hosts, root=root, gc=False) as zk:
+            with pytest.raises(Unavailable):
+                Zkmq.connect(bounded.hosts, root=root, connect_timeout=1)
+            zk.queue("q").enqueue(b"x")
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (("--tls-cert", "c"), "needs --tls-cert and --tls-key"),
+        (("--tls-cert", "c", "--tls-key", "missing.key"), "cannot be read"),
+        (("--max-connections", "-1"), "max_connections must be at least 0"),
+    ],
+)
+def test_what_a_server_cannot_be_told_is_refused(tmp_path: Path, argv: tuple[str, ...], why: str) -> None:
+    """Before anything is started."""
+    code, _, errors = zkmq("server", "--data-dir", str(tmp_path / "zk"), "--port", "0", *argv)
+    assert code == 2
+    assert why in errors
+
+
+def test_a_servers_key_is_readable_by_its_owner_alone(doors: Doors) -> None:
+    """What ZooKeeper reads stands in the node's folder; an encrypted key is refused before it starts."""
+    store = doors.folder / "zookeeper" / "node-1" / "keystore.pem"
+    assert store.stat().st_mode & 0o077 == 0
+    shut = doors.authority.issue("closed", password="open sesame")
+    with pytest.raises(ConfigError, match="PKCS #8 without a password"):
+        EmbeddedServer(doors.folder / "other", tls=ServerTls(shut.cert, shut.key)).start()
+
+
+def test_the_command_serves_tls(doors: Doors, root: str, tmp_path: Path) -> None:
+    """An ensemble, too: its secure ports are told first, and those of loopback beside them."""
+    own = doors.authority.issue("node", "127.0.0.1")
+    argv = ["server", "--data-dir", str(tmp_path / "zk"), "--port", "0", "--ensemble", "3", "--json"]
+    argv += ["--tls-cert", own.cert, "--tls-key", own.key, "--tls-ca", doors.authority.ca]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "airflow_provider_zkmq", *argv], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        with Zkmq.connect(ready["hosts"], root=root, tls=doors.tls(doors.ann), gc=False) as zk:
+            zk.queue("q").enqueue(b"x", task_id="t")
+        assert all(each.startswith("127.0.0.1:") for each in ready["plain_hosts"].split(","))
+        with pytest.raises(AccessDenied):
+            Zkmq.connect(ready["plain_hosts"], root=root)
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
