@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         TaskTooLarge,
         TransportError,
         Unavailable,
+        Unsupported,
         WaitTimeout,
         ZkmqError,
     )
@@ -96,6 +97,7 @@ _HOME = {
         "TaskTooLarge",
         "TransportError",
         "Unavailable",
+        "Unsupported",
         "WaitTimeout",
         "ZkmqError",
     ),
@@ -174,6 +176,7 @@ __all__ = [
     "TransportError",
     "Unavailable",
     "UnitOfWork",
+    "Unsupported",
     "WaitFor",
     "WaitTimeout",
     "Worker",

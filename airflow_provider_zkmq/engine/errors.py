@@ -4,7 +4,8 @@
 
     ZkmqError
     ├── ConfigError (also ValueError)   what was asked for cannot be; nothing was written
-    │   └── AccessDenied                the credentials do not open the queue's znodes
+    │   ├── AccessDenied                the credentials do not open the queue's znodes
+    │   └── Unsupported                 a queue file cannot promise it
     ├── TransportError
     │   ├── Unavailable                 no server answered in time; nothing was written
     │   ├── SessionLost                 the ZooKeeper session expired or was closed
@@ -36,6 +37,10 @@ class ConfigError(ZkmqError, ValueError):
 
 class AccessDenied(ConfigError):
     """ZooKeeper refused the credentials, or their lack, for the queue's znodes."""
+
+
+class Unsupported(ConfigError):
+    """A queue in a file cannot promise what was asked for; ZooKeeper can."""
 
 
 class TransportError(ZkmqError):
