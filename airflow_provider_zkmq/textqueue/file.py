@@ -120,17 +120,22 @@ class TextQueue(SharedFile):
             check_lines(name, self, limits, more=data.count(NEWLINE) + 1)
 
     def _write_at_the_end(self, data: bytes) -> int:
-        """One write where the file ends by then, since a shell may append meanwhile; returns its end afterwards."""
+        """One write where the file ends by then, since a shell may append meanwhile; returns its end afterwards.
+
+        Of what could be written in part nothing is left, unless somebody else has appended to it by then.
+        """
         descriptor = open_plain(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             written = os.write(descriptor, data)
             end = os.lseek(descriptor, 0, os.SEEK_CUR)
+            if written == len(data):
+                return end
+            if self.size() == end:
+                os.ftruncate(descriptor, end - written)
         finally:
             os.close(descriptor)
-        if written != len(data):
-            msg = f"{self.path}: only {written:,} of {len(data):,} bytes could be appended; is the disk full?"
-            raise TextQueueError(msg)
-        return end
+        msg = f"{self.path}: only {written:,} of {len(data):,} bytes could be appended; is the disk full?"
+        raise TextQueueError(msg)
 
     def _ends_whole(self, size: int) -> bool:
         return self.read(1, size - 1) == NEWLINE or self._is_blank(size)

@@ -45,7 +45,7 @@ class Limits:
     file: int = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would take most of the time of reading a file
 class Line:
     """One line: where it begins and ends (the newline included), and what stands in it without the newline."""
 

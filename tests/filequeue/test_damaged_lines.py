@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_zkmq.cli import output
-from airflow_provider_zkmq.engine import CorruptRecord, Integer, OrderedEnum, Unavailable, Zkmq, ZkmqError
+from airflow_provider_zkmq.engine import CorruptRecord, Integer, OrderedEnum, Unavailable, Zkmq
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from airflow_provider_zkmq.filequeue.variables import KEPT, MOVED, ROOMS
 from airflow_provider_zkmq.textqueue import Limits
@@ -138,10 +139,13 @@ def test_a_task_with_which_the_file_could_not_be_read_is_refused(q: FileQueue, m
 
 
 def test_a_full_disk_is_said(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could only be written in part is an error of the interface."""
-    monkeypatch.setattr("airflow_provider_zkmq.textqueue.file.os.write", lambda _descriptor, data: len(data) - 1)
-    with pytest.raises(Unavailable, match="disk full"):
-        q.enqueue("x")
+    """What could only be written in part is an error of the interface, and no part of it is left to be handled."""
+    q.enqueue("first", task_id="a")
+    before, write = q.path.read_bytes(), os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
+    with pytest.raises(Unavailable, match="only 5 of .*disk full"):
+        q.enqueue("second")
     monkeypatch.undo()
-    with pytest.raises(ZkmqError):
-        q.task("x")
+    assert q.path.read_bytes() == before
+    taken(q).complete()
+    assert (q.claim(), q.counts()["finished"]) == (None, 1)

@@ -343,12 +343,12 @@ def test_too_many_lines_are_refused_before_any_is_read(tmp_path: Path, line: byt
     """A file of millions of blank or tiny lines is refused within a second, not after all but the last were parsed."""
     path = written(tmp_path / "a.tq", line * 6_000_000)
     with TextQueue.open(path) as queue:
-        begun = time.perf_counter()
+        begun = time.process_time()
         with pytest.raises(HostileFile, match=r"more than 5,000,000 lines"):
             next(queue.messages())
         with pytest.raises(HostileFile, match=r"more than 5,000,000 lines"):
             queue.append("x")
-        assert time.perf_counter() - begun < 1
+        assert time.process_time() - begun < 1
 
 
 @pytest.mark.parametrize("data", [b"\n" * 4_900_000, b"\r\n" * 4_900_000, b"-" + b"x" * (4 << 20) + b"\n-"])
@@ -356,9 +356,9 @@ def test_reading_is_linear(tmp_path: Path, data: bytes) -> None:
     """Blank lines are stepped over together, and a long line is looked through once: each takes well under a second."""
     path = written(tmp_path / "a.tq", data + b"-x")
     with TextQueue.open(path) as queue:
-        begun = time.perf_counter()
+        begun = time.process_time()
         assert [it.text for it in queue.messages()][-1].endswith("x")
-        assert time.perf_counter() - begun < 1
+        assert time.process_time() - begun < 1
 
 
 TEXT = st.text(st.sampled_from("ab -=#!\\\n\u00e9\U0001f389\t\x00"), max_size=12)
