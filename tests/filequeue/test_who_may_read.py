@@ -163,7 +163,7 @@ def test_a_name_that_a_person_wrote_leads_nowhere(q: FileQueue, tmp_path: Path) 
 
 
 def test_an_export_is_its_owner_s_and_no_link_is_followed(q: FileQueue, tmp_path: Path) -> None:
-    """An export has mode 0600 and replaces a link, if it is told to replace; an import does not follow one."""
+    """An export has mode 0600 and replaces a link, if it is told to; an import follows one only within its folder."""
     q.enqueue("secret", task_id="a")
     target, link = tmp_path / "target", tmp_path / "link.tq"
     target.write_text("mine")
@@ -173,10 +173,16 @@ def test_an_export_is_its_owner_s_and_no_link_is_followed(q: FileQueue, tmp_path
     export_queue(q, link, "inserted", force=True)
     assert (target.read_text(), link.is_symlink(), link.stat().st_mode & 0o777) == ("mine", False, 0o600)
     link.rename(target)
+    inbox, circle = tmp_path / "inbox", tmp_path / "circle"
+    inbox.mkdir()
+    (inbox / "out.tq").symlink_to(target)
+    circle.symlink_to(circle)
+    for bad in (inbox / "out.tq", circle):
+        for call in (lambda path=bad: import_file(q, path), lambda path=bad: exported_from(path)):
+            with pytest.raises(ConfigError, match="symbolic link"):
+                call()
     link.symlink_to(target)
-    for call in (lambda: import_file(q, link), lambda: exported_from(link)):
-        with pytest.raises(ConfigError, match="symbolic link"):
-            call()
+    assert import_file(q, link).unchanged == 1
     dangling = tmp_path / "dangling.tq"
     dangling.symlink_to(tmp_path / "not there")
     with pytest.raises(FileExistsError):

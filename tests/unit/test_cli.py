@@ -217,12 +217,22 @@ def test_common_options_stand_before_or_after_the_verb(monkeypatch: pytest.Monke
     assert read("queues", "--connect-timeout", "2.5").connect_timeout == 2.5
 
 
+def test_what_the_environment_says_of_servers_is_not_about_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has a root and credentials there may use queue files beside ZooKeeper; on the line they are refused."""
+    for name, value in {"ZKMQ_HOSTS": "env:1", "ZKMQ_ROOT": "/env", "ZKMQ_AUTH": "u:p"}.items():
+        monkeypatch.setenv(name, value)
+    read = options.common(cli.parse(["queues", "--hosts", "textqueue:///queues"]))
+    assert (read.hosts, read.root, read.auth) == ("textqueue:///queues", options.DEFAULT_ROOT, None)
+    assert options.common(cli.parse(["queues", "--hosts", "textqueue:///queues", "--root", "/mine"])).root == "/mine"
+
+
 def test_names_and_the_defaults_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
     from airflow_provider_zkmq.engine import config
     from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS
 
     assert (options.DEFAULT_HOSTS, options.DEFAULT_ROOT) == (config.DEFAULT_HOSTS, config.DEFAULT_ROOT)
+    assert options.FILES == config.FILES
     assert (tuple(State), ORDERS) == (options.STATES, configuration.ORDERS)
 
 
