@@ -30,7 +30,7 @@ _LAST_CHARACTERS = 1_000
 _GATE: Final = 'read -r ZKMQ_BEGIN || exit; exec /bin/sh -c "$0"'
 _BEGIN: Final = b"\n"
 #: Variables that let whoever has them use the queues: no business of the commands.
-_SECRET: Final = re.compile(r"ZKMQ_.*(AUTH|PASSWORD|SECRET)")
+_SECRET: Final = re.compile(r"ZKMQ_.*(AUTH|PASS|SECRET)")
 
 
 class CommandFailed(Exception):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_zkmq.cli import commands, configuration, options, output, show, worker
+from airflow_provider_zkmq.cli import commands, configuration, guard, options, output, show, worker
 from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.cli.commands import CommandFailed, Commands
 from airflow_provider_zkmq.cli.guarded import Guard
@@ -362,7 +362,7 @@ def test_exec_of_a_command_that_does_not_read_its_input() -> None:
     assert executed("echo ok", a_task(b"x" * 1_000_000)) == b"ok\n"
 
 
-SECRETS = {"ZKMQ_AUTH": "u:p", "ZKMQ_TLS_KEY_PASSWORD": "k", "ZKMQ_SECRET": "s"}
+SECRETS = {"ZKMQ_AUTH": "u:p", "ZKMQ_TLS_KEY_PASSWORD": "k", "ZKMQ_KEY_PASSPHRASE": "k", "ZKMQ_SECRET": "s"}
 
 
 @pytest.mark.parametrize("credentials", [False, True])
@@ -402,6 +402,26 @@ def test_exec_ends_the_command_of_a_cancelled_task(trap: str, tmp_path: Path, mo
         with pytest.raises(CommandFailed, match="cancelled"):
             executed(command, task)
         cancelled.result(timeout=10)
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
+def test_exec_ends_the_process_group_where_there_is_no_proc(
+    trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other systems tell less of who started what: the command's process group is ended there."""
+    monkeypatch.setattr(commands, "TERMINATE_SECONDS", 0.3)
+    monkeypatch.setattr(guard, "_processes", set)
+    alive = tmp_path / "alive"
+    command = trap + held_open(alive).replace("setsid ", "")
+    run = Commands(command, "q")
+    with ThreadPoolExecutor(1) as pool:
+        stuck = pool.submit(run, a_task())
+        with alive.open("rb") as pipe:
+            monkeypatch.setattr(InHand, "cancelled", True)
+            assert pipe.read() == b""
+        with pytest.raises(CommandFailed, match="cancelled"):
+            stuck.result(timeout=10)
+    run.end()
 
 
 _WORKER = """
