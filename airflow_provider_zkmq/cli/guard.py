@@ -39,13 +39,13 @@ class Process:
 
 def end_commands(leaders: Collection[int], within: float = TERMINATE_SECONDS) -> None:
     """End all that the leaders of process groups have started: SIGTERM, after so many seconds SIGKILL for the rest."""
-    left = _started_by(leaders, _processes())
+    left = _started_by(leaders, set(), _processes())
     for number, span in ((signal.SIGTERM, within), (signal.SIGKILL, _KILL_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
         _send(number, leaders, left)
         deadline = time.monotonic() + span
         while time.monotonic() < deadline:
             running = _processes()
-            left = _started_by(leaders, running) | (left & running)
+            left = _started_by(leaders, left, running)
             if not (left if running else any(map(_lives, leaders))):
                 return
             time.sleep(_LOOK_SECONDS)
@@ -62,9 +62,9 @@ def _send(number: signal.Signals, leaders: Iterable[int], processes: Iterable[Pr
                 os.kill(process.pid, number)
 
 
-def _started_by(leaders: Collection[int], running: Collection[Process]) -> set[Process]:
-    """The processes of the leaders' groups and sessions, and whoever has a parent among them."""
-    found = {each for each in running if each.group in leaders or each.session in leaders}
+def _started_by(leaders: Collection[int], known: set[Process], running: set[Process]) -> set[Process]:
+    """The processes of the leaders' groups and sessions, those that were known, and whoever has a parent among them."""
+    found = {each for each in running if each.group in leaders or each.session in leaders or each in known}
     more = found
     while more:
         parents = {each.pid for each in more}
