@@ -20,6 +20,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+#: What it says when it has begun to listen.
+READY = "ready"
 TERMINATE_SECONDS = 2.0
 _KILL_SECONDS = 0.5
 _LOOK_SECONDS = 0.02
@@ -110,4 +112,5 @@ def watch(told: Iterable[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    print(READY, flush=True)
     watch(sys.stdin.buffer)

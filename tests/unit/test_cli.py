@@ -505,6 +505,17 @@ def test_exec_starts_its_guard_again(tmp_path: Path) -> None:
             stuck.result(timeout=10)
 
 
+def test_exec_says_that_there_is_no_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where none can be started the log says so once, and the commands are run."""
+    monkeypatch.setattr(guard, "__file__", str(tmp_path / "nothing.py"))
+    run = Commands("cat", "q")
+    assert [run(a_task()), run(a_task())] == [b"payload", b"payload"]
+    run.end()
+    assert caplog.text.count("no guard could be started") == 1
+
+
 def test_exec_of_a_slow_command_loses_nothing() -> None:
     """A command that takes longer than one look gets all its input and gives all its output."""
     data = os.urandom(300_000)
