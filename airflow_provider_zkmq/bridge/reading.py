@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from airflow_provider_zkmq.bridge.entries import Entry, entry_of
@@ -48,11 +49,29 @@ class Draft:
 def opened(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Iterator[TextQueue]:
     """A file open for reading, looked through for what no text file holds. Raises `OSError`, `BadFile`."""
     try:
-        with TextQueue.open(path, write=False, limits=limits) as file:
+        with TextQueue.open(_in_its_folder(Path(path)), write=False, limits=limits) as file:
             survey(file)
             yield file
     except TextQueueError as error:
         raise BadFile(str(error)) from error
+
+
+def _in_its_folder(path: Path) -> Path:
+    """Where a file is. Its name may be a symbolic link, as in a folder that Kubernetes mounts, which does not lead out.
+
+    Whoever may put edited files into a folder is thus not given what others keep elsewhere. Raises `BadFile`.
+    """
+    if not path.is_symlink():
+        return path
+    try:
+        there = path.resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise BadFile(f"{path} is a symbolic link that leads nowhere: {error}") from error
+    if not there.is_relative_to(path.parent.resolve()):
+        raise BadFile(
+            f"{path} is a symbolic link to {there}, out of its folder, and is not followed: name the file itself"
+        )
+    return there
 
 
 def survey(file: TextQueue, most: int = MOST_LINES) -> None:

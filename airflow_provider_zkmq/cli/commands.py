@@ -1,23 +1,36 @@
-"""``zkmq worker --exec``: each task is a shell command's standard input, its output the result."""
+"""``zkmq worker --exec``: each task is a shell command's standard input, its output the result.
+
+A command never outlives its task: it is ended when the task is cancelled, when the worker's grace is over, and, by the
+worker's `guard`, when the worker was killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import re
 import subprocess
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from airflow_provider_zkmq.cli.guard import TERMINATE_SECONDS, end_commands
+from airflow_provider_zkmq.cli.guarded import Guard
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import Running
 
-TERMINATE_SECONDS = 2.0
+__all__ = ["TERMINATE_SECONDS", "CommandFailed", "Commands"]
+
 _LOOK_SECONDS = 0.2
 _LAST_LINES = 5
 _LAST_CHARACTERS = 1_000
+#: The command begins when it reads a first line, which is written once the guard knows of it: a worker that is killed
+#: before that closes the pipe, and the command never begins. `read` takes no byte more of a pipe than that line.
+_GATE: Final = 'read -r ZKMQ_BEGIN || exit; exec /bin/sh -c "$0"'
+_BEGIN: Final = b"\n"
+#: Variables that let whoever has them use the queues: no business of the commands.
+_SECRET: Final = re.compile(r"ZKMQ_.*(AUTH|PASS|SECRET)")
 
 
 class CommandFailed(Exception):
@@ -25,12 +38,16 @@ class CommandFailed(Exception):
 
 
 class Commands:
-    """A handler that runs a command in a session of its own for each task, and can end them all."""
+    """A handler that runs a command in a session of its own for each task, and can end them all.
 
-    def __init__(self, command: str, queue: str) -> None:
+    `credentials`: the commands inherit ours, which stand in variables such as ``ZKMQ_AUTH``.
+    """
+
+    def __init__(self, command: str, queue: str, *, credentials: bool = False) -> None:
         self._command = command
-        self._queue = queue
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._environment = {**environment(os.environ, credentials=credentials), "ZKMQ_QUEUE": queue}
+        self._running: set[int] = set()
+        self._guard = Guard(environment(os.environ))
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
@@ -52,10 +69,10 @@ class Commands:
     def _communicate(self, child: subprocess.Popen[bytes], task: Running) -> tuple[bytes, bytes]:
         try:
             with _ended_when_cancelled(child, task):
-                return child.communicate(task.data)
+                return child.communicate(_BEGIN + task.data)
         finally:
             with self._lock:
-                self._running.discard(child)
+                self._forget(child.pid)
 
     def _start(self, task: Running) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -63,24 +80,38 @@ class Commands:
         return child or _leave_it_to_the_worker()
 
     def _spawn(self, task: Running) -> subprocess.Popen[bytes]:
-        names = {"ZKMQ_TASK_ID": task.id, "ZKMQ_ATTEMPT": str(task.attempt), "ZKMQ_QUEUE": self._queue}
         child = subprocess.Popen(  # noqa: S603  the command is what the operator asked for
-            ["/bin/sh", "-c", self._command],
+            ["/bin/sh", "-c", _GATE, self._command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | names,
+            env={**self._environment, "ZKMQ_TASK_ID": task.id, "ZKMQ_ATTEMPT": str(task.attempt)},
             start_new_session=True,
         )
-        self._running.add(child)
+        self._guard.add(child.pid)  # the leader of a session leads the group of the same number
+        self._running.add(child.pid)
         return child
 
     def end(self) -> None:
-        """End every command: SIGTERM to its process group, and SIGKILL where that is not enough."""
+        """End every command: SIGTERM to all it has started, and SIGKILL where that is not enough. None begins anew."""
         with self._lock:
             self._ended.set()
             running = list(self._running)
-        _end(running)
+        if running:
+            end_commands(running, TERMINATE_SECONDS)
+        with self._lock:
+            for leader in running:
+                self._forget(leader)
+            self._guard.close()
+
+    def _forget(self, leader: int) -> None:
+        self._running.discard(leader)
+        self._guard.discard(leader)
+
+
+def environment(variables: Mapping[str, str], *, credentials: bool = False) -> dict[str, str]:
+    """What of an environment goes to others: not our credentials, unless they are asked for."""
+    return {name: value for name, value in variables.items() if credentials or not _SECRET.match(name)}
 
 
 @contextlib.contextmanager
@@ -94,7 +125,7 @@ def _ended_when_cancelled(child: subprocess.Popen[bytes], task: Running) -> Iter
     def look() -> None:
         while not done.wait(_LOOK_SECONDS):
             if task.cancelled:
-                _end([child])
+                end_commands([child.pid], TERMINATE_SECONDS)
                 return
 
     watcher = threading.Thread(target=look, name="zkmq-exec", daemon=True)
@@ -106,25 +137,10 @@ def _ended_when_cancelled(child: subprocess.Popen[bytes], task: Running) -> Iter
         watcher.join()
 
 
-def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    for child in children:
-        _signal(child, signal.SIGTERM)
-    deadline = time.monotonic() + TERMINATE_SECONDS
-    for child in children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(max(0.0, deadline - time.monotonic()))
-        _signal(child, signal.SIGKILL)  # also what the shell has left behind
-
-
 def _leave_it_to_the_worker() -> NoReturn:
     """Settle nothing: a command that we ended did not fail by itself; the worker settles it when the grace is over."""
     while True:
         threading.Event().wait()
-
-
-def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, number)  # the leader of a session leads the group of the same number
 
 
 def _failure(code: int, errors: bytes) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEFAULT_HOSTS = "127.0.0.1:2181"
 DEFAULT_ROOT = "/zkmq"
+FILES = "textqueue://"
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
 _BEFORE = "before_"
 
@@ -91,11 +92,16 @@ def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None
 
 
 def common(args: argparse.Namespace) -> Common:
-    """The common options of a command line and the environment; the later on the line wins."""
+    """The common options of a command line and the environment; the later on the line wins.
+
+    What the environment says of servers is not about queue files.
+    """
+    hosts = _pick(args, "hosts", os.environ.get("ZKMQ_HOSTS") or DEFAULT_HOSTS)
+    ambient = {} if hosts.startswith(FILES) else os.environ
     return Common(
-        hosts=_pick(args, "hosts", os.environ.get("ZKMQ_HOSTS") or DEFAULT_HOSTS),
-        root=_pick(args, "root", os.environ.get("ZKMQ_ROOT") or DEFAULT_ROOT),
-        auth=_pick(args, "auth", os.environ.get("ZKMQ_AUTH") or None),
+        hosts=hosts,
+        root=_pick(args, "root", ambient.get("ZKMQ_ROOT") or DEFAULT_ROOT),
+        auth=_pick(args, "auth", ambient.get("ZKMQ_AUTH") or None),
         as_json=bool(getattr(args, "json", False) or args.before_json),
         session_timeout=_pick(args, "session_timeout", None),
         connect_timeout=_pick(args, "connect_timeout", None),

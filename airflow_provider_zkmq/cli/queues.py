@@ -33,12 +33,21 @@ def status(args: argparse.Namespace, options: Common) -> int:
     """Say how a queue stands."""
     with options.connect() as zk:
         queue = zk.queue(args.queue)
-        conf, counts = queue.conf(), queue.counts()
-        alive = sum(consumer.alive for consumer in queue.consumers())
+        conf, counts, alive = queue.conf(), queue.counts(), _alive(queue)
     stand = {"paused": conf.paused, "consumers": alive}
     value = {"queue": args.queue, "counts": counts, **stand, "conf": conf_record(conf)}
     say(value, facts({"queue": args.queue, **counts, **stand, **conf_facts(conf)}), as_json=options.as_json)
     return 0
+
+
+def _alive(queue: AnyQueue) -> int | None:
+    """How many consumers live; None where none are registered."""
+    from airflow_provider_zkmq.engine import Unsupported
+
+    try:
+        return sum(consumer.alive for consumer in queue.consumers())
+    except Unsupported:
+        return None
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:

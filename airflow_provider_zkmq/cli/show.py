@@ -42,14 +42,26 @@ def show(args: argparse.Namespace, options: Common) -> int:
         if why is not None and not options.as_json:
             say(None, "\n".join(map(printable, why.lines())), as_json=False)
             return 0
-        task, tree = queue.task(args.task), queue.tree(args.task)
+        task, tree = queue.task(args.task), _tree(queue, args.task)
     explained = {} if why is None else {"why": _why_record(why)}
     say({"queue": args.queue, **_record(task, tree), **explained}, _page(task, tree), as_json=options.as_json)
     return 0
 
 
-def _record(task: Task, tree: list[Znode]) -> dict[str, object]:
+def _tree(queue: AnyQueue, task_id: str) -> list[Znode] | None:
+    """The task's znodes; None where it is in a file."""
+    from airflow_provider_zkmq.engine import Unsupported
+
+    try:
+        return queue.tree(task_id)
+    except Unsupported:
+        return None
+
+
+def _record(task: Task, tree: list[Znode] | None) -> dict[str, object]:
     """Everything for JSON."""
+    if tree is None:
+        return task_record(task)
     znodes = [asdict(node) for node in tree]
     return {**task_record(task), "znodes": znodes, "enqueue_transactions": enqueue_transactions(tree)}
 
@@ -59,8 +71,10 @@ def _why_record(why: Explanation) -> dict[str, object]:
     return {"status": why.status, "reasons": why.reasons, "consumers": consumers}
 
 
-def _page(task: Task, tree: list[Znode]) -> str:
-    """Everything for people."""
+def _page(task: Task, tree: list[Znode] | None) -> str:
+    """Everything for people. A file keeps neither a history nor znodes."""
+    if tree is None:
+        return facts(task_facts(task))
     parts = [
         facts(task_facts(task) | {"enqueue transactions": enqueue_transactions(tree)}),
         table(

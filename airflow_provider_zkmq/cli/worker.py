@@ -36,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="command",
         metavar="CMD",
         help="run by /bin/sh for each task: data on stdin, result on stdout, non-zero exit fails the task; "
-        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE; ended when its task is cancelled",
+        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE; ended with its task and with the worker",
+    )
+    parser.add_argument(
+        "--pass-credentials",
+        action="store_true",
+        help="with --exec: the command, which may use the queues itself, inherits ZKMQ_AUTH and the like",
     )
     parser.add_argument(
         "--transactional",
@@ -93,6 +98,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--grace {args.grace} is not allowed: seconds, 0 or more")
     if args.threads and args.handler is None and args.command is None:
         raise UsageError("worker needs --handler or --exec; only with --threads 0 there is nothing to handle")
+    if args.pass_credentials and args.command is None:
+        raise UsageError("--pass-credentials goes with --exec: a handler has the worker's own environment")
     if args.transactional and args.handler is None:
         raise UsageError("--transactional goes with --handler, which gets the transaction")
     if args.transactional and args.lease is not None:
@@ -125,7 +132,7 @@ def _handler(args: argparse.Namespace) -> tuple[Callable[..., Any], Callable[[],
         return load(args.handler), lambda: None, 0.0
     if args.command is None:
         return _unused, lambda: None, 0.0
-    commands = Commands(args.command, args.queue)
+    commands = Commands(args.command, args.queue, credentials=args.pass_credentials)
     return commands, commands.end, TERMINATE_SECONDS + _MARGIN
 
 

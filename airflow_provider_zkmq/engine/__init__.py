@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         TlsRefused,
         TransportError,
         Unavailable,
+        Unsupported,
         WaitTimeout,
         ZkmqError,
     )
@@ -106,6 +107,7 @@ _HOME = {
         "TlsRefused",
         "TransportError",
         "Unavailable",
+        "Unsupported",
         "WaitTimeout",
         "ZkmqError",
     ),
@@ -190,6 +192,7 @@ __all__ = [
     "Unavailable",
     "UnitOfWork",
     "Unreadable",
+    "Unsupported",
     "WaitFor",
     "WaitTimeout",
     "Worker",

@@ -6,7 +6,8 @@
     ├── ConfigError (also ValueError)   what was asked for cannot be; nothing was written
     │   ├── AccessDenied                the credentials do not open the queue's znodes
     │   ├── QueueNotFound               there is no such queue; the message names those that come close
-    │   └── NotSecured                  credentials were given, and anyone may use what is there already
+    │   ├── NotSecured                  credentials were given, and anyone may use what is there already
+    │   └── Unsupported                 a queue file cannot promise it
     ├── TransportError
     │   ├── Unavailable                 no server answered in time; nothing was written
     │   │   ├── HostNotFound            none of the servers' names is known
@@ -65,6 +66,10 @@ class QueueNotFound(ConfigError):
 
 class NotSecured(ConfigError):
     """Credentials were given, but anyone may read or change what is there already; ``allow_open`` allows that."""
+
+
+class Unsupported(ConfigError):
+    """A queue in a file cannot promise what was asked for; ZooKeeper can."""
 
 
 class TransportError(ZkmqError):

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 
-from airflow_provider_zkmq.engine.errors import TaskNotFound
+from airflow_provider_zkmq.engine.errors import CorruptRecord, TaskNotFound
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.model import State, Task
-from airflow_provider_zkmq.filequeue.conf import Conf, replace_file
+from airflow_provider_zkmq.filequeue import results
+from airflow_provider_zkmq.filequeue.conf import Conf
 from airflow_provider_zkmq.filequeue.items import Item
-from airflow_provider_zkmq.filequeue.variables import ELSEWHERE, KEPT, MOVED, ROOMS, pad, quoted_result, spell, unquote
-from airflow_provider_zkmq.textqueue import Status, TextQueue
+from airflow_provider_zkmq.filequeue.variables import (
+    ELSEWHERE,
+    KEPT,
+    MOVED,
+    ROOMS,
+    bytes_of,
+    pad,
+    quoted_result,
+    spell,
+    unquote,
+)
+from airflow_provider_zkmq.textqueue import HostileFile, Status, TextQueue
 from airflow_provider_zkmq.textqueue.file import ALL
 from airflow_provider_zkmq.textqueue.parse import BYTE, Record
 
@@ -19,17 +31,29 @@ from airflow_provider_zkmq.textqueue.parse import BYTE, Record
 class Book:
     """The tasks of a file by their ids, in the order of the lines, for as long as its lock is held."""
 
-    def __init__(self, file: TextQueue, conf: Conf) -> None:
+    def __init__(self, file: TextQueue, conf: Conf, tell: Callable[[str], None] = log.warning) -> None:
         self.file = file
         self.conf = conf
+        self.tell = tell
         self.now = time.time()
         self.tasks: dict[str, Item] = {}
         self.read()
         copies = [item for item in self.tasks.values() if item.is_copy]
         for item in copies:  # at once: their ids must not depend on what becomes of the tasks they were copied from
-            self._copy(item)
+            with self.stepping_over():
+                self._copy(item)
         if copies:
             self.read()
+        for offset, why in file.reports.items():
+            tell(f"{file.path}, byte {offset}: {why}")
+
+    @contextlib.contextmanager
+    def stepping_over(self) -> Iterator[None]:
+        """Inside the block a message that cannot be changed is told of: it must not keep others from being handled."""
+        try:
+            yield
+        except CorruptRecord as error:
+            self.tell(f"{error}; stepped over")
 
     def read(self) -> None:
         """Read the file, after a move that a crash cut off was brought to its end."""
@@ -69,7 +93,7 @@ class Book:
 
         A plain line, or one whose rooms an editor trimmed, is moved to the end, what stood there becoming a comment.
         A copy of another task begins anew. The new message is written first; its ``\moved-from=<offset>`` says that
-        the old one does not count any more.
+        the old one does not count any more. Raises `CorruptRecord` where a copy of it would not read back as it is.
         """
         if item.whole:
             return item
@@ -81,7 +105,11 @@ class Book:
         names = KEPT if item.is_copy else (*ROOMS, *KEPT)
         values = {"id": item.id} | {name: item.value(name) for name in names}
         came = pad(f"{MOVED}={item.message.offset}", len(MOVED) + 16)
-        self.append(item.message.data, values, [*item.foreign, came])
+        try:
+            self.append(item.message.data, values, [*item.foreign, came])
+        except (ValueError, HostileFile) as error:
+            msg = f"task {item.id!r} cannot be moved to where there is room for its variables: {error}"
+            raise CorruptRecord(msg) from error
 
     def _end_move(self, item: Item, others: Mapping[int, Item]) -> None:
         old = others.get(item.number(MOVED))
@@ -103,30 +131,19 @@ class Book:
             return None
         value = item.value("result")
         if value != ELSEWHERE:
-            return unquote(value).encode("utf-8", "surrogateescape")
+            return bytes_of(unquote(value))
         try:
-            return result_path(self.file.path, item.id).read_bytes()
-        except FileNotFoundError:
+            return results.read(self.file.path, item.id)
+        except (HostileFile, OSError) as error:
+            self.tell(f"the result of task {item.id!r} cannot be read: {error}")
             return None
 
     def keep_result(self, item: Item, data: bytes) -> None:
         """Keep a result in its variable, or in a file of its own where it is too large or no text."""
         value = quoted_result(data)
         if value == ELSEWHERE:
-            path = result_path(self.file.path, item.id)
-            path.parent.mkdir(exist_ok=True)
-            replace_file(path, data)
+            results.keep(self.file.path, item.id, data, self.file.mode)
         item.set("result", value)
-
-
-def result_path(queue: Path, task_id: str) -> Path:
-    """Where a task's result is, if it is not in the queue's file."""
-    return results_of(queue) / task_id
-
-
-def results_of(queue: Path) -> Path:
-    """The folder of the results that are not in the queue's file."""
-    return queue.with_name(f"{queue.stem}.results")
 
 
 def name_all(items: list[Item]) -> dict[str, Item]:

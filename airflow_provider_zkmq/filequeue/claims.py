@@ -88,9 +88,14 @@ class FileClaim:
         self._carry_out(lambda name, token: self._queue.extend(name, token, lease), ends=False)
 
     @property
+    def closed(self) -> bool:
+        """Whether its connection has been closed: nothing can be done with it any more."""
+        return self._queue.closed
+
+    @property
     def over(self) -> bool:
         """Whether nothing is left to settle: a file's claim ends with its connection only."""
-        return self._queue.closed
+        return self.closed
 
     def settle(self, outcome: Handled, progress: Settlement) -> bool:
         """End the claim by what a handler has done; whether that is a success. See `settle_by`."""

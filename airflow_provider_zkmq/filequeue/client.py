@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.filequeue import settling
 from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.queue import FileQueue
-from airflow_provider_zkmq.filequeue.refusals import SERVERS, TRANSACTIONS, refuse, refused
+from airflow_provider_zkmq.filequeue.refusals import SERVERS, TRANSACTIONS, refusal, refuse, refused
 
 
 class FileClient:
@@ -28,13 +28,32 @@ class FileClient:
     def connect(cls, url: str, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: object) -> Self:
         """Open a folder, made where it does not exist. `gc` does nothing.
 
-        Raises `ConfigError` for a URL that is not understood, and for what is said of servers (a root of its own, TLS,
-        credentials, time-outs); `Unavailable` where there can be no such folder.
+        Raises `ConfigError` for a URL that is not understood, `Unsupported` for what is said of servers (a root of its
+        own, TLS, credentials, time-outs); `Unavailable` where there can be no such folder.
         """
         del gc
         refused = sorted(name for name, value in options.items() if value is not None)
         refuse({f"{SERVERS} ({', '.join(refused)})": refused, f"{SERVERS} (root)": root != DEFAULT_ROOT})
         return cls(url)
+
+    def start(self) -> Self:
+        """Nothing is to be connected to."""
+        return self
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has been closed: nothing can be done with it any more."""
+        return self._folder.closed
+
+    @property
+    def session_id(self) -> int:
+        """Raises `Unsupported`: there is no session."""
+        raise refusal(SERVERS)
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """None are sent to anybody."""
+        return {}
 
     def queue(self, name: str) -> FileQueue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,11 +21,14 @@ from airflow_provider_zkmq.engine.model import (
     seconds,
 )
 from airflow_provider_zkmq.filequeue.refusals import ENDLESS, refusal
+from airflow_provider_zkmq.textqueue.plain import read_plain, replace_plain
 
 #: How long a claim holds without being extended, where neither it, nor its task, nor the queue says so.
 DEFAULT_LOCK: Final = 60.0
 #: The longest; its end must fit into a mutex's room.
 LONGEST_LOCK: Final = 1e8
+#: A configuration is never that long, in bytes.
+_MOST: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,9 @@ def lock_span(what: str, value: object) -> float:
 
 
 def read_conf(path: Path) -> Conf:
-    """The configuration; the defaults without the file. Raises `CorruptRecord`."""
+    """The configuration; the defaults without the file. Raises `CorruptRecord`, `HostileFile` for no plain file."""
     try:
-        record = load(str(path), path.read_bytes())
+        record = load(str(path), read_plain(path, _MOST))
     except FileNotFoundError:
         return Conf()
     return Conf(
@@ -84,14 +86,7 @@ def _lock(path: Path, value: object) -> float:
         raise CorruptRecord(msg) from error
 
 
-def write_conf(path: Path, conf: Conf) -> None:
-    """Put it in place of what was there; who reads meanwhile sees one or the other."""
+def write_conf(path: Path, conf: Conf, mode: int) -> None:
+    """Put it in place of what was there, with the mode of the queue's file; who reads sees one or the other."""
     record = {"filters": json.loads(encode_types(conf.types)), "policy": conf.policy.record(), "lock": conf.lock}
-    replace_file(path, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file whole, beside it first."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    beside.write_bytes(data)
-    beside.replace(path)
+    replace_plain(path, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode(), mode)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueError
 from airflow_provider_zkmq.engine.model import State
-from airflow_provider_zkmq.filequeue.book import Book, results_of
+from airflow_provider_zkmq.filequeue import results
+from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.folder import Folder, conf_path
 
 
@@ -27,9 +27,7 @@ def _delete(book: Book, *, confirm: bool, force: bool) -> int:
     if not confirm:
         msg = f"deleting {path} loses its {count} task(s) for good; nothing was deleted: say confirm=True"
         raise ConfigError(msg)
-    results = results_of(path)
-    if results.is_dir():
-        shutil.rmtree(results)
+    results.delete(path)
     conf_path(path).unlink(missing_ok=True)
     path.unlink()
     return count

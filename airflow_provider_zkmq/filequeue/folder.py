@@ -12,7 +12,8 @@ from airflow_provider_zkmq.engine.model import check_name
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.conf import Conf, read_conf, write_conf
 from airflow_provider_zkmq.filequeue.looking import Alarms
-from airflow_provider_zkmq.textqueue import HostileFile, StaleMessage, TextQueue
+from airflow_provider_zkmq.filequeue.notices import Notices
+from airflow_provider_zkmq.textqueue import HostileFile, StaleMessage, TextQueue, TextQueueError
 from airflow_provider_zkmq.textqueue.mutex import new_owner
 
 T = TypeVar("T")
@@ -36,12 +37,13 @@ class Folder:
         self.path = Path(path)
         self.owner = new_owner()
         self.alarms = Alarms()
+        self.notices = Notices()
         self.closed = False
         #: What was claimed without a lease: (queue, task id, token).
         self.in_hand: set[tuple[str, str, int]] = set()
         self._lock = threading.Lock()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
             msg = f"{url}: {error}"
             raise Unavailable(msg) from error
@@ -52,7 +54,8 @@ class Folder:
 
     def queues(self) -> list[str]:
         """The names of the queues."""
-        return sorted(path.stem for path in self.path.glob(f"*{SUFFIX}") if path.is_file())
+        files = (path for path in self.path.glob(f"*{SUFFIX}") if path.is_file() and not path.is_symlink())
+        return sorted(path.stem for path in files)
 
     def hold(self, queue: str, task_id: str, token: int, *, held: bool) -> None:
         """Remember, or forget, what is to be given back at the end."""
@@ -69,8 +72,8 @@ class Folder:
         """Do something with a queue's file while it is locked; from the start again if it is replaced meanwhile.
 
         Raises `QueueNotFound` where there is no file, unless it is to be made; `SessionLost` once the connection is
-        closed; `CorruptRecord` for a file that is no queue's or too large; `Unavailable` where it cannot be read or
-        written.
+        closed; `CorruptRecord` for a file that is no queue's, too large, or a symbolic link; `Unavailable` where it
+        cannot be read or written.
         """
         if self.closed:
             msg = f"the connection to {self.path} is closed"
@@ -82,14 +85,15 @@ class Folder:
             raise QueueNotFound.among(queue, f"in {self.path}", self.queues()) from None
         except HostileFile as error:
             raise CorruptRecord(str(error)) from error
-        except OSError as error:
+        except (OSError, TextQueueError) as error:
             raise Unavailable(str(error)) from error
 
     def _try(self, path: Path, work: Callable[[Book], T], *, create: bool) -> T:
         for _ in range(TRIES):
             try:
                 with TextQueue.open(path, create=create) as file, file.locked():
-                    return work(Book(file, read_conf(conf_path(path))))
+                    self.notices.look_at(file)
+                    return work(Book(file, read_conf(conf_path(path)), self.notices.tell))
             except StaleMessage:
                 continue
         msg = f"{path} is being written by something that does not respect its lock, such as an editor"
@@ -100,7 +104,7 @@ class Folder:
 
         def work(book: Book) -> None:
             if (conf := change(book.conf)) != Conf() or conf_path(book.file.path).exists():
-                write_conf(conf_path(book.file.path), conf)
+                write_conf(conf_path(book.file.path), conf, book.file.mode)
 
         self.carry_out(queue, work, create=True)
 

@@ -7,10 +7,11 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
-from airflow_provider_zkmq.engine.model import RetryPolicy, State, Task, check_name, derive_status
+from airflow_provider_zkmq.engine.model import RetryPolicy, State, Task, check_name, derive_status, encode_metadata
 from airflow_provider_zkmq.filequeue.conf import Conf, lock_span
-from airflow_provider_zkmq.filequeue.variables import KEPT, MOVED, ROOMS, data_of, time_of, unquote, width
+from airflow_provider_zkmq.filequeue.variables import KEPT, MOVED, ROOMS, bytes_of, data_of, time_of, unquote, width
 from airflow_provider_zkmq.textqueue import Message, Status, mutex
+from airflow_provider_zkmq.textqueue.write import whole_number
 
 
 class Item:
@@ -26,9 +27,10 @@ class Item:
         places: dict[str, int] = {}
         for index, variable in enumerate(self.message.variables):
             name, separator, _ = variable.partition("=")
-            if separator:
-                places.setdefault("mutex" if mutex.is_mutex(variable) else name, index)
-        return places
+            if separator and not mutex.is_mutex(variable):
+                places.setdefault(name, index)
+        at = mutex.place(self.message.variables)
+        return places if at is None else places | {"mutex": at}
 
     def value(self, name: str) -> str:
         """A variable's value without its padding; blank without the variable."""
@@ -67,13 +69,13 @@ class Item:
 
     def number(self, name: str) -> int:
         """A count; 0 for what is none."""
-        text = self.value(name)
-        return int(text) if text.isascii() and text.isdigit() else 0
+        return whole_number(self.value(name))
 
     def record(self, name: str) -> dict[str, Any]:
         """A JSON object; an empty one for what is none."""
         try:
             record = json.loads(self.value(name) or "{}")
+            encode_metadata(record)  # neither NaN nor 1e999, which others could not be given
         except (ValueError, RecursionError):
             return {}
         return record if isinstance(record, dict) else {}
@@ -97,7 +99,7 @@ class Item:
     def policy(self, conf: Conf) -> RetryPolicy:
         """The task's own policy, else the queue's."""
         try:
-            return RetryPolicy.decode(self.id, self.value("policy").encode()) if self.value("policy") else conf.policy
+            return RetryPolicy.decode(self.id, bytes_of(self.value("policy"))) if self.value("policy") else conf.policy
         except CorruptRecord:
             return conf.policy
 

@@ -37,7 +37,7 @@ Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 class FileQueue(FileView):
     """A queue in a file, each call blocking until the file is changed. Usable from several threads and processes.
 
-    The methods are those of `Queue` and raise what those raise; what a file cannot promise raises `ConfigError`.
+    The methods are those of `Queue` and raise what those raise; what a file cannot promise raises `Unsupported`.
     """
 
     pause = resume = refused(refusals.PAUSES)
@@ -142,8 +142,11 @@ class FileQueue(FileView):
         node: Mapping[str, object] | None = None,
         filter_method: Method = "absolute",
         selector: Selector | str | None = None,
+        lease: object = None,
     ) -> None:
-        """Raise `ConfigError` for a node or selector that the queue refuses."""
+        """Raise `ConfigError` for a node, selector or lease that the queue refuses."""
+        if lease is not None:
+            lock_span("lease", lease)
         self._do(lambda book: choose(book.conf.types, node=node, filter_method=filter_method, selector=selector))
 
     def complete(self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: object = None) -> None:

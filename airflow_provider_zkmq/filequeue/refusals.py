@@ -1,11 +1,11 @@
-"""What queue files cannot promise: each is refused with one `ConfigError` that names it, and nothing is written."""
+"""What queue files cannot promise: each is refused with one `Unsupported` that names it, and nothing is written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
-from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine.errors import ConfigError, Unsupported
 from airflow_provider_zkmq.engine.model import Message
 
 TRANSACTIONS: Final = "transactions over several queues"
@@ -28,13 +28,13 @@ ARCHIVES: Final = "archive (configure(archive=True), zxid, ended_between, depart
 FINDING: Final = "waiting for tasks that match (find)"
 
 
-def refusal(what: str) -> ConfigError:
+def refusal(what: str) -> Unsupported:
     """The error that names what is refused, and who has it."""
-    return ConfigError(f"refused: a queue file (textqueue://) has no {what}. ZooKeeper has it: connect to host:port")
+    return Unsupported(f"refused: a queue file (textqueue://) has no {what}. ZooKeeper has it: connect to host:port")
 
 
 def refused(what: str) -> Callable[..., NoReturn]:
-    """A method of the interface that raises `ConfigError`, whatever it is given."""
+    """A method of the interface that raises `Unsupported`, whatever it is given."""
 
     def method(*_given: object, **_named: object) -> NoReturn:
         raise refusal(what)
@@ -43,7 +43,7 @@ def refused(what: str) -> Callable[..., NoReturn]:
 
 
 def refuse(options: Mapping[str, object]) -> None:
-    """Raise `ConfigError` for the first thing that was asked for, by what is refused."""
+    """Raise `Unsupported` for the first thing that was asked for, by what is refused."""
     for what, value in options.items():
         if value:
             raise refusal(what)

@@ -25,15 +25,16 @@ def take(book: Book, owner: str, selector: Selector, lease: float | None) -> Tak
     """Claim the first task that fits; for `lease` seconds, else as long as its own lock or the queue's says."""
     times: list[float] = []
     for item in list(book.tasks.values()):
-        match book.state(item):
-            case State.DEAD:
-                _bury(book, item)
-            case State.CLAIMED if item.holder is not None:
-                times.append(item.holder[1])
-            case State.INSERTED if selector.matches(item.filters, book.conf.types):
-                if item.due <= book.now:
-                    return _claim(book, book.whole(item), owner, lease), None
-                times.append(item.due)
+        with book.stepping_over():
+            match book.state(item):
+                case State.DEAD:
+                    _bury(book, item)
+                case State.CLAIMED if item.holder is not None:
+                    times.append(item.holder[1])
+                case State.INSERTED if selector.matches(item.filters, book.conf.types):
+                    if item.due <= book.now:
+                        return _claim(book, book.whole(item), owner, lease), None
+                    times.append(item.due)
     return None, min(times, default=None)
 
 
@@ -115,4 +116,4 @@ def extend(book: Book, task_id: str, token: int, span: float) -> None:
 def expire(book: Book, task_id: str, token: int) -> None:
     """End the claim as if its time were over; the next one is another attempt. Raises `ClaimLost`."""
     item, owner = current(book, task_id, token)
-    item.set("mutex", mutex.taken("", owner, book.now - 1).strip())
+    item.set("mutex", mutex.held(owner, book.now - 1))

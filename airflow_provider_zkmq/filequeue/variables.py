@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from airflow_provider_zkmq.textqueue.mutex import RESERVED
+from airflow_provider_zkmq.textqueue.write import encode
 
 #: Bytes reserved for what changes.
 ROOMS: Final = {"attempts": 7, "claims": 7, "due": 32, "error": 200, "result": 200, "mutex": len(RESERVED) - 6}
@@ -37,7 +38,7 @@ def pad(text: str, size: int) -> str:
 
 def width(text: str) -> int:
     """How many bytes a text takes in the file."""
-    return len(text.encode("utf-8", "surrogateescape"))
+    return len(encode(text))
 
 
 def body_of(data: bytes) -> tuple[str, str]:
@@ -75,6 +76,14 @@ def unquote(value: str) -> str:
     return text if isinstance(text, str) else value
 
 
+def bytes_of(text: str) -> bytes:
+    """A text's bytes; those that were no UTF-8 as they were, what is no text at all, as a person may write, escaped."""
+    try:
+        return encode(text)
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
+
+
 def clipped(text: str) -> str:
     """An error quoted within its room, ending with … where it was too long."""
     room = ROOMS["error"]
@@ -104,6 +113,6 @@ def time_of(value: str) -> float | None:
     """Seconds since 1970; a time without a zone is UTC. None for what is no time."""
     try:
         when = datetime.fromisoformat(value)
-    except ValueError:
+        return (when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):  # also a time that is in no year in UTC
         return None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

@@ -9,14 +9,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from airflow_provider_zkmq.textqueue.errors import TextQueueError
-from airflow_provider_zkmq.textqueue.lines import BOM, Limits, scan
+from airflow_provider_zkmq.textqueue.errors import HostileFile, TextQueueError
+from airflow_provider_zkmq.textqueue.lines import BOM, NEWLINE, Limits, check_lines, scan
 from airflow_provider_zkmq.textqueue.message import Message
-from airflow_provider_zkmq.textqueue.mutex import RESERVED, is_mutex
+from airflow_provider_zkmq.textqueue.mutex import RESERVED, check_owner, is_mutex
 from airflow_provider_zkmq.textqueue.parse import Record, Status, records
+from airflow_provider_zkmq.textqueue.plain import open_plain
 from airflow_provider_zkmq.textqueue.shared import SharedFile
 from airflow_provider_zkmq.textqueue.watch import changes
-from airflow_provider_zkmq.textqueue.write import NEWLINE, spell
+from airflow_provider_zkmq.textqueue.write import spell
 
 QUEUED: Final = "queued"
 ALL: Final = "all"
@@ -47,11 +48,11 @@ class TextQueue(SharedFile):
     ) -> Self:
         """Open a file, made where it does not exist (unless `create` is False); `write=False`: only to be read.
 
-        Raises `OSError`, and `HostileFile` for a file that is too large or no plain file.
+        One that is made is its owner's alone (mode 0600); one that is there keeps its mode. Raises `OSError`, and
+        `HostileFile` for a file that is too large, no plain file, or a symbolic link.
         """
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
-        flags |= os.O_CREAT if create and write else 0
-        queue = cls(Path(path), os.open(path, flags, 0o644), limits or Limits())
+        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create and write else 0)
+        queue = cls(Path(path), open_plain(path, flags), limits or Limits())
         try:
             queue._check()
         except BaseException:
@@ -87,48 +88,84 @@ class TextQueue(SharedFile):
     ) -> int:
         """Add a message at the end, in one write; returns its offset. `mutex`: with a mutex variable, free.
 
-        Raises `ValueError` for what would not read back as it is given: a variable with a newline, a carriage
-        return where the file's lines end with one.
+        What is there reads as before. Raises `ValueError` for what would not read back as it is given: a variable with
+        a newline, a carriage return where the file's lines end with one; `HostileFile` for what would be too large to
+        be read. Then nothing is written.
         """
         with self.locked():
             size = self.size()
             newline = self.newline
             reserved = [RESERVED] if mutex else []
             data = spell(text, [*variables, *reserved], newline, status)
-            if size <= len(BOM) and data.partition(NEWLINE)[0].endswith(b"\r"):
+            if self._is_blank(size) and data.partition(NEWLINE)[0].endswith(b"\r"):
                 msg = "the first line of a file cannot end with a carriage return: it would tell how all its lines end"
                 raise ValueError(msg)
+            self._check_fits(size, data, len(variables) + len(reserved))
             gap = b"" if size == 0 or self._ends_whole(size) else newline
             return self._write_at_the_end(gap + data) - len(data)
 
+    def _check_fits(self, size: int, data: bytes, variables: int) -> None:
+        """Raise `HostileFile` for a message with which nobody would read the file any more."""
+        limits, name = self.limits, f"{self.path} with this message"
+        if size + len(data) > limits.file or len(data) > limits.message or variables > limits.variables:
+            msg = (
+                f"{name} would have {size + len(data):,} bytes, the message {len(data):,} and {variables:,} variables; "
+                f"at most {limits.file:,}, {limits.message:,} and {limits.variables:,} are read"
+            )
+            raise HostileFile(msg)
+        if len(data) > limits.line and max(map(len, data.split(NEWLINE))) > limits.line:
+            msg = f"{name} would have a line that is longer than {limits.line:,} bytes"
+            raise HostileFile(msg)
+        if size + len(data) > limits.lines:
+            check_lines(name, self, limits, more=data.count(NEWLINE) + 1)
+
     def _write_at_the_end(self, data: bytes) -> int:
-        """One write where the file ends by then, since a shell may append meanwhile; returns its end afterwards."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        """One write where the file ends by then, since a shell may append meanwhile; returns its end afterwards.
+
+        Of what could be written in part nothing is left, unless somebody else has appended to it by then.
+        """
+        descriptor = open_plain(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             written = os.write(descriptor, data)
             end = os.lseek(descriptor, 0, os.SEEK_CUR)
+            if written == len(data):
+                return end
+            if self.size() == end:
+                os.ftruncate(descriptor, end - written)
         finally:
             os.close(descriptor)
-        if written != len(data):
-            msg = f"{self.path}: only {written:,} of {len(data):,} bytes could be appended; is the disk full?"
-            raise TextQueueError(msg)
-        return end
+        msg = f"{self.path}: only {written:,} of {len(data):,} bytes could be appended; is the disk full?"
+        raise TextQueueError(msg)
 
     def _ends_whole(self, size: int) -> bool:
-        return self.read(1, size - 1) == NEWLINE or (size == len(BOM) and self.read(size, 0) == BOM)
+        return self.read(1, size - 1) == NEWLINE or self._is_blank(size)
+
+    def _is_blank(self, size: int) -> bool:
+        return size == 0 or (size == len(BOM) and self.read(size, 0) == BOM)
 
     def claim(self, owner: str, seconds: float, *, start: int = 0) -> Message | None:
         """Take the first queued message whose mutex is free or expired, for so long; None: there is none.
 
-        `settle` ends it. Messages without a mutex are left alone, and so are those that `owner` has already. `start`
-        spares reading what has ended.
+        `settle` ends it. Messages without a mutex are left alone, and so are those that `owner` has already; one whose
+        mutex has no room for an owner, as the seed's, is noted in `reports` and stepped over. `start` spares reading
+        what has ended. Raises `ValueError` for an owner that is no name, or too long for the room that `append` leaves.
         """
+        check_owner(owner)
         for message in self.messages(start=start):
             if any(map(is_mutex, message.variables)):
                 with self.locked():
-                    if not message.holds(owner) and message.try_lock(owner, seconds):
+                    if self._take(message, owner, seconds):
                         return message
         return None
+
+    def _take(self, message: Message, owner: str, seconds: float) -> bool:
+        try:
+            return not message.holds(owner) and message.try_lock(owner, seconds)
+        except ValueError as error:
+            if message.room >= len(RESERVED):
+                raise
+            self._report(message.offset, f"its mutex has no room for an owner: {error}; stepped over")
+            return False
 
     def watch(self, stop: threading.Event, include: str | Collection[str] = QUEUED) -> Iterator[Message]:
         """The messages that are there, then those that are appended, until `stop` is set.

@@ -7,6 +7,7 @@ line ends with ``\r\n``, as some editors write, so does every line, and the ``\r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -14,7 +15,13 @@ from typing import Final, Protocol
 from airflow_provider_zkmq.textqueue.errors import HostileFile
 
 BOM: Final = b"\xef\xbb\xbf"
+NEWLINE: Final = b"\n"
+CRLF: Final = b"\r\n"
 CHUNK: Final = 1 << 16
+_HEAD: Final = 512
+_COUNTED: Final = 1 << 20
+#: Blank lines, by how the file ends its lines: a file may have millions, which are stepped over together.
+_BLANK: Final = {NEWLINE: re.compile(rb"\n+"), CRLF: re.compile(rb"(?:\r?\n)+")}
 
 
 class Source(Protocol):
@@ -38,7 +45,7 @@ class Limits:
     file: int = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would take most of the time of reading a file
 class Line:
     """One line: where it begins and ends (the newline included), and what stands in it without the newline."""
 
@@ -48,7 +55,7 @@ class Line:
 
     @property
     def control(self) -> bytes:
-        """The byte in column 0; none for a blank line."""
+        """The byte in column 0."""
         return self.body[:1]
 
     @property
@@ -58,44 +65,61 @@ class Line:
 
 
 def scan(name: str, source: Source, limits: Limits, start: int = 0) -> Iterator[Line]:
-    """The lines from `start`, which must be the offset of a line. Raises `HostileFile`.
+    """The lines from `start`, which must be the offset of a line, without the blank ones. Raises `HostileFile`.
 
     What is appended while this runs may be seen.
     """
-    crlf = uses_crlf(source)
+    crlf = newline_of(source, limits) == CRLF
+    blank = _BLANK[CRLF if crlf else NEWLINE]
     offset = start or (len(BOM) if source.read(len(BOM), 0) == BOM else 0)
-    count = 0
-    buffer, at, read = b"", 0, offset  # what was read, how much of it was given, where to read on
+    check_lines(name, source, limits, offset)
+    buffer, at, searched, read = b"", 0, 0, offset  # `at`: what was given; `searched`: up to there is no newline
     while True:
-        cut = buffer.find(b"\n", at)
+        if run := blank.match(buffer, at):
+            offset, at = offset + run.end() - at, run.end()
+        cut = buffer.find(NEWLINE, max(at, searched))
         if cut >= 0:
-            body, at = buffer[at:cut], cut + 1
-            end = offset + len(body) + 1
-            count += 1
-            if count > limits.lines:
-                msg = f"{name} has more than {limits.lines:,} lines"
-                raise HostileFile(msg)
+            body, end = buffer[at:cut], offset + cut + 1 - at
             yield Line(offset, end, body.removesuffix(b"\r") if crlf else body)
-            offset = end
+            offset, at = end, cut + 1
             continue
         if len(buffer) - at > limits.line:
             msg = f"{name}: the line at byte {offset} is longer than {limits.line:,} bytes"
             raise HostileFile(msg)
-        more = source.read(CHUNK, read)
+        more = source.read(max(CHUNK, len(buffer) - at), read)  # twice as much each time: a long line is read once
         if not more:
             break
         buffer, at, read = buffer[at:] + more, 0, read + len(more)
+        searched = len(buffer) - len(more)
     if at < len(buffer):
         yield Line(offset, offset + len(buffer) - at, buffer[at:])
 
 
-def uses_crlf(source: Source) -> bool:
-    """Whether the first line ends with a carriage return and a newline."""
-    seen = b""
-    while b"\n" not in seen and len(seen) < CHUNK:
-        more = source.read(CHUNK, len(seen))
+def check_lines(name: str, source: Source, limits: Limits, start: int = 0, more: int = 0) -> None:
+    """Raise `HostileFile` where there are too many lines from `start` on, `more` counted in, before any is looked at.
+
+    What is appended later may make them more; each reading counts anew.
+    """
+    size, offset = _COUNTED, start
+    while more <= limits.lines and size == _COUNTED:
+        chunk = source.read(_COUNTED, offset)
+        size, more = len(chunk), more + chunk.count(NEWLINE)
+        offset += size
+    if more > limits.lines:
+        msg = f"{name} has more than {limits.lines:,} lines"
+        raise HostileFile(msg)
+
+
+def newline_of(source: Source, limits: Limits) -> bytes:
+    r"""How a file ends its lines: as it ends the first one.
+
+    A file without any newline that ends with a ``\r`` ends its lines with ``\r\n``: whatever is appended must not make
+    that byte of its only line a part of the line's end.
+    """
+    head = b""
+    while NEWLINE not in head and len(head) <= limits.line:
+        more = source.read(max(_HEAD, len(head)), len(head))
         if not more:
-            return False
-        seen += more
-    head, newline, _ = seen.partition(b"\n")
-    return bool(newline) and head.endswith(b"\r")
+            break
+        head += more
+    return CRLF if head.partition(NEWLINE)[0].endswith(b"\r") else NEWLINE

@@ -9,7 +9,7 @@ from airflow_provider_zkmq.textqueue import mutex
 from airflow_provider_zkmq.textqueue.errors import StaleMessage, TextQueueError
 from airflow_provider_zkmq.textqueue.parse import BYTE, Record, Status
 from airflow_provider_zkmq.textqueue.shared import SharedFile
-from airflow_provider_zkmq.textqueue.write import check_variable, decode
+from airflow_provider_zkmq.textqueue.write import check_variable, decode, whole_number
 
 
 class Message:
@@ -112,6 +112,11 @@ class Message:
         holder = mutex.holder(self.variables[self._mutex()])
         return holder is not None and holder[0] == owner and holder[1] > time.time()
 
+    @property
+    def room(self) -> int:
+        """How many bytes its mutex variable has. Raises `TextQueueError` for a message without one."""
+        return len(self._record.variables[self._mutex()][1])
+
     def settle(self, owner: str, status: Status | None) -> None:
         """End what `try_lock` began: mark the message (None: leave it queued) and free its mutex, in one lock.
 
@@ -127,11 +132,11 @@ class Message:
             self._set(index, mutex.free(self.variables[index]))
 
     def _mutex(self) -> int:
-        for index, variable in enumerate(self.variables):
-            if mutex.is_mutex(variable):
-                return index
-        msg = f"{self.path}: the message at byte {self.offset} has no mutex variable; append it with mutex=True"
-        raise TextQueueError(msg)
+        index = mutex.place(self.variables)
+        if index is None:
+            msg = f"{self.path}: the message at byte {self.offset} has no mutex variable; append it with mutex=True"
+            raise TextQueueError(msg)
+        return index
 
     def count_down(self, name: str = "retries") -> int:
         """Take one off the number in the variable ``name=…`` and return what is left; 0 without one.
@@ -143,7 +148,7 @@ class Message:
             for index, variable in enumerate(self.variables):
                 key, equals, number = variable.partition("=")
                 if equals and key == name:
-                    left = max(0, int(number) - 1) if number.strip().isdigit() else 0
+                    left = max(0, whole_number(number.strip()) - 1)
                     self._set(index, f"{name}={left}")
                     return left
         msg = f"{self.path}: the message at byte {self.offset} has no variable {name!r}"

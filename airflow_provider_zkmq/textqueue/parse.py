@@ -24,6 +24,7 @@ CONTROL: Final = {b"-": Status.QUEUED, b"=": Status.PROCESSED, b"!": Status.ERRO
 BYTE: Final = {status: byte for byte, status in CONTROL.items()}
 CONTINUATION: Final = b" "
 VARIABLE: Final = b"\\"
+_ATTACHED: Final = frozenset({CONTINUATION, VARIABLE})
 
 
 @dataclass(slots=True)
@@ -60,21 +61,20 @@ def records(name: str, lines: Iterable[Line], limits: Limits, report: Report) ->
     record: Record | None = None
     skipping = False  # the lines of something unknown
     for line in lines:
-        if not line.body:
-            continue
-        if line.control in {CONTINUATION, VARIABLE}:
+        control = line.control
+        if control in _ATTACHED:
             if record is not None:
                 _add(name, record, line, limits)
             elif not skipping:
-                report(line.offset, f"{line.control!r} follows no message; stepped over")
+                report(line.offset, f"{control!r} follows no message; stepped over")
             continue
         if record is not None:
             yield record
-        status = CONTROL.get(line.control)
+        status = CONTROL.get(control)
         skipping = status is None
         record = None if status is None else Record(status, line.offset, line.end, line.body, [line.rest])
         if skipping:
-            report(line.offset, f"unknown control byte {line.control!r}; stepped over")
+            report(line.offset, f"unknown control byte {control!r}; stepped over")
     if record is not None:
         yield record
 

@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from airflow_provider_zkmq.textqueue.errors import HostileFile, StaleMessage
-from airflow_provider_zkmq.textqueue.lines import Limits, uses_crlf
+from airflow_provider_zkmq.textqueue.lines import Limits, newline_of
 from airflow_provider_zkmq.textqueue.parse import BYTE, Record, Status
-from airflow_provider_zkmq.textqueue.write import CRLF, NEWLINE
 
 
 class SharedFile:
@@ -29,12 +28,8 @@ class SharedFile:
         self._threads = threading.RLock()
 
     def _check(self) -> None:
-        stats = os.fstat(self._descriptor)
-        if not stat.S_ISREG(stats.st_mode):
-            msg = f"{self.path} is no plain file"
-            raise HostileFile(msg)
-        if stats.st_size > self.limits.file:
-            msg = f"{self.path} has {stats.st_size:,} bytes, more than {self.limits.file:,}"
+        if (size := self.size()) > self.limits.file:
+            msg = f"{self.path} has {size:,} bytes, more than {self.limits.file:,}"
             raise HostileFile(msg)
 
     def read(self, size: int, offset: int) -> bytes:
@@ -44,11 +39,16 @@ class SharedFile:
     @property
     def newline(self) -> bytes:
         """How the file ends its lines."""
-        return CRLF if uses_crlf(self) else NEWLINE
+        return newline_of(self, self.limits)
 
     def size(self) -> int:
         """How many bytes the file has now."""
         return os.fstat(self._descriptor).st_size
+
+    @property
+    def mode(self) -> int:
+        """Who may read and write it: its permission bits."""
+        return stat.S_IMODE(os.fstat(self._descriptor).st_mode)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -71,7 +71,7 @@ class SharedFile:
     def _same_file(self) -> None:
         mine = os.fstat(self._descriptor)
         try:
-            there = self.path.stat()
+            there = self.path.lstat()
         except FileNotFoundError:
             there = None
         if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):

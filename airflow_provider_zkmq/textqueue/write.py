@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from airflow_provider_zkmq.textqueue.lines import CRLF, NEWLINE
 from airflow_provider_zkmq.textqueue.parse import BYTE, Status
 
-NEWLINE: Final = b"\n"
-CRLF: Final = b"\r\n"
+_DIGITS: Final = 18
 
 
 def encode(text: str | bytes) -> bytes:
@@ -39,3 +39,8 @@ def check_variable(value: str | bytes, newline: bytes = NEWLINE) -> bytes:
         msg = f"variable {value!r} holds a newline; a variable is a single line"
         raise ValueError(msg)
     return data
+
+
+def whole_number(text: str) -> int:
+    """The number that digits spell; 0 for anything else, also for more of them than a count has."""
+    return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdigit() else 0

@@ -577,6 +577,35 @@ def test_a_cancelled_task_ends_its_command(cli: Cli, queue: Queue, tmp_path: Pat
     assert (task.state, task.attempt, task.error) == (State.CANCELLED, 1, None)
 
 
+def test_a_killed_worker_s_command_ends_with_it(cli: Cli, queue: Queue, tmp_path: Path) -> None:
+    """After `kill -9` neither the command nor a child or grandchild of it goes on; another worker handles its task."""
+    alive = tmp_path / "alive"
+    os.mkfifo(alive)
+    task_id = queue.enqueue("x")
+    stuck = f"exec 9>{shlex.quote(str(alive))}; sh -c 'sleep 600; :' & setsid sleep 600 & sleep 600; :"
+    command = f"test $ZKMQ_ATTEMPT = 1 || exec cat; {stuck}"
+    with cli.worker("q", "--exec", command, "--session-timeout", "2") as process, alive.open("rb") as pipe:
+        process.kill()
+        assert pipe.read() == b""  # nobody holds it open any more
+    with cli.worker("q", "--exec", command) as second:
+        done = queue.wait([task_id], timeout=_LIMIT_S)[0]
+        second.send_signal(signal.SIGTERM)
+        _, errors = second.communicate(timeout=_LIMIT_S)
+    assert second.returncode == 0, errors.decode()
+    assert (done.state, done.attempt, done.result) == (State.FINISHED, 2, b"x")
+    assert queue.counts()["finished"] == sum(queue.counts().values()) == 1
+
+
+def test_a_command_has_no_credentials_unless_told(cli: Cli) -> None:
+    """What opens the queue is the worker's; with --pass-credentials the command may use the queue itself."""
+    cli.env["ZKMQ_AUTH"] = "ann:secret"
+    for options, seen in (((), "none"), (("--pass-credentials",), "ann:secret")):
+        task_id = cli.ask("enqueue", "q", "x")["id"]
+        ended = cli.run("worker", "q", "--exec", "printf %s ${ZKMQ_AUTH-none}", "--until-empty", *options)
+        assert ended.returncode == 0, ended.stderr.decode()
+        assert cli.ask("show", "q", task_id)["result"] == seen
+
+
 @pytest.mark.parametrize(("options", "attempts"), [((), 1), (("--no-heartbeat",), 2)])
 def test_a_worker_keeps_a_lock_by_its_heartbeat_only(
     cli: Cli, queue: Queue, tmp_path: Path, options: tuple[str, ...], attempts: int

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_zkmq.textqueue import HostileFile, Limits, StaleMessage, TextQueue
+from airflow_provider_zkmq.textqueue.write import decode
 
 SEED = rb"""-A queued message begins with a '-' dash control character
 =A processed message begins with an '=' equals sign control character
@@ -180,6 +183,127 @@ def test_appends_end_the_last_line_first_and_keep_the_file_s_line_ends(tmp_path:
             queue.append("x", ["a\nb"])
 
 
+BYTES = st.binary(max_size=60) | st.lists(
+    st.sampled_from([b"-", b"=", b"\\", b" ", b"#", b"a", b"\r", b"\n", b"\r\n", b"\xef\xbb\xbf", b"\xef", b"\xff"]),
+    max_size=12,
+).map(b"".join)
+
+
+def everything(path: Path) -> list[tuple[str, bytes, tuple[str, ...]]]:
+    with TextQueue.open(path) as queue:
+        return [(str(it.status), it.data, it.variables) for it in queue.messages("all")]
+
+
+@given(before=BYTES, text=BYTES, variables=st.lists(BYTES.map(decode), max_size=2))
+@example(before=b"-a\r", text=b"x", variables=[])
+@example(before=b"\xef\xbb\xbf-a\r", text=b"x\ny", variables=["v"])
+@example(before=b"\r", text=b"x\r", variables=[])
+@example(before=b"-a", text=b"x\r", variables=[])
+@settings(max_examples=500, deadline=None)
+def test_an_append_never_changes_what_was_there(
+    tmp_path_factory: pytest.TempPathFactory, before: bytes, text: bytes, variables: list[str]
+) -> None:
+    """Whatever bytes a file holds: they stay, every message reads as before, and the new one as it was given.
+
+    Else the append is refused, and nothing is written.
+    """
+    path = written(tmp_path_factory.mktemp("tq") / "a.tq", before)
+    messages = everything(path)
+    with TextQueue.open(path) as queue:
+        try:
+            offset = queue.append(text, variables)
+        except ValueError:
+            assert path.read_bytes() == before
+            return
+        assert [it.offset for it in queue.messages("all")][-1] == offset
+    assert path.read_bytes().startswith(before)
+    assert everything(path) == [*messages, ("queued", text, tuple(variables))]
+
+
+def test_a_carriage_return_at_the_end_of_a_file_is_text(tmp_path: Path) -> None:
+    r"""A single line without a newline that ends with a `\\r` keeps it: the lines that follow end with `\\r\\n`."""
+    path = written(tmp_path / "a.tq", b"-a\r")
+    with TextQueue.open(path) as queue:
+        queue.append("b\nc", ["v"])
+        assert [(it.text, it.variables) for it in queue.messages()] == [("a\r", ()), ("b\nc", ("v",))]
+        with pytest.raises(ValueError, match="carriage"):
+            queue.append("x\r")
+    assert path.read_bytes() == b"-a\r\r\n-b\r\n c\r\n\\v\r\n"
+
+
+def test_the_end_of_a_long_first_line_counts_too(tmp_path: Path) -> None:
+    r"""Where a first line of any length ends with `\\r\\n`, the `\\r` is no text of any line."""
+    path = written(tmp_path / "a.tq", b"-" + b"x" * 200_000 + b"\r\n-b\r\n")
+    assert [text[-1:] for _, text, _ in read(path)] == ["x", "b"]
+
+
+def test_what_could_not_be_read_is_not_appended(tmp_path: Path) -> None:
+    """A message that is too large, or with which the file would be, is refused, and the file can be read as before."""
+    limits = Limits(line=100, lines=8, message=200, variables=3, file=400)
+    path = written(tmp_path / "a.tq", b"-a\n" * 4 + b"#" + b" " * 90 + b"\n")
+    before = path.read_bytes()
+    with TextQueue.open(path, limits=limits) as queue:
+        for text, variables, why in (
+            ("x" * 101, [], "line"),
+            ("\n".join(["x" * 90] * 3), [], "bytes"),
+            ("x", ["v"] * 4, "variables"),
+            ("\n\n\n\n", [], "more than 8 lines"),
+        ):
+            with pytest.raises(HostileFile, match=why):
+                queue.append(text, variables)
+        assert path.read_bytes() == before
+        queue.append("x" * 90)
+        queue.append("y" * 90)
+        with pytest.raises(HostileFile, match="bytes"):
+            queue.append("z" * 90 + "\n" + "z" * 90)
+        assert len(list(queue.messages())) == 6
+
+
+def test_a_file_is_its_owner_s_and_no_link(tmp_path: Path) -> None:
+    """One that is made has mode 0600, whatever the umask; one that is there keeps its own; a link is not followed."""
+    old = os.umask(0)
+    try:
+        with TextQueue.open(tmp_path / "new.tq") as queue:
+            queue.append("secret")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "new.tq").stat().st_mode & 0o777 == 0o600
+    shared = written(tmp_path / "shared.tq", b"-a\n")
+    shared.chmod(0o660)
+    with TextQueue.open(shared) as queue:
+        queue.append("b")
+        next(queue.messages()).mark_processed()
+    assert shared.stat().st_mode & 0o777 == 0o660
+    elsewhere = written(tmp_path / "elsewhere", b"-not for queues\n")
+    for target in (elsewhere, tmp_path / "not there"):
+        link = tmp_path / f"{target.name}.tq"
+        link.symlink_to(target)
+        for options in ({}, {"write": False}):
+            with pytest.raises(HostileFile, match="symbolic link"):
+                TextQueue.open(link, **options)
+    assert not (tmp_path / "not there").exists()
+    assert elsewhere.read_bytes() == b"-not for queues\n"
+
+
+def test_a_file_that_became_a_link_is_not_written(tmp_path: Path) -> None:
+    """Whoever puts a link in the file's place meanwhile has nothing appended where it leads."""
+    path, elsewhere = written(tmp_path / "a.tq", b"-a\n"), tmp_path / "elsewhere"
+    with TextQueue.open(path) as queue:
+        path.rename(elsewhere)
+        path.symlink_to(elsewhere)
+        with pytest.raises(StaleMessage, match="replaced"):
+            queue.append("b")
+    assert elsewhere.read_bytes() == b"-a\n"
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """What is no plain file is not waited for, whoever is or is not at its other end."""
+    os.mkfifo(tmp_path / "a.tq")
+    for options in ({}, {"write": False}):
+        with pytest.raises(HostileFile, match="no plain file"):
+            TextQueue.open(tmp_path / "a.tq", **options)
+
+
 def test_a_file_may_be_opened_to_be_read_only(tmp_path: Path) -> None:
     """`write=False` reads what may not be written, makes no file, and marks nothing."""
     path = written(tmp_path / "a.tq", b"-a\n")
@@ -212,6 +336,29 @@ def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
         TextQueue.open(tmp_path)
     with pytest.raises(FileNotFoundError):
         TextQueue.open(tmp_path / "none.tq", create=False)
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r\n", b"-\n", b" \n"])
+def test_too_many_lines_are_refused_before_any_is_read(tmp_path: Path, line: bytes) -> None:
+    """A file of millions of blank or tiny lines is refused within a second, not after all but the last were parsed."""
+    path = written(tmp_path / "a.tq", line * 6_000_000)
+    with TextQueue.open(path) as queue:
+        begun = time.process_time()
+        with pytest.raises(HostileFile, match=r"more than 5,000,000 lines"):
+            next(queue.messages())
+        with pytest.raises(HostileFile, match=r"more than 5,000,000 lines"):
+            queue.append("x")
+        assert time.process_time() - begun < 1
+
+
+@pytest.mark.parametrize("data", [b"\n" * 4_900_000, b"\r\n" * 4_900_000, b"-" + b"x" * (4 << 20) + b"\n-"])
+def test_reading_is_linear(tmp_path: Path, data: bytes) -> None:
+    """Blank lines are stepped over together, and a long line is looked through once: each takes well under a second."""
+    path = written(tmp_path / "a.tq", data + b"-x")
+    with TextQueue.open(path) as queue:
+        begun = time.process_time()
+        assert [it.text for it in queue.messages()][-1].endswith("x")
+        assert time.process_time() - begun < 1
 
 
 TEXT = st.text(st.sampled_from("ab -=#!\\\n\u00e9\U0001f389\t\x00"), max_size=12)

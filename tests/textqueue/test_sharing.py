@@ -121,6 +121,48 @@ def test_the_seed_s_own_mutexes_are_understood(tmp_path: Path) -> None:
         assert path.read_bytes() == before
 
 
+def test_a_mutex_without_room_is_stepped_over(tmp_path: Path) -> None:
+    """The seed's own mutexes hold no owner: each is reported, the other messages are claimed, nothing is changed."""
+    path = tmp_path / "a.tq"
+    seed = b"-Hello World\n\\mutex=      \n-How are you today\n\\MUTEX\n-Goodbye World\n\\MUTEX\n"
+    path.write_bytes(seed)
+    with TextQueue.open(path) as queue:
+        assert queue.claim("ann", 60) is None
+        queue.append("after them", mutex=True)
+        message = queue.claim("ann", 60)
+        assert message is not None
+        assert message.text == "after them"
+        assert sorted(queue.reports) == [0, seed.index(b"-How"), seed.index(b"-Goodbye")]
+        assert all("no room for an owner" in why for why in queue.reports.values())
+        assert queue.claim("bob", 60) is None
+        message.settle("ann", Status.PROCESSED)
+    assert path.read_bytes().startswith(seed)
+
+
+def test_an_owner_is_a_name_that_fits(tmp_path: Path) -> None:
+    """One that cannot be read back, or is too long for the room that an append leaves, is refused, unwritten."""
+    path = tmp_path / "a.tq"
+    with TextQueue.open(path) as queue:
+        queue.append("x", mutex=True)
+        before = path.read_bytes()
+        for owner in ("", " ann", "a\nb", "x" * 60):
+            with pytest.raises(ValueError, match=r"owner|room"):
+                queue.claim(owner, 60)
+        assert (path.read_bytes(), queue.reports) == (before, {})
+        assert queue.claim("a name of two words", 60) is not None
+
+
+@pytest.mark.parametrize("said", ["bob", "bob soon", "bob nan", "bob 1e999", " 99999999999"])
+def test_a_mutex_that_is_not_understood_is_free(tmp_path: Path, said: str) -> None:
+    """What names no owner with an end holds nothing."""
+    path = tmp_path / "a.tq"
+    path.write_text(f"-x\n\\mutex={said.ljust(56)}\n")
+    with TextQueue.open(path) as queue:
+        message = queue.claim("ann", 60)
+        assert message is not None
+        assert message.holds("ann")
+
+
 def test_retries_are_counted_down_in_a_variable(tmp_path: Path) -> None:
     """`retries=10` becomes 9 in place, and never less than 0; without the variable there is one clear error."""
     with TextQueue.open(tmp_path / "a.tq") as queue:
@@ -130,6 +172,10 @@ def test_retries_are_counted_down_in_a_variable(tmp_path: Path) -> None:
         assert message.variables == ("retries=0 ",)
         with pytest.raises(TextQueueError, match="no variable 'tries'"):
             message.count_down("tries")
+        for damaged in ("²", "9" * 5_000, "-1", "many"):
+            queue.append("y", [f"retries={damaged}"])
+            *_, last = queue.messages()
+            assert last.count_down() == 0
 
 
 def test_a_line_that_a_shell_appends_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

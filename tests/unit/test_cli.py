@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_zkmq.cli import commands, configuration, options, output, show, worker
+from airflow_provider_zkmq.cli import commands, configuration, guard, options, output, show, worker
 from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.cli.commands import CommandFailed, Commands
+from airflow_provider_zkmq.cli.guarded import Guard
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.states import State, Status
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
@@ -31,6 +35,7 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     WaitTimeout,
 )
+from tests.support import eventually
 
 _IMPORTS = (
     "import sys; from airflow_provider_zkmq.cli import main; code = main.main({argv!r}); "
@@ -161,6 +166,7 @@ def test_exit_codes(error: Exception, code: int | None) -> None:
         ["worker", "q", "--handler", "json:__name__"],
         ["worker", "q", "--exec", "cat", "--grace", "-1"],
         ["worker", "q", "--exec", "cat", "--transactional"],
+        ["worker", "q", "--handler", "json:dumps", "--pass-credentials"],
         ["worker", "q", "--exec", "cat", "--warn-size", "-1"],
         ["worker", "q", "--handler", "json:dumps", "--transactional", "--lease", "5"],
         ["worker", "q", "--threads", "0", "--until-empty"],
@@ -211,12 +217,22 @@ def test_common_options_stand_before_or_after_the_verb(monkeypatch: pytest.Monke
     assert read("queues", "--connect-timeout", "2.5").connect_timeout == 2.5
 
 
+def test_what_the_environment_says_of_servers_is_not_about_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has a root and credentials there may use queue files beside ZooKeeper; on the line they are refused."""
+    for name, value in {"ZKMQ_HOSTS": "env:1", "ZKMQ_ROOT": "/env", "ZKMQ_AUTH": "u:p"}.items():
+        monkeypatch.setenv(name, value)
+    read = options.common(cli.parse(["queues", "--hosts", "textqueue:///queues"]))
+    assert (read.hosts, read.root, read.auth) == ("textqueue:///queues", options.DEFAULT_ROOT, None)
+    assert options.common(cli.parse(["queues", "--hosts", "textqueue:///queues", "--root", "/mine"])).root == "/mine"
+
+
 def test_names_and_the_defaults_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
     from airflow_provider_zkmq.engine import config
     from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS
 
     assert (options.DEFAULT_HOSTS, options.DEFAULT_ROOT) == (config.DEFAULT_HOSTS, config.DEFAULT_ROOT)
+    assert options.FILES == config.FILES
     assert (tuple(State), ORDERS) == (options.STATES, configuration.ORDERS)
 
 
@@ -298,17 +314,29 @@ def test_enqueue_transactions_count_what_enqueue_wrote() -> None:
     assert show.enqueue_transactions([*tree[:4], torn, *tree[5:]]) == 2
 
 
+def executed(command: str, task: InHand | None = None, **options: bool) -> bytes:
+    """The output of a command on a task."""
+    run = Commands(command, "q", **options)
+    try:
+        return run(task or a_task())
+    finally:
+        run.end()
+
+
 def test_exec_passes_the_task_and_returns_the_output() -> None:
     """The data is standard input, the output the result, and the environment names the task."""
-    run = Commands('tr a-z A-Z; echo " $ZKMQ_QUEUE/$ZKMQ_TASK_ID/$ZKMQ_ATTEMPT"', "q")
-    assert run(a_task()) == b"PAYLOAD q/t-1/2\n"
+    assert executed('tr a-z A-Z; echo " $ZKMQ_QUEUE/$ZKMQ_TASK_ID/$ZKMQ_ATTEMPT"') == b"PAYLOAD q/t-1/2\n"
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"\n\nno line end", b"\x00\xff\r\n", b"one\ntwo\n"])
+def test_exec_passes_the_data_as_it_is(data: bytes) -> None:
+    """To the byte, whatever the data begins and ends with."""
+    assert executed("cat", a_task(data)) == data
 
 
 def test_exec_runs_in_a_session_of_its_own() -> None:
     """The command leads a process group, so that all it starts can be ended together."""
-    pid, group = Commands("ps -o pid= -o pgid= -p $$ 2>/dev/null || cut -d' ' -f1,5 /proc/$$/stat", "q")(
-        a_task()
-    ).split()
+    pid, group = executed("ps -o pid= -o pgid= -p $$ 2>/dev/null || cut -d' ' -f1,5 /proc/$$/stat").split()
     assert pid == group
 
 
@@ -325,23 +353,44 @@ def test_exec_runs_in_a_session_of_its_own() -> None:
 def test_exec_failure_tells_code_and_last_words(command: str, told: str) -> None:
     """A command that fails raises its exit code or signal and the last lines of its standard error."""
     with pytest.raises(CommandFailed) as caught:
-        Commands(command, "q")(a_task())
+        executed(command)
     assert str(caught.value) == told
 
 
 def test_exec_of_a_command_that_does_not_read_its_input() -> None:
     """Input that nobody reads is no failure."""
-    assert Commands("echo ok", "q")(a_task(b"x" * 1_000_000)) == b"ok\n"
+    assert executed("echo ok", a_task(b"x" * 1_000_000)) == b"ok\n"
+
+
+SECRETS = {"ZKMQ_AUTH": "u:p", "ZKMQ_TLS_KEY_PASSWORD": "k", "ZKMQ_KEY_PASSPHRASE": "k", "ZKMQ_SECRET": "s"}
+
+
+@pytest.mark.parametrize("credentials", [False, True])
+def test_exec_does_not_pass_credentials_unless_told(monkeypatch: pytest.MonkeyPatch, credentials: bool) -> None:
+    """A command inherits the environment without what opens the queues, and all of it with --pass-credentials."""
+    for name, value in {**SECRETS, "ZKMQ_HOSTS": "h:1", "OTHER": "o"}.items():
+        monkeypatch.setenv(name, value)
+    seen = dict(line.split("=", 1) for line in executed("env", credentials=credentials).decode().splitlines())
+    assert {name: seen.get(name) for name in SECRETS} == (SECRETS if credentials else dict.fromkeys(SECRETS))
+    assert (seen["ZKMQ_HOSTS"], seen["OTHER"], seen["ZKMQ_TASK_ID"]) == ("h:1", "o", "t-1")
+    assert "ZKMQ_BEGIN" not in seen
+
+
+def held_open(path: Path) -> str:
+    """A command that holds a pipe open, as do its child, its grandchild, and what left its session."""
+    os.mkfifo(path)
+    begun = f"exec 9>{shlex.quote(str(path))}"
+    rest = "sh -c 'sleep 600; :' & setsid sh -c 'sleep 600; :' & sleep 600"
+    return f"{begun}; {rest}; :"
 
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
 def test_exec_ends_the_command_of_a_cancelled_task(trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole process group is ended, also one that ignores SIGTERM, and the failure says why."""
+    """All that it started is ended, also what ignores SIGTERM or left its session, and the failure says why."""
     monkeypatch.setattr(commands, "TERMINATE_SECONDS", 0.3)
     alive = tmp_path / "alive"
-    os.mkfifo(alive)
     task = a_task()
-    run = Commands(f"{trap}exec 9>{shlex.quote(str(alive))}; while :; do sleep 60; done", "q")
+    command = trap + held_open(alive)
 
     def cancel() -> None:
         with alive.open("rb") as pipe:  # opened when the command has opened the other end
@@ -351,14 +400,126 @@ def test_exec_ends_the_command_of_a_cancelled_task(trap: str, tmp_path: Path, mo
     with ThreadPoolExecutor(1) as pool:
         cancelled = pool.submit(cancel)
         with pytest.raises(CommandFailed, match="cancelled"):
-            run(task)
+            executed(command, task)
         cancelled.result(timeout=10)
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
+def test_exec_ends_the_process_group_where_there_is_no_proc(
+    trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other systems tell less of who started what: the command's process group is ended there."""
+    monkeypatch.setattr(commands, "TERMINATE_SECONDS", 0.3)
+    monkeypatch.setattr(guard, "_processes", set)
+    alive = tmp_path / "alive"
+    command = trap + held_open(alive).replace("setsid ", "")
+    run = Commands(command, "q")
+    with ThreadPoolExecutor(1) as pool:
+        stuck = pool.submit(run, a_task())
+        with alive.open("rb") as pipe:
+            monkeypatch.setattr(InHand, "cancelled", True)
+            assert pipe.read() == b""
+        with pytest.raises(CommandFailed, match="cancelled"):
+            stuck.result(timeout=10)
+    run.end()
+
+
+_WORKER = """
+import sys
+from airflow_provider_zkmq.cli.commands import Commands
+from tests.unit.test_cli import a_task
+Commands(sys.argv[1], "q")(a_task())
+"""
+
+
+@contextlib.contextmanager
+def a_worker(command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs a command, as a worker does."""
+    with subprocess.Popen([sys.executable, "-c", _WORKER, command], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
+def test_exec_ends_with_its_worker(trap: str, tmp_path: Path) -> None:
+    """When the worker is killed, the command ends with its child, its grandchild, and what left its session."""
+    alive = tmp_path / "alive"
+    with a_worker(trap + held_open(alive)) as process, alive.open("rb") as pipe:
+        os.killpg(process.pid, signal.SIGKILL)  # with all that is in the worker's own group
+        assert pipe.read() == b""
+
+
+def test_exec_ends_with_its_worker_though_its_guard_was_told_to_end(tmp_path: Path) -> None:
+    """A service that is shut down sends SIGTERM to each of its processes: the guard stays as long as the worker."""
+    alive = tmp_path / "alive"
+    with a_worker(held_open(alive)) as process, alive.open("rb") as pipe:
+        eventually(lambda: guard_of(process.pid))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(guard_of(process.pid), number)
+        process.kill()
+        assert pipe.read() == b""
+
+
+def guard_of(pid: int) -> int:
+    """The guard among the children of a process; 0 while there is none, or it is not yet what it will be."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(
+        int(child) for child in children if Path(f"/proc/{child}/cmdline").read_text().startswith(sys.executable)
+    )
+
+
+def test_exec_never_begins_a_command_that_nobody_guards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is killed between the start of a command and telling its guard leaves one that does nothing."""
+    begun = tmp_path / "begun"
+    run = Commands(f"touch {shlex.quote(str(begun))}", "q")
+    monkeypatch.setattr(run._guard, "add", lambda _leader: None)
+    child = run._spawn(a_task())
+    assert child.stdin is not None
+    child.stdin.close()  # as the system closes it for whoever is killed
+    assert child.wait(timeout=30) != 0
+    assert not begun.exists()
+
+
+def test_exec_starts_its_guard_again(tmp_path: Path) -> None:
+    """If somebody killed it, the next command has another one, which also knows of the commands that run."""
+    alive, gate = tmp_path / "alive", tmp_path / "gate"
+    os.mkfifo(gate)
+    run = Commands("eval $(cat)", "q")
+    with ThreadPoolExecutor(1) as pool:
+        stuck = pool.submit(run, a_task(held_open(alive).encode()))
+        with alive.open("rb") as pipe:
+            first = run._guard._process
+            assert first is not None
+            first.kill()
+            first.wait()
+            assert run(a_task(b"echo ok")) == b"ok\n"
+            second = run._guard._process
+            assert second is not first
+            assert second is not None
+            run._guard = Guard({})
+            second.communicate()  # our end of the pipe is closed, as if we had been killed
+            assert pipe.read() == b""
+        with pytest.raises(CommandFailed, match="signal"):
+            stuck.result(timeout=10)
+
+
+def test_exec_says_that_there_is_no_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where none can be started the log says so once, and the commands are run."""
+    monkeypatch.setattr(guard, "__file__", str(tmp_path / "nothing.py"))
+    run = Commands("cat", "q")
+    assert [run(a_task()), run(a_task())] == [b"payload", b"payload"]
+    run.end()
+    assert caplog.text.count("no guard could be started") == 1
 
 
 def test_exec_of_a_slow_command_loses_nothing() -> None:
     """A command that takes longer than one look gets all its input and gives all its output."""
     data = os.urandom(300_000)
-    assert Commands(f"sleep {2 * commands._LOOK_SECONDS}; cat", "q")(a_task(data)) == data
+    assert executed(f"sleep {2 * commands._LOOK_SECONDS}; cat", a_task(data)) == data
 
 
 def test_handlers_are_loaded_by_name() -> None:

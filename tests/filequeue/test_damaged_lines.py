@@ -1,0 +1,151 @@
+"""What cannot be read in a queue's file is told once and stepped over; everything else goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_zkmq.cli import output
+from airflow_provider_zkmq.engine import CorruptRecord, Integer, OrderedEnum, Unavailable, Zkmq
+from airflow_provider_zkmq.filequeue import FileClient, FileQueue
+from airflow_provider_zkmq.filequeue.variables import KEPT, MOVED, ROOMS
+from airflow_provider_zkmq.textqueue import Limits
+
+DAMAGED = [
+    *(b"", b"0", b"-1", b"2", b"9" * 20, b"9" * 5_000, b"1e999", b"NaN", b"-Infinity", "²".encode(), b"\xff\xfe"),
+    *(b"\x00\x01", b"null", b"[]", b"{}", b'{"a":1e999}', b'{"a":NaN}', b'{"low":1}', b"[" * 3_000, b'"\\ud800"'),
+    *(
+        b'{"performance_class":"huge","size":"many"}',
+        b'{"attempts":1e999}',
+        b'{"attempts":0}',
+        b'{"max_backoff":1e308}',
+    ),
+    *(b'{"attempts":null,"final":[1]}', b"0001-01-01T00:00:00+23:59", b"9999-12-31T23:59:59-23:59", b"bob 1e999"),
+    *(b"bob nan", b"bob 9" + b"9" * 300, b"../../etc", b"base64", b"@file", b"x" * 300, b"a\r", b"low"),
+]
+NAMES = ["id", *ROOMS, *KEPT, MOVED, "MUTEX"]
+VARIABLE = st.tuples(st.sampled_from(NAMES), st.sampled_from(DAMAGED) | st.binary(max_size=20)).map(
+    lambda pair: b"\\" + pair[0].encode() + b"=" + pair[1].replace(b"\n", b"") + b"\n"
+)
+LINES = st.tuples(st.sampled_from([b"-", b"=", b"!", b"#", b" ", b"T", b"\\MUTEX"]), st.binary(max_size=20)).map(
+    lambda pair: pair[0] + pair[1] + b"\n"
+)
+
+
+def taken(q: FileQueue) -> Any:
+    claim = q.claim()
+    assert claim is not None
+    return claim
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_variable_stops_nobody(files: FileClient, name: str) -> None:
+    """Whatever stands in a variable, the file can be read, and the task after it is handled."""
+    q = files.queue("a")
+    q.configure(filters={"performance_class": OrderedEnum("low", "high"), "size": Integer()})
+    variables = [b"\n\\" + name.encode() + b"=" + damaged + b"\n" for damaged in DAMAGED]
+    q.path.write_bytes(b"".join(sign + b"damaged" + variable for sign in (b"-", b"=", b"!") for variable in variables))
+    q.enqueue("x", task_id="healthy")
+    check_everything_can_be_asked(q)
+    q.worker(lambda task: task.data).run(until_empty=True)
+    assert q.task("healthy").result == b"x"
+    check_everything_can_be_asked(q)
+
+
+@given(
+    start=st.sampled_from([b"", b"\n", b"\r\n", b"\xef\xbb\xbf", b"#\r\n"]),
+    lines=st.lists(VARIABLE | LINES, max_size=8),
+)
+@example(start=b"\r\n", lines=[b"-ends with a return\r\r\n"])
+@example(start=b"", lines=[b"-too many variables\n", b"\\v\n" * 996])
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_lines_stop_nobody(tmp_path_factory: pytest.TempPathFactory, start: bytes, lines: list[bytes]) -> None:
+    """Any lines of any bytes: each call ends as the interface says, and the task that was enqueued after them ends."""
+    with Zkmq.connect(f"textqueue://{tmp_path_factory.mktemp('queues')}") as zk:
+        q = zk.queue("a")
+        assert isinstance(q, FileQueue)
+        q.path.write_bytes(start + b"".join(lines))
+        q.enqueue("x", task_id="healthy.task")
+        check_everything_can_be_asked(q)
+        q.worker(lambda task: task.data, lease=60).run(until_empty=True)
+        assert q.task("healthy.task").result == b"x"
+        check_everything_can_be_asked(q)
+
+
+def check_everything_can_be_asked(q: FileQueue) -> None:
+    """Every look at the queue ends well, and gives what can be told in JSON and to a terminal."""
+    tasks = q.tasks()
+    assert sum(q.counts().values()) - q.counts()["scheduled"] == len(tasks)
+    assert q.read_many(q.ids()) == tasks
+    for task in tasks:
+        output.say(output.task_record(task), output.facts(output.task_facts(task)), as_json=True)
+
+
+def test_what_cannot_be_moved_is_told_once(files: FileClient, caplog: pytest.LogCaptureFixture) -> None:
+    """A line that would not read back with its variables stays where it is, and the log says so once."""
+    q = files.queue("a")
+    line = b"-ends with a return\r\r\n"
+    q.path.write_bytes(b"# from Windows\r\n" + line + b"-next\r\n")
+    with caplog.at_level(logging.WARNING, "airflow_provider_zkmq"):
+        assert taken(q).task.data == b"next"
+        assert q.claim() is None
+        assert q.claim() is None
+    told = [record.getMessage() for record in caplog.records if "stepped over" in record.getMessage()]
+    assert len(told) == 1
+    assert "line-16" in told[0]
+    assert line in q.path.read_bytes()
+    assert q.counts() == {"inserted": 1, "scheduled": 0, "claimed": 1, "finished": 0, "dead": 0, "cancelled": 0}
+
+
+def test_an_unknown_line_is_told_once(files: FileClient, caplog: pytest.LogCaptureFixture) -> None:
+    """A control byte of a later version is told with its place in the file, not at each look."""
+    q = files.queue("a")
+    q.path.write_bytes(b"-do this\nT2024 of a later version\n")
+    with caplog.at_level(logging.WARNING, "airflow_provider_zkmq"):
+        taken(q).complete()
+        assert q.counts()["finished"] == 1
+    told = [record.getMessage() for record in caplog.records if "unknown control byte" in record.getMessage()]
+    assert len(told) == 1
+    assert "a.tq, byte 9" in told[0]
+
+
+def test_the_seed_s_mutexes_are_given_room(files: FileClient) -> None:
+    """A message with the seed's own idle mutex is a task as any other: its claim gives it all its variables."""
+    q = files.queue("a")
+    q.path.write_bytes(b"-Hello World\n\\mutex=      \n-How are you today\n\\MUTEX\n-Goodbye World\n\\MUTEX\n")
+    for text in (b"Hello World", b"How are you today", b"Goodbye World"):
+        claim = taken(q)
+        assert claim.task.data == text
+        claim.complete()
+    assert q.counts()["finished"] == 3
+
+
+def test_a_task_with_which_the_file_could_not_be_read_is_refused(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is full takes no more tasks, and what is in it can be handled."""
+    q.enqueue("x", task_id="a")
+    size = q.path.stat().st_size
+    monkeypatch.setattr("airflow_provider_zkmq.textqueue.file.Limits", partial(Limits, file=size + 10))
+    with pytest.raises(CorruptRecord, match="are read"):
+        q.enqueue("y", task_id="b")
+    assert q.path.stat().st_size == size
+    taken(q).complete("done")
+    assert q.task("a").result == b"done"
+
+
+def test_a_full_disk_is_said(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could only be written in part is an error of the interface, and no part of it is left to be handled."""
+    q.enqueue("first", task_id="a")
+    before, write = q.path.read_bytes(), os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
+    with pytest.raises(Unavailable, match="only 5 of .*disk full"):
+        q.enqueue("second")
+    monkeypatch.undo()
+    assert q.path.read_bytes() == before
+    taken(q).complete()
+    assert (q.claim(), q.counts()["finished"]) == (None, 1)
