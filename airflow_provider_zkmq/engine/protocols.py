@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
@@ -45,7 +46,7 @@ class InHand(Protocol):
 class Holding(InHand, Protocol[T_co]):
     """A claim, as far as its handler extends it and tells how far it has come; `T_co`: what its calls return."""
 
-    def extend(self, lease: object) -> T_co:
+    def extend(self, lease: Duration) -> T_co:
         """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
 
     def progress(self, progress: float, note: str = "") -> T_co:
@@ -121,8 +122,8 @@ class Queue(Named, Protocol):
         filter_method: Method = "absolute",
         *,
         selector: Selector | str | None = None,
-        timeout: object = 0,
-        lease: object = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
         stopping: Callable[[], bool] = ...,
     ) -> Claim | None:
         """Take the first task that fits, waiting at most `timeout` seconds, and until `stopping`."""
@@ -137,7 +138,7 @@ class Queue(Named, Protocol):
     def changes(self) -> int:
         """How often the queue has changed, as far as its client was told."""
 
-    def wait_for_change(self, seen: int, timeout: float) -> bool:
+    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
         """Wait until `changes` is more than `seen`, or the queue is woken, at most `timeout` seconds."""
 
     def wake(self) -> None:
@@ -153,8 +154,8 @@ class AsyncQueue(Named, Protocol):
         filter_method: Method = "absolute",
         *,
         selector: Selector | str | None = None,
-        timeout: object = 0,
-        lease: object = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
     ) -> Coroutine[Any, Any, AsyncClaim | None]:
         """Take the first task that fits, waiting at most `timeout` seconds; cancelled, give back what was taken."""
 

@@ -9,13 +9,13 @@ from typing import Any, Final, TypeAlias
 from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.core.reading import wait
 from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, operate, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
-from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 from tests.simulation.parts import Call, Client, Pause
 from tests.simulation.world import World
 

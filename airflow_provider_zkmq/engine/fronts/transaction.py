@@ -10,7 +10,7 @@ from airflow_provider_zkmq.engine.core.claiming.ask import Asked, Method, wanted
 from airflow_provider_zkmq.engine.core.claiming.claim import claim
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
@@ -57,7 +57,7 @@ class Transaction:
 
     def take(
         self, context: Context, node: Mapping[str, object] | None, filter_method: Method,
-        selector: Selector | str | None, timeout: object, caller: Caller,
+        selector: Selector | str | None, timeout: Duration, caller: Caller,
     ) -> Procedure[Claimed | None]:  # fmt: skip
         """Claim a task for it, unless it is closed meanwhile: then what was claimed is given back."""
         span = seconds("timeout", timeout)
@@ -96,7 +96,7 @@ def _try_take(
     filter_method: Method = "absolute",
     *,
     selector: Selector | str | None = None,
-    timeout: object = 0,
+    timeout: Duration = 0,
 ) -> Procedure[Asked]:
     """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds."""
     tx.check()

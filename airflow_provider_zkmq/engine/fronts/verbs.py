@@ -22,8 +22,8 @@ from airflow_provider_zkmq.engine.core.reading import (
     settings,
     trees,
 )
+from airflow_provider_zkmq.engine.core.reading.finding import find_matching
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.core.reading.wait import find_matching
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
 from airflow_provider_zkmq.engine.core.tasks import batches, configure, holding, operate, settle
 from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several

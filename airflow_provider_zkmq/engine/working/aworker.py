@@ -7,9 +7,10 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_zkmq.engine.core.model.durations import Duration
+from airflow_provider_zkmq.engine.core.model.outcomes import Retry
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
-from airflow_provider_zkmq.engine.outcomes import Retry
 from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncQueue, AsyncTransaction
 from airflow_provider_zkmq.engine.working.asettler import AsyncSettler
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Delivery
@@ -37,11 +38,11 @@ class AsyncWorker(Working[AsyncClaim, AsyncTransaction]):
         node: Mapping[str, object] | None = None,
         filter_method: Method = "absolute",
         selector: Selector | str | None = None,
-        grace: float = 30.0,
+        grace: Duration = 30.0,
         transactional: bool = False,
-        lease: object = None,
+        lease: Duration | None = None,
         heartbeat: bool = True,
-        throttle: object = 0,
+        throttle: Duration = 0,
     ) -> None:
         options = Options.of(
             threads=threads, least=1, node=node, filter_method=filter_method, selector=selector, grace=grace,

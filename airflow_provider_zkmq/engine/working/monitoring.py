@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.model.durations import seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
 from airflow_provider_zkmq.engine.errors import ConfigError, TransportError
 from airflow_provider_zkmq.engine.log import log
 
@@ -63,7 +63,7 @@ def tell(monitor: Monitor, queue: str, size: Callable[[], int], looks: Looks) ->
 
 def monitor(
     max_size: int = 1000,
-    period: object = SIX_HOURS,
+    period: Duration = SIX_HOURS,
     warn: Callable[[str], object] = log.warning,
     clock: Callable[[], float] = time.monotonic,
 ) -> Monitor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Wait
 
 
@@ -17,7 +17,7 @@ class Deadline:
     at: float | None
 
     @classmethod
-    def after(cls, context: Context, timeout: object) -> Deadline:
+    def after(cls, context: Context, timeout: Duration | None) -> Deadline:
         """`timeout` (seconds or a duration, None without bound) from now. Raises `ConfigError`."""
         span = optional_seconds("timeout", timeout)
         return cls(context, None if span is None else context.run.monotonic() + span)

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Sync
@@ -168,7 +169,7 @@ def _not_done(context: Context, batch: Batch) -> Procedure[WaitTimeout]:
     return WaitTimeout(msg, left=left)
 
 
-def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure[Batch]:
+def wait_batch(context: Context, name: str, timeout: Duration | None = None) -> Procedure[Batch]:
     """Wait until every task of a batch has ended, whichever way; one watch, however many tasks.
 
     Raises `WaitTimeout`, which names what has not ended, and `TaskNotFound` for a batch that does not exist.

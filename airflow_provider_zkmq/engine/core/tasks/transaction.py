@@ -55,9 +55,6 @@ def check_put(context: Context, message: Message) -> Procedure[Tree]:
     if tree.update or tree.requeue:
         msg = "a transaction can put new tasks only; update or requeue one outside of the transaction"
         raise ConfigError(msg)
-    if tree.delay:
-        msg = "a transaction cannot put a delayed task; enqueue it with delay= outside of the transaction"
-        raise ConfigError(msg)
     return tree
 
 
