@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -37,7 +38,7 @@ class Common:
 
     hosts: str
     root: str
-    auth: str | None
+    auth: str | None = field(repr=False)
     as_json: bool
     session_timeout: float | None
     connect_timeout: float | None
@@ -78,7 +79,7 @@ def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None
     group.add_argument("--json", dest=f"{prefix}json", action="store_true", help="answer in JSON")
     for name in ("session", "connect"):
         group.add_argument(
-            f"--{name}-timeout", dest=f"{prefix}{name}_timeout", type=float, metavar="S", help="seconds (10)"
+            f"--{name}-timeout", dest=f"{prefix}{name}_timeout", type=duration, metavar="DURATION", help="(10s)"
         )
 
 
@@ -110,6 +111,26 @@ def pairs(option: str, texts: Iterable[str] | None) -> dict[str, str]:
             raise UsageError(f"{option} {name!r} is given twice")
         values[name] = value
     return values
+
+
+def duration(text: str) -> float:
+    """Seconds from what people write: ``90``, ``5m``, ``1h30m``, ``250ms``, ``PT1H30M``."""
+    from airflow_provider_zkmq.engine import ConfigError, parse_duration
+
+    try:
+        return parse_duration(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def moment(text: str) -> datetime:
+    """A moment from ISO 8601 with a zone."""
+    from airflow_provider_zkmq.engine import ConfigError, parse_moment
+
+    try:
+        return parse_moment(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def attempts(text: str) -> int | str:
