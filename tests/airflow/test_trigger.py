@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
+import subprocess
+import sys
 import time
 
 import pytest
@@ -257,6 +259,18 @@ async def test_waits_for_a_zookeeper_that_comes_later(tmp_path, shared, monkeypa
         await asyncio.to_thread(server.restart, 0)
         async with asyncio.timeout(60):
             assert await firing == [{"status": "done", "ids": [task_id]}]
+
+
+def test_the_trigger_imports_nothing_that_airflow_has_not():
+    """Besides kazoo nothing new is loaded into the triggerer, whose loop stands still meanwhile: pendulum is there."""
+    code = (
+        "import sys, airflow.triggers.base, airflow.sdk; before = set(sys.modules); assert 'pendulum' in before; "
+        "import airflow_provider_zkmq.triggers.zkmq; "
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}; "
+        "print(*sorted(new - set(sys.stdlib_module_names)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert set(told.split()) <= {"airflow", "airflow_provider_zkmq", "kazoo"}
 
 
 def test_arguments_survive_airflows_serialisation():

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord, Message, Zkmq, parse_moment
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.moments import milliseconds, moment_of
+from airflow_provider_zkmq.engine.core.protocol.ops import Op
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.inspect import read_task
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, transaction
 from airflow_provider_zkmq.engine.core.tasks.repeat import content
@@ -165,6 +167,28 @@ def test_what_a_transaction_puts_waits_for_its_time() -> None:
     client.zk.advance(20)
     assert client.work() == ["a", "b"]
     assert client.state("in").state == "finished"
+    client.check()
+
+
+def test_a_commit_whose_time_bucket_was_cleared_away_is_carried_out() -> None:
+    """The server takes an empty bucket away between the plan and the commit: it is made anew, and all of it happens."""
+    client = new_queue()
+    client.put(task_id="in")
+    tree = client.do(transaction.check_put(client.context, Message(b"x", task_id="a", delay=600)))
+    unit = transaction.Transaction(taken=[(client.context, client.claimed())], put=[(client.context, tree)])
+    cleared: list[str] = []
+
+    def clear_away(op: Op) -> None:
+        if isinstance(op, Multi) and len(op.ops) > 3 and not cleared:
+            index = client.context.paths.at("scheduled")
+            cleared.extend(f"{index}/{bucket}" for bucket in client.zk.names(index))
+            client.zk.multi(0, tuple(map(Delete, cleared)))
+
+    assert client.do(transaction.commit(unit), clear_away) == ["a"]
+    assert cleared
+    assert (client.state("in").state, client.state("a").state) == ("finished", "inserted")
+    client.zk.advance(601)
+    assert client.work() == ["a"]
     client.check()
 
 

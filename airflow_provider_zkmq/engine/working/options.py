@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
 from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.numbers import whole_number
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
 from airflow_provider_zkmq.engine.errors import ConfigError
 
@@ -51,15 +52,13 @@ class Options:
         throttle: Duration,
     ) -> Options:
         """Check what both workers check; `least`: the fewest tasks in hand at once. Raises `ConfigError`."""
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < least:
-            msg = f"threads {threads!r} is not allowed: a whole number, {least} or more"
-            raise ConfigError(msg)
+        count = whole_number("threads", threads, least)
         if transactional and lease is not None:
             msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
             raise ConfigError(msg)
         choice = Choice(node=node, filter_method=filter_method, selector=selector)
         span, pause, patience = optional_seconds("lease", lease), seconds("throttle", throttle), seconds("grace", grace)
-        return cls(threads, choice, patience, transactional, span, heartbeat, pause)
+        return cls(count, choice, patience, transactional, span, heartbeat, pause)
 
 
 def check_handler(handler: object, *, awaited: bool) -> None:
