@@ -82,7 +82,7 @@ def test_the_last_moment_there_is() -> None:
     client = new_queue()
     client.put(task_id="a", not_before=datetime.max.replace(tzinfo=UTC))
     assert take(client) is None
-    assert client.do(read_task(client.context, "a")).due_ms == 253_402_300_800_000
+    assert str(client.do(read_task(client.context, "a")).due_at) == "9999-12-31 23:59:59.999000+00:00"
     client.cancel("a")
     client.check()
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 #: A `datetime.datetime` with a zone, which `pendulum.DateTime` is, too.
 Moment: TypeAlias = datetime
-#: The end of the year 9999 in milliseconds since 1970.
-LATEST: Final = 253_402_300_800_000
+#: The last millisecond of the year 9999.
+LATEST: Final = 253_402_300_799_999
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -28,7 +28,7 @@ def milliseconds(what: str, value: object) -> int:
         msg = f"{named(what, value)} has no zone, so that it could mean many moments: use a datetime with tzinfo"
         raise ConfigError(msg)
     try:
-        return timegm(value.utctimetuple()) * 1000 - (-value.microsecond // 1000)
+        return min(LATEST, timegm(value.utctimetuple()) * 1000 - (-value.microsecond // 1000))
     except (OverflowError, ValueError) as error:
         msg = f"{named(what, value)} is not allowed: in UTC it lies outside the years 1 to 9999"
         raise ConfigError(msg) from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
-from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
+from airflow_provider_zkmq.engine.core.model.moments import Moment, moment_of, optional_milliseconds
 from airflow_provider_zkmq.engine.core.model.numbers import whole_number
 from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Signal, Watch
@@ -37,19 +37,25 @@ def find_matching(
     count below 1 or a moment without a zone.
     """
     count, begin = whole_number("at_least", at_least, 1), optional_milliseconds("since", since)
+    deadline = Deadline.after(context, timeout)
     conf = yield from read_conf(context, create=True)
     search = _Search(context, as_selector(selector).bind(conf.types), conf.types, begin)
-    deadline = Deadline.after(context, timeout)
-    mine = context.run.new_signal()
+    return (yield from _found(search, count, deadline))
+
+
+def _found(search: _Search, count: int, deadline: Deadline) -> Procedure[list[str]]:
+    """Look, and again whenever something of it has changed, until there are `count` tasks. Raises `WaitTimeout`."""
+    mine = search.context.run.new_signal()
     try:
         while True:
             seen = mine.count
             watch = Watch(mine)  # kept until the wait is over: a watch that nobody holds tells nobody
-            matching = yield from search.look(sorted((yield Children(context.paths.at("tasks"), watch)) or ()), mine)
+            names = yield Children(search.context.paths.at("tasks"), watch)
+            matching = yield from search.look(sorted(names or ()), mine)
             if len(matching) >= count:
                 return matching
             if deadline.passed:
-                raise search.not_in_time(len(matching), count, since)
+                raise search.not_in_time(len(matching), count)
             yield from deadline.wait(mine, seen)
     finally:
         search.stop_watching(list(search.early), mine)
@@ -117,9 +123,9 @@ class _Search:
     def _paths(self, names: Sequence[str]) -> list[str]:
         return [self.context.paths.task(name, "state") for name in names]
 
-    def not_in_time(self, there: int, wanted: int, since: Moment | None) -> WaitTimeout:
+    def not_in_time(self, there: int, wanted: int) -> WaitTimeout:
         """The error for too few of them."""
-        later = "" if since is None else f", enqueued since {since}"
+        later = "" if self.since is None else f", enqueued since {moment_of(self.since)}"
         return WaitTimeout(
             f"queue {self.context.queue!r} has {there} task(s) that match {self.selector}{later}; {wanted} did not "
             "come in time",

@@ -192,7 +192,7 @@ def _text(value: object) -> str:
 
 def _moment(value: object) -> int | None:
     """Milliseconds since 1970, or None. Raises `ValueError`, also for what no bucket's name could hold."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value < LATEST):
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value <= LATEST):
         return value
     msg = f"{value!r} is no moment"
     raise ValueError(msg)
