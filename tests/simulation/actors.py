@@ -230,7 +230,8 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
             continue
         claimed = call.value
         client.hands[claimed.token] = claimed
-        checked = yield from told(lambda: Call("put", transaction.check_put(out, Message(b"out"))))
+        message = Message(b"out", delay=5 if number % 2 else None)
+        checked = yield from told(lambda message=message: Call("put", transaction.check_put(out, message)))
         if not checked.ok:
             yield from until_settled(
                 client,
