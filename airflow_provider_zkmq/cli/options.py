@@ -79,7 +79,11 @@ def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None
     group.add_argument("--json", dest=f"{prefix}json", action="store_true", help="answer in JSON")
     for name in ("session", "connect"):
         group.add_argument(
-            f"--{name}-timeout", dest=f"{prefix}{name}_timeout", type=duration, metavar="DURATION", help="(10s)"
+            f"--{name}-timeout",
+            dest=f"{prefix}{name}_timeout",
+            type=duration,
+            metavar="DURATION",
+            help="how long (10s)",
         )
 
 
