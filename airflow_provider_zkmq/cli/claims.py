@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_zkmq.cli.options import Common, pairs, read_file
+from airflow_provider_zkmq.cli.options import Common, duration, pairs, read_file
 from airflow_provider_zkmq.cli.output import facts, payload, say, spread
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ def add_claim(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``claim``."""
     parser.add_argument("queue")
     add_wanted(parser)
-    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="wait so long for a task (0)")
+    parser.add_argument("--timeout", type=duration, default=0.0, metavar="DURATION", help="wait so long for a task (0)")
     parser.add_argument(
-        "--lease", type=float, default=300.0, metavar="S", help="hold it so long (300), whatever its lock"
+        "--lease", type=duration, default=300.0, metavar="DURATION", help="hold it so long (5m), whatever its lock"
     )
 
 
@@ -80,7 +80,7 @@ def add_complete(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--result", metavar="R", help="a text to keep")
     group.add_argument("--result-file", type=Path, metavar="F", help="take the result from a file")
-    parser.add_argument("--dedupe", type=float, metavar="S", help="refuse its id for another S seconds")
+    parser.add_argument("--dedupe", type=duration, metavar="DURATION", help="refuse its id for so long")
 
 
 def complete(args: argparse.Namespace, options: Common) -> int:
@@ -108,7 +108,9 @@ def add_fail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--error", required=True, metavar="TEXT", help="what went wrong")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--no-retry", action="store_true", help="to the dead letters at once")
-    group.add_argument("--backoff", type=float, metavar="S", help="try again after S seconds, not by the policy")
+    group.add_argument(
+        "--backoff", type=duration, metavar="DURATION", help="try again after so long, not by the policy"
+    )
 
 
 def fail(args: argparse.Namespace, options: Common) -> int:
@@ -126,7 +128,9 @@ def release(args: argparse.Namespace, options: Common) -> int:
 def add_snooze(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``snooze``."""
     add_settle(parser)
-    parser.add_argument("--delay", type=float, required=True, metavar="S", help="not to be handled before S seconds")
+    parser.add_argument(
+        "--delay", type=duration, required=True, metavar="DURATION", help="how long it is not to be handled"
+    )
 
 
 def snooze(args: argparse.Namespace, options: Common) -> int:
@@ -137,7 +141,7 @@ def snooze(args: argparse.Namespace, options: Common) -> int:
 def add_extend(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``extend``."""
     add_settle(parser)
-    parser.add_argument("--lease", type=float, required=True, metavar="S", help="hold it S seconds from now")
+    parser.add_argument("--lease", type=duration, required=True, metavar="DURATION", help="hold it so long from now")
 
 
 def extend(args: argparse.Namespace, options: Common) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_zkmq.cli.options import Common, attempts, pairs
+from airflow_provider_zkmq.cli.options import Common, attempts, duration, pairs
 from airflow_provider_zkmq.cli.output import facts, say, spread
 
 if TYPE_CHECKING:
@@ -25,10 +25,13 @@ def add_configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=TYPE",
         help="declare a filter: enum:low,standard,high or integer or string; replaces the whole declaration",
     )
-    parser.add_argument("--task-gc-lifetime", type=float, metavar="S", help="how long ended tasks are kept")
-    parser.add_argument("--task-gc-interval", type=float, metavar="S", help="how often clean-up runs")
+    parser.add_argument("--task-gc-lifetime", type=duration, metavar="DURATION", help="how long ended tasks are kept")
+    parser.add_argument("--task-gc-interval", type=duration, metavar="DURATION", help="how often clean-up runs")
     parser.add_argument(
-        "--lock", type=float, metavar="S", help="a claim without a lease ends after S seconds if not extended; 0: never"
+        "--lock",
+        type=duration,
+        metavar="DURATION",
+        help="how long a claim without a lease holds if not extended; 0: for ever",
     )
     parser.add_argument(
         "--order", choices=ORDERS, help="fifo: claims strictly in the order of enqueues, at less throughput"
@@ -46,12 +49,14 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     policy.add_argument("--attempts", type=attempts, metavar="N", help="deliveries at the most, or 'unbounded'")
     policy.add_argument(
         "--backoff-factor",
-        type=float,
+        type=duration,
         metavar="X",
-        help="pauses of at most X, 2X, 4X, … seconds, half of each random; 0: --min-backoff",
+        help="a duration: pauses of at most X, 2X, 4X, …, half of each random; 0: --min-backoff",
     )
-    policy.add_argument("--min-backoff", type=float, metavar="S", help="shortest pause before another attempt")
-    policy.add_argument("--max-backoff", type=float, metavar="S", help="longest pause before another attempt")
+    policy.add_argument(
+        "--min-backoff", type=duration, metavar="DURATION", help="shortest pause before another attempt"
+    )
+    policy.add_argument("--max-backoff", type=duration, metavar="DURATION", help="longest pause before another attempt")
     policy.add_argument(
         "--final",
         action="append",
@@ -137,7 +142,9 @@ def conf_facts(conf: QueueConf) -> dict[str, object]:
 
 
 def _seconds(span: float | None, without: str) -> str:
-    return without if span is None else f"{span:g} s"
+    from airflow_provider_zkmq.engine import spell_duration
+
+    return without if span is None else spell_duration(span)
 
 
 def _filters(conf: QueueConf) -> dict[str, str]:

@@ -31,6 +31,9 @@ exit codes:
   5  a task that was waited for, or one of a batch, ended dead or cancelled
   6  no connection to ZooKeeper
 
+durations:  seconds (90), units (5m, 1h30m, 250ms) or ISO 8601 (PT1H30M)
+moments:    ISO 8601 with a zone (2026-11-22T10:31:05Z, "2026-11-22 11:31:05+01:00")
+
 Errors are one line on standard error; with --json also {"error": …, "message": …} on standard output;
 a task id that is in use adds its "status", the "duplicates" refused and those "enqueued", a time-out what is "left",
 a queue that does not exist the names that are "similar".

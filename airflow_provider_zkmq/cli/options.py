@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -40,7 +41,7 @@ class Common:
 
     hosts: str
     root: str
-    auth: str | None
+    auth: str | None = field(repr=False)
     as_json: bool
     session_timeout: float | None
     connect_timeout: float | None
@@ -86,7 +87,11 @@ def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None
     group.add_argument("--json", dest=f"{prefix}json", action="store_true", help="answer in JSON")
     for name, span in (("session", 10), ("connect", 10), ("request", 30)):
         group.add_argument(
-            f"--{name}-timeout", dest=f"{prefix}{name}_timeout", type=float, metavar="S", help=f"seconds ({span})"
+            f"--{name}-timeout",
+            dest=f"{prefix}{name}_timeout",
+            type=duration,
+            metavar="DURATION",
+            help=f"how long ({span}s)",
         )
     add_tls(parser, prefix)
 
@@ -126,6 +131,26 @@ def pairs(option: str, texts: Iterable[str] | None) -> dict[str, str]:
             raise UsageError(f"{option} {name!r} is given twice")
         values[name] = value
     return values
+
+
+def duration(text: str) -> float:
+    """Seconds from what people write: ``90``, ``5m``, ``1h30m``, ``250ms``, ``PT1H30M``."""
+    from airflow_provider_zkmq.engine import ConfigError, parse_duration
+
+    try:
+        return parse_duration(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def moment(text: str) -> datetime:
+    """A moment from ISO 8601 with a zone."""
+    from airflow_provider_zkmq.engine import ConfigError, parse_moment
+
+    try:
+        return parse_moment(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def attempts(text: str) -> int | str:

@@ -6,8 +6,9 @@ import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from airflow_provider_zkmq.cli.times import moment, with_text
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import Task
@@ -56,13 +57,6 @@ def clipped(text: str) -> str:
     return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
 
 
-def moment(milliseconds: int | None) -> str | None:
-    """A server's time for people."""
-    if milliseconds is None:
-        return None
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
-
-
 def percent(part: float | None) -> str | None:
     """A part of 1 for people."""
     return None if part is None else f"{part:.0%}"
@@ -88,8 +82,8 @@ def brief(data: bytes | None) -> str | None:
 
 
 def task_record(task: Task) -> dict[str, object]:
-    """Everything known of a task, for JSON."""
-    record = {
+    """Everything known of a task, for JSON; times in milliseconds and as text."""
+    record: dict[str, object] = {
         name: getattr(task, name)
         for name in (
             "id", "state", "status", "attempt", "priority", "filters", "metadata", "error", "consumer",
@@ -98,7 +92,7 @@ def task_record(task: Task) -> dict[str, object]:
     }  # fmt: skip
     record |= {"state": str(task.state), "status": str(task.status)}
     record |= payload("data", task.data) | payload("result", task.result)
-    return record | {"history": [asdict(attempt) for attempt in task.history]}
+    return with_text(record) | {"history": [with_text(asdict(attempt)) for attempt in task.history]}
 
 
 def task_facts(task: Task) -> dict[str, object]:

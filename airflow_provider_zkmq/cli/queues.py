@@ -9,8 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from airflow_provider_zkmq.cli.configuration import conf_facts, conf_record
-from airflow_provider_zkmq.cli.options import STATES, Common, UsageError
-from airflow_provider_zkmq.cli.output import brief, facts, moment, say, spread, table, task_record
+from airflow_provider_zkmq.cli.options import STATES, Common, UsageError, duration
+from airflow_provider_zkmq.cli.output import brief, facts, say, spread, table, task_record
+from airflow_provider_zkmq.cli.times import moment
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, Task
@@ -78,7 +79,9 @@ def _row(task: Task) -> Sequence[object]:
 def add_gc(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``gc``."""
     parser.add_argument("queue")
-    parser.add_argument("--lifetime", type=float, metavar="S", help="delete what ended S seconds ago or earlier")
+    parser.add_argument(
+        "--lifetime", type=duration, metavar="DURATION", help="delete what ended so long ago or earlier"
+    )
 
 
 def collect(args: argparse.Namespace, options: Common) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_zkmq.cli.options import Common
 from airflow_provider_zkmq.cli.output import facts, percent, printable, say, table, task_facts, task_record
+from airflow_provider_zkmq.cli.times import moment
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, Explanation, Task, Znode
@@ -78,8 +79,11 @@ def _page(task: Task, tree: list[Znode] | None) -> str:
     parts = [
         facts(task_facts(task) | {"enqueue transactions": enqueue_transactions(tree)}),
         table(
-            [(at.number, at.outcome, at.consumer, at.claimed, at.ended, at.error) for at in task.history],
-            ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED_MS", "ENDED_MS", "ERROR"),
+            [
+                (at.number, at.outcome, at.consumer, moment(at.claimed), moment(at.ended), at.error)
+                for at in task.history
+            ],
+            ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED", "ENDED", "ERROR"),
         ),
         table([(node.path, node.bytes, node.czxid, node.mzxid) for node in tree], ("ZNODE", "BYTES", "CZXID", "MZXID")),
     ]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_zkmq.cli.options import Common, UsageError, attempts, pairs, read_file
+from airflow_provider_zkmq.cli.options import Common, UsageError, attempts, duration, moment, pairs, read_file
 from airflow_provider_zkmq.cli.output import brief, facts, say, table, task_record
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def add_enqueue(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lines", action="store_true", help="one task for each line of standard input")
     parser.add_argument("--filter", action="append", metavar="K=V", help="a value of a declared filter")
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="higher comes first (0)")
-    parser.add_argument("--delay", type=float, metavar="S", help="not to be handled before S seconds")
+    due = parser.add_mutually_exclusive_group()
+    due.add_argument("--delay", type=duration, metavar="DURATION", help="how long it is not to be handled yet")
+    due.add_argument("--not-before", type=moment, metavar="MOMENT", help="until when it is not to be handled")
     parser.add_argument("--task-id", metavar="ID", help="an id of your own; else one is generated")
     parser.add_argument("--metadata", metavar="JSON", help="a JSON object kept with the task")
     parser.add_argument(
@@ -38,7 +40,10 @@ def add_enqueue(parser: argparse.ArgumentParser) -> None:
         help="a retry policy of its own: N deliveries at the most (or 'unbounded'), the backoff as by default",
     )
     parser.add_argument(
-        "--lock", type=float, metavar="S", help="a claim of it without a lease ends after S seconds if not extended"
+        "--lock",
+        type=duration,
+        metavar="DURATION",
+        help="how long a claim of it without a lease holds if not extended",
     )
     _add_reuse(parser)
 
@@ -95,6 +100,7 @@ def _messages(args: argparse.Namespace) -> list[Message]:
         lock=args.lock,
         update=args.update,
         requeue=args.requeue,
+        not_before=args.not_before,
     )
     return [message(data) for data in _payloads(args)]
 
@@ -138,7 +144,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue")
     parser.add_argument("tasks", metavar="TASK", nargs="+")
     parser.add_argument("--event", choices=("completion", "claim"), default="completion")
-    parser.add_argument("--timeout", type=float, metavar="S", help="give up after S seconds")
+    parser.add_argument("--timeout", type=duration, metavar="DURATION", help="give up after so long")
 
 
 def wait(args: argparse.Namespace, options: Common) -> int:
@@ -156,7 +162,7 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue")
     parser.add_argument("batch", metavar="NAME", help="as given to enqueue --batch")
     parser.add_argument("--wait", action="store_true", help="until each of its tasks has ended; 5 if one failed")
-    parser.add_argument("--timeout", type=float, metavar="S", help="with --wait: give up after S seconds")
+    parser.add_argument("--timeout", type=duration, metavar="DURATION", help="with --wait: give up after so long")
 
 
 def batch(args: argparse.Namespace, options: Common) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_zkmq.cli.claims import add_wanted, wanted
 from airflow_provider_zkmq.cli.commands import TERMINATE_SECONDS, Commands
-from airflow_provider_zkmq.cli.options import Common, UsageError
+from airflow_provider_zkmq.cli.options import Common, UsageError, duration
 from airflow_provider_zkmq.cli.output import say
 
 if TYPE_CHECKING:
@@ -54,21 +54,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lease",
-        type=float,
-        metavar="S",
-        help="claims outlive the ZooKeeper session, and end S seconds after they were last extended",
+        type=duration,
+        metavar="DURATION",
+        help="claims outlive the ZooKeeper session, and end so long after they were last extended",
     )
     parser.add_argument(
         "--no-heartbeat", action="store_true", help="do not extend locks and leases: they bound the handling"
     )
-    parser.add_argument("--throttle", type=float, default=0.0, metavar="S", help="a thread's pause between tasks (0)")
+    parser.add_argument(
+        "--throttle", type=duration, default=0.0, metavar="DURATION", help="a thread's pause between tasks (0)"
+    )
     parser.add_argument(
         "--warn-size", type=int, metavar="N", help="log a warning, at most each 6 h, when more than N tasks are pending"
     )
     parser.add_argument("--until-empty", action="store_true", help="end when nothing that fits is left")
     parser.add_argument("--no-gc", action="store_true", help="take no part in clean-up")
     parser.add_argument(
-        "--grace", type=float, default=30.0, metavar="S", help="on SIGTERM: time to finish what is in hand (30)"
+        "--grace",
+        type=duration,
+        default=30.0,
+        metavar="DURATION",
+        help="on SIGTERM: time to finish what is in hand (30s)",
     )
 
 
@@ -95,7 +101,7 @@ def run(args: argparse.Namespace, common: Common) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Refuse options that contradict each other. Raises `UsageError`."""
     if not 0 <= args.grace < threading.TIMEOUT_MAX:
-        raise UsageError(f"--grace {args.grace} is not allowed: seconds, 0 or more")
+        raise UsageError(f"--grace {args.grace:g} s is longer than a thread can wait")
     if args.threads and args.handler is None and args.command is None:
         raise UsageError("worker needs --handler or --exec; only with --threads 0 there is nothing to handle")
     if args.pass_credentials and args.command is None:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
     from airflow_provider_zkmq.engine.connect import AnyClaim, AnyClient, AnyQueue, Zkmq
     from airflow_provider_zkmq.engine.core.model.conditions import Condition
+    from airflow_provider_zkmq.engine.core.model.durations import Duration, parse_duration, spell_duration
     from airflow_provider_zkmq.engine.core.model.filters import (
         FilterType,
         FilterTypes,
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
         parse_type,
     )
     from airflow_provider_zkmq.engine.core.model.messages import Message
+    from airflow_provider_zkmq.engine.core.model.moments import Moment, parse_moment
+    from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
     from airflow_provider_zkmq.engine.core.model.paths import check_name
     from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy
     from airflow_provider_zkmq.engine.core.model.records import Attempt
@@ -60,7 +63,6 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
     from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
     from airflow_provider_zkmq.engine.model import MAX_PAYLOAD
-    from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
     from airflow_provider_zkmq.engine.working.aworker import AsyncWorker
     from airflow_provider_zkmq.engine.working.handling import Running, RunningAsync
     from airflow_provider_zkmq.engine.working.monitoring import Monitor, Poll, monitor
@@ -71,7 +73,10 @@ _HOME = {
     "connect": ("AnyClaim", "AnyClient", "AnyQueue", "Zkmq"),
     "config": ("ConnectionConfig", "Tls"),
     "core.model.conditions": ("Condition",),
+    "core.model.durations": ("Duration", "parse_duration", "spell_duration"),
     "core.model.filters": ("FilterType", "FilterTypes", "Integer", "OrderedEnum", "String", "parse_type"),
+    "core.model.moments": ("Moment", "parse_moment"),
+    "core.model.outcomes": ("Error", "Retry", "Snooze", "Success"),
     "core.model.paths": ("check_name",),
     "core.model.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
     "core.model.messages": ("Message",),
@@ -116,7 +121,6 @@ _HOME = {
     "fronts.queue": ("Claim", "Queue"),
     "fronts.transaction": ("AsyncUnitOfWork", "UnitOfWork"),
     "model": ("MAX_PAYLOAD",),
-    "outcomes": ("Error", "Retry", "Snooze", "Success"),
     "working.aworker": ("AsyncWorker",),
     "working.handling": ("Running", "RunningAsync"),
     "working.monitoring": ("Monitor", "Poll", "monitor"),
@@ -151,6 +155,7 @@ __all__ = [
     "CorruptRecord",
     "Departed",
     "DuplicateTask",
+    "Duration",
     "Ended",
     "Error",
     "Explanation",
@@ -160,6 +165,7 @@ __all__ = [
     "IllegalTransition",
     "Integer",
     "Message",
+    "Moment",
     "Monitor",
     "NotSecured",
     "OrderedEnum",
@@ -201,8 +207,11 @@ __all__ = [
     "Znode",
     "check_name",
     "monitor",
+    "parse_duration",
+    "parse_moment",
     "parse_selector",
     "parse_type",
+    "spell_duration",
     "wait_event",
 ]
 

@@ -87,7 +87,8 @@ def check_hosts(hosts: object) -> str:
     """``host:port,host:port`` with the default port 2181 filled in. Raises `ConfigError`."""
     parts = [part.strip() for part in hosts.split(",")] if isinstance(hosts, str) else []
     if not parts or not all(_HOST.match(part) and _port(part) for part in parts):
-        msg = f"hosts {hosts!r} is not understood: write 'host:port' or 'host1:port,host2:port'"
+        shown = re.sub(r"(?s).*@", "…@", hosts) if isinstance(hosts, str) else type(hosts).__name__
+        msg = f"hosts {shown!r} is not understood: write 'host:port' or 'host1:port,host2:port'"
         raise ConfigError(msg)
     return ",".join(part if re.search(r":\d+\Z", part) else f"{part}:2181" for part in parts)
 

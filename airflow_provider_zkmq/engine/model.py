@@ -7,7 +7,13 @@ below `engine` may change its place.
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.model.durations import lock_seconds, optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.durations import (
+    Duration,
+    lock_seconds,
+    optional_seconds,
+    parse_duration,
+    seconds,
+)
 from airflow_provider_zkmq.engine.core.model.filters import (
     FilterType,
     FilterTypes,
@@ -17,6 +23,9 @@ from airflow_provider_zkmq.engine.core.model.filters import (
     parse_filters,
 )
 from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.model.moments import Moment
+from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number
+from airflow_provider_zkmq.engine.core.model.outcomes import Success
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import dump, load
@@ -40,10 +49,12 @@ __all__ = [
     "MAX_PAYLOAD",
     "ORDERS",
     "PARTS",
+    "Duration",
     "FilterMethod",
     "FilterType",
     "FilterTypes",
     "Message",
+    "Moment",
     "OnChange",
     "OnProgress",
     "Part",
@@ -51,6 +62,7 @@ __all__ = [
     "RetryPolicy",
     "Selector",
     "State",
+    "Success",
     "Task",
     "WaitFor",
     "as_selector",
@@ -69,6 +81,8 @@ __all__ = [
     "load",
     "lock_seconds",
     "optional_seconds",
+    "optional_whole_number",
+    "parse_duration",
     "parse_filters",
     "seconds",
     "wait_event",

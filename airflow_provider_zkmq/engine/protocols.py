@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
@@ -49,7 +50,7 @@ class InHand(Protocol):
 class Holding(InHand, Protocol[T_co]):
     """A claim, as far as its handler extends it and tells how far it has come; `T_co`: what its calls return."""
 
-    def extend(self, lease: object) -> T_co:
+    def extend(self, lease: Duration) -> T_co:
         """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
 
     def progress(self, progress: float, note: str = "") -> T_co:
@@ -119,7 +120,7 @@ class Queue(Named, Protocol):
     ) -> object:
         """Raise `ConfigError` for what the queue's declarations refuse, `QueueNotFound` where there is none."""
 
-    def exists(self, timeout: object = 0, *, stopping: Callable[[], bool] = ...) -> bool:
+    def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = ...) -> bool:
         """Whether the queue is there; waits for it at most `timeout` seconds (None: to the end), until `stopping`."""
 
     def claim(
@@ -128,8 +129,8 @@ class Queue(Named, Protocol):
         filter_method: Method = "absolute",
         *,
         selector: Selector | str | None = None,
-        timeout: object = 0,
-        lease: object = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
         stopping: Callable[[], bool] = ...,
     ) -> Claim | None:
         """Take the first task that fits, waiting at most `timeout` seconds, and until `stopping`."""
@@ -144,7 +145,7 @@ class Queue(Named, Protocol):
     def changes(self) -> int:
         """How often the queue has changed, as far as its client was told."""
 
-    def wait_for_change(self, seen: int, timeout: float) -> bool:
+    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
         """Wait until `changes` is more than `seen`, or the queue is woken, at most `timeout` seconds."""
 
     def wake(self) -> None:
@@ -162,7 +163,7 @@ class AsyncQueue(Named, Protocol):
     ) -> Coroutine[Any, Any, object]:
         """Raise `ConfigError` for what the queue's declarations refuse, `QueueNotFound` where there is none."""
 
-    def exists(self, timeout: object = 0) -> Coroutine[Any, Any, bool]:
+    def exists(self, timeout: Duration | None = 0) -> Coroutine[Any, Any, bool]:
         """Whether the queue is there; waits for it at most `timeout` seconds (None: to the end)."""
 
     def counts(self) -> Coroutine[Any, Any, dict[str, int]]:
@@ -174,8 +175,8 @@ class AsyncQueue(Named, Protocol):
         filter_method: Method = "absolute",
         *,
         selector: Selector | str | None = None,
-        timeout: object = 0,
-        lease: object = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
     ) -> Coroutine[Any, Any, AsyncClaim | None]:
         """Take the first task that fits, waiting at most `timeout` seconds; cancelled, give back what was taken."""
 

@@ -9,8 +9,7 @@ from typing import Protocol, TypeVar
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by
 from airflow_provider_zkmq.engine.errors import ClaimLost, QueueNotFound, TaskNotFound
-from airflow_provider_zkmq.engine.model import State, Task
-from airflow_provider_zkmq.engine.outcomes import Success
+from airflow_provider_zkmq.engine.model import Duration, State, Success, Task
 from airflow_provider_zkmq.filequeue.refusals import PROGRESS, TRANSACTIONS, refused
 
 T = TypeVar("T")
@@ -25,21 +24,29 @@ class Settling(Protocol):
     def closed(self) -> bool:
         """Whether its connection has been closed."""
 
-    def complete(self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: object = None) -> None:
+    def complete(
+        self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: Duration | None = None
+    ) -> None:
         """Finish the task."""
 
     def fail(
-        self, task_id: str, token: int, error: str | BaseException, *, retry: bool = True, backoff: object = None
+        self,
+        task_id: str,
+        token: int,
+        error: str | BaseException,
+        *,
+        retry: bool = True,
+        backoff: Duration | None = None,
     ) -> State:
         """The delivery failed."""
 
-    def release(self, task_id: str, token: int, delay: object = None) -> None:
+    def release(self, task_id: str, token: int, delay: Duration | None = None) -> None:
         """Give the task back."""
 
-    def snooze(self, task_id: str, token: int, span: object) -> None:
+    def snooze(self, task_id: str, token: int, delay: Duration) -> None:
         """Give the task back, not to be handled for so long."""
 
-    def extend(self, task_id: str, token: int, lease: object) -> None:
+    def extend(self, task_id: str, token: int, lease: Duration) -> None:
         """Hold the claim for longer."""
 
 
@@ -65,25 +72,25 @@ class FileClaim:
         self.settled = False
         self._queue = queue
 
-    def complete(self, result: bytes | str | None = None, *, dedupe: object = None) -> None:
+    def complete(self, result: bytes | str | None = None, *, dedupe: Duration | None = None) -> None:
         """See `FileQueue.complete`."""
         self._carry_out(lambda name, token: self._queue.complete(name, token, result, dedupe=dedupe), ends=True)
 
-    def fail(self, error: str | BaseException, *, retry: bool = True, backoff: object = None) -> State:
+    def fail(self, error: str | BaseException, *, retry: bool = True, backoff: Duration | None = None) -> State:
         """See `FileQueue.fail`."""
         return self._carry_out(
             lambda name, token: self._queue.fail(name, token, error, retry=retry, backoff=backoff), ends=True
         )
 
-    def release(self, delay: object = None) -> None:
+    def release(self, delay: Duration | None = None) -> None:
         """See `FileQueue.release`."""
         self._carry_out(lambda name, token: self._queue.release(name, token, delay), ends=True)
 
-    def snooze(self, span: object) -> None:
+    def snooze(self, delay: Duration) -> None:
         """See `FileQueue.snooze`."""
-        self._carry_out(lambda name, token: self._queue.snooze(name, token, span), ends=True)
+        self._carry_out(lambda name, token: self._queue.snooze(name, token, delay), ends=True)
 
-    def extend(self, lease: object) -> None:
+    def extend(self, lease: Duration) -> None:
         """See `FileQueue.extend`."""
         self._carry_out(lambda name, token: self._queue.extend(name, token, lease), ends=False)
 
@@ -130,11 +137,11 @@ class _Ends:
     def withdraw(self) -> Procedure[None]:
         yield from ()
 
-    def fail(self, error: str | BaseException, *, retry: bool, backoff: object) -> Procedure[None]:
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[None]:
         self.claim.fail(error, retry=retry, backoff=backoff)
         yield from ()
 
-    def snooze(self, delay: object) -> Procedure[None]:
+    def snooze(self, delay: Duration) -> Procedure[None]:
         self.claim.snooze(delay)
         yield from ()
 

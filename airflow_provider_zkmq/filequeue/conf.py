@@ -11,6 +11,7 @@ from typing import Final
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 from airflow_provider_zkmq.engine.model import (
     ORDERS,
+    Duration,
     FilterType,
     RetryPolicy,
     check_types,
@@ -18,6 +19,7 @@ from airflow_provider_zkmq.engine.model import (
     dump,
     encode_types,
     load,
+    parse_duration,
     seconds,
 )
 from airflow_provider_zkmq.filequeue.refusals import ENDLESS, refusal
@@ -40,7 +42,11 @@ class Conf:
     lock: float = DEFAULT_LOCK
 
     def changed(
-        self, filters: Mapping[str, FilterType] | None, policy: RetryPolicy | None, lock: object, order: str | None
+        self,
+        filters: Mapping[str, FilterType] | None,
+        policy: RetryPolicy | None,
+        lock: Duration | None,
+        order: str | None,
     ) -> Conf:
         """This with what is given. Raises `ConfigError`; both of ZooKeeper's orders are that of the lines."""
         if order is not None and order not in ORDERS:
@@ -80,7 +86,7 @@ def read_conf(path: Path) -> Conf:
 
 def _lock(path: Path, value: object) -> float:
     try:
-        return lock_span("lock", value)
+        return lock_span("lock", parse_duration(value, "lock") if isinstance(value, str) else value)
     except ConfigError as error:
         msg = f"{path}: {error}"
         raise CorruptRecord(msg) from error

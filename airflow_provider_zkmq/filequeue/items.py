@@ -7,7 +7,15 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
-from airflow_provider_zkmq.engine.model import RetryPolicy, State, Task, check_name, derive_status, encode_metadata
+from airflow_provider_zkmq.engine.model import (
+    RetryPolicy,
+    State,
+    Task,
+    check_name,
+    derive_status,
+    encode_metadata,
+    parse_duration,
+)
 from airflow_provider_zkmq.filequeue.conf import Conf, lock_span
 from airflow_provider_zkmq.filequeue.variables import KEPT, MOVED, ROOMS, bytes_of, data_of, time_of, unquote, width
 from airflow_provider_zkmq.textqueue import Message, Status, mutex
@@ -106,7 +114,7 @@ class Item:
     def span(self, conf: Conf) -> float:
         """How long a claim of it holds: the task's own lock, else the queue's."""
         try:
-            return lock_span("lock", float(self.value("lock"))) if self.value("lock") else conf.lock
+            return lock_span("lock", parse_duration(self.value("lock"), "lock")) if self.value("lock") else conf.lock
         except ValueError:
             return conf.lock
 

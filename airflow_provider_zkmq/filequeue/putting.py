@@ -18,7 +18,6 @@ from airflow_provider_zkmq.engine.model import (
     encode_data,
     encode_metadata,
     lock_seconds,
-    optional_seconds,
     parse_filters,
 )
 from airflow_provider_zkmq.filequeue.book import Book
@@ -76,6 +75,13 @@ def new_id() -> str:
     return f"{time.time_ns():016x}-{os.urandom(4).hex()}"
 
 
+def _due(message: Message, now: float) -> str:
+    """Before when it is not to be handled; blank: at once. Raises `ConfigError`."""
+    delay, moment = message.times()
+    when = now + (delay or 0.0) if moment is None else moment / 1000
+    return spell_time(when) if when > now else ""
+
+
 def spell_message(conf: Conf, message: Message, task_id: str) -> tuple[str, dict[str, str]]:
     """A message's text and variables. Raises `ConfigError`, `TaskTooLarge`."""
     data, metadata = encode_data("data", message.data), encode_metadata(message.metadata)
@@ -83,13 +89,14 @@ def spell_message(conf: Conf, message: Message, task_id: str) -> tuple[str, dict
         msg = f"task {task_id!r} has {size:,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
         raise TaskTooLarge(msg)
     filters = parse_filters(conf.types, message.filters)
-    now, delay, lock = time.time(), optional_seconds("delay", message.delay), lock_seconds(message.lock)
+    lock = lock_seconds(message.lock)
+    now = time.time()
     body, encoding = body_of(data)
     return body, {
         "id": task_id,
         "attempts": "0",
         "claims": "0",
-        "due": spell_time(now + delay) if delay else "",
+        "due": _due(message, now),
         "enqueued": spell_time(now),
         "filters": dump(filters).decode() if filters else "",
         "metadata": metadata.decode() if message.metadata else "",

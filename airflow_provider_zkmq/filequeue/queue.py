@@ -8,9 +8,11 @@ from typing import Any, TypeAlias, TypeVar
 from airflow_provider_zkmq.engine.errors import ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
 from airflow_provider_zkmq.engine.model import (
     MAX_PAYLOAD,
+    Duration,
     FilterMethod,
     FilterType,
     Message,
+    Moment,
     RetryPolicy,
     Selector,
     State,
@@ -56,10 +58,10 @@ class FileQueue(FileView):
         self,
         *,
         filters: Mapping[str, FilterType] | None = None,
-        task_gc_lifetime: object = None,
-        task_gc_interval: object = None,
+        task_gc_lifetime: Duration | None = None,
+        task_gc_interval: Duration | None = None,
         policy: RetryPolicy | None = None,
-        lock: object = None,
+        lock: Duration | None = None,
         order: str | None = None,
         archive: bool | None = None,
     ) -> None:
@@ -87,16 +89,17 @@ class FileQueue(FileView):
         filters: Mapping[str, object] | None = None,
         *,
         priority: int = 0,
-        delay: object = None,
+        delay: Duration | None = None,
         task_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         policy: RetryPolicy | None = None,
-        lock: object = None,
+        lock: Duration | None = None,
         update: bool = False,
         requeue: bool = False,
+        not_before: Moment | None = None,
     ) -> str:
         """Append one task; returns its id. The arguments are `Message`'s."""
-        message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue)
+        message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue, not_before)
         return self.enqueue_many([message])[0]
 
     def enqueue_many(
@@ -114,8 +117,8 @@ class FileQueue(FileView):
         filter_method: Method = "absolute",
         *,
         selector: Selector | str | None = None,
-        timeout: object = 0,
-        lease: object = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> FileClaim | None:
         """Take the first task that fits, waiting at most `timeout` seconds; None when there was none.
@@ -149,7 +152,9 @@ class FileQueue(FileView):
             lock_span("lease", lease)
         self._do(lambda book: choose(book.conf.types, node=node, filter_method=filter_method, selector=selector))
 
-    def complete(self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: object = None) -> None:
+    def complete(
+        self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: Duration | None = None
+    ) -> None:
         """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskNotFound`, `TaskTooLarge`."""
         refuse({refusals.DEDUPE: dedupe})
         data = b"" if result is None else encode_data("result", result)
@@ -159,7 +164,13 @@ class FileQueue(FileView):
         self._settle(task_id, token, lambda book: settling.complete(book, task_id, token, data))
 
     def fail(
-        self, task_id: str, token: int, error: str | BaseException, *, retry: bool = True, backoff: object = None
+        self,
+        task_id: str,
+        token: int,
+        error: str | BaseException,
+        *,
+        retry: bool = True,
+        backoff: Duration | None = None,
     ) -> State:
         """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
 
@@ -170,16 +181,16 @@ class FileQueue(FileView):
             task_id, token, lambda book: settling.fail(book, task_id, token, error, retry=retry, wait=wait)
         )
 
-    def release(self, task_id: str, token: int, delay: object = None) -> None:
+    def release(self, task_id: str, token: int, delay: Duration | None = None) -> None:
         """Give the task back, for `delay` seconds; the delivery counts as no attempt. Raises `ClaimLost`."""
         span = optional_seconds("delay", delay) or 0.0
         self._settle(task_id, token, lambda book: settling.release(book, task_id, token, span))
 
-    def snooze(self, task_id: str, token: int, span: object) -> None:
-        """Give the task back, not to be handled for `span` seconds; counts as no attempt. Raises `ClaimLost`."""
-        self.release(task_id, token, seconds("snooze", span))
+    def snooze(self, task_id: str, token: int, delay: Duration) -> None:
+        """Give the task back, not to be handled for `delay`; counts as no attempt. Raises `ClaimLost`."""
+        self.release(task_id, token, seconds("delay", delay))
 
-    def extend(self, task_id: str, token: int, lease: object) -> None:
+    def extend(self, task_id: str, token: int, lease: Duration) -> None:
         """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
         span = lock_span("lease", lease)
         self._do(lambda book: settling.extend(book, task_id, token, span))
@@ -200,10 +211,11 @@ class FileQueue(FileView):
         """How often the queue was woken; what changes in the file tells nobody who does not wait for that."""
         return self._wakes
 
-    def wait_for_change(self, seen: int, timeout: float) -> bool:
-        """Wait until the queue is woken more than `seen` times, at most `timeout` seconds."""
+    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
+        """Wait until the queue is woken more than `seen` times, at most for `timeout`."""
+        span = seconds("timeout", timeout)
         with self.folder.alarms.one() as alarm:
-            return self._wakes > seen or alarm.event.wait(timeout)
+            return self._wakes > seen or alarm.event.wait(span)
 
     def wake(self) -> None:
         """Wake whoever waits for something in the folder; they look again."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from airflow_provider_zkmq.engine.model import (
     PARTS,
+    Duration,
     OnChange,
     OnProgress,
     Part,
@@ -21,6 +22,7 @@ from airflow_provider_zkmq.engine.model import (
     checked_ids,
     checked_parts,
     optional_seconds,
+    optional_whole_number,
 )
 from airflow_provider_zkmq.filequeue import refusals
 from airflow_provider_zkmq.filequeue.book import Book
@@ -83,8 +85,8 @@ class FileView:
         self, *, state: State | str | None = None, selector: Selector | str | None = None, limit: int | None = None
     ) -> list[Task]:
         """Tasks in `state` (default: any) that `selector` accepts, at most `limit`, in the order of the lines."""
-        wanted = as_state(state)
-        return self._do(lambda book: [book.task(item) for item in _fitting(book, wanted, selector)[:limit]])
+        wanted, most = as_state(state), optional_whole_number("limit", limit)
+        return self._do(lambda book: [book.task(item) for item in _fitting(book, wanted, selector)[:most]])
 
     def ids(self, state: State | str | None = None, selector: Selector | str | None = None) -> list[str]:
         """The ids of the tasks in `state` (default: any) that `selector` accepts, in the order of the lines."""
@@ -118,21 +120,21 @@ class FileView:
         self,
         task_ids: Sequence[str],
         event: WaitFor | str = WaitFor.COMPLETION,
-        timeout: object = None,
+        timeout: Duration | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[Task]:
         """Wait until every task was claimed, or has ended; returns the tasks in order. See `waiting.wait`."""
         refuse({refusals.PROGRESS: on_progress})
         return wait(self.folder, self.name, task_ids, event, timeout)
 
-    def follow(self, task_id: str, on_change: OnChange, timeout: object = None) -> Task:
+    def follow(self, task_id: str, on_change: OnChange, timeout: Duration | None = None) -> Task:
         """Call `on_change` with the task now and whenever it has changed; returns it once it has ended.
 
         Raises `WaitTimeout`, `TaskNotFound`. See `Queue.follow`.
         """
         return follow(self.folder, self.name, task_id, on_change, timeout)
 
-    def exists(self, timeout: object = 0, *, stopping: Callable[[], bool] = lambda: False) -> bool:
+    def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = lambda: False) -> bool:
         """Whether the queue's file is there; waits for it at most `timeout` seconds (None: without bound)."""
         span = optional_seconds("timeout", timeout)
         look = lambda: (self.path.is_file() or None, None)  # noqa: E731

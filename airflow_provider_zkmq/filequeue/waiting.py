@@ -9,6 +9,7 @@ from typing import TypeAlias
 from airflow_provider_zkmq.engine.errors import WaitTimeout
 from airflow_provider_zkmq.engine.model import (
     ENDED,
+    Duration,
     OnChange,
     State,
     Task,
@@ -27,7 +28,9 @@ from airflow_provider_zkmq.filequeue.looking import look_until
 _Seen: TypeAlias = tuple[list[Task] | None, float | None]
 
 
-def wait(folder: Folder, queue: str, task_ids: Sequence[str], event: WaitFor | str, timeout: object) -> list[Task]:
+def wait(
+    folder: Folder, queue: str, task_ids: Sequence[str], event: WaitFor | str, timeout: Duration | None
+) -> list[Task]:
     """The tasks in order, once each was claimed or has ended, whichever way.
 
     Raises `WaitTimeout`, and `TaskNotFound` for a task that does not exist, or whose line was deleted meanwhile.
@@ -77,7 +80,7 @@ def _next_end(book: Book, items: Sequence[Item]) -> float | None:
     return min(ends, default=None)
 
 
-def follow(folder: Folder, queue: str, task_id: str, on_change: OnChange, timeout: object) -> Task:
+def follow(folder: Folder, queue: str, task_id: str, on_change: OnChange, timeout: Duration | None) -> Task:
     """Call `on_change` with the task now and whenever it has changed; returns it once it has ended.
 
     The file is not locked meanwhile. Raises `WaitTimeout`, and `TaskNotFound` for a task that does not exist, or whose

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk import BaseHook
 
 from airflow_provider_zkmq.engine import ConfigError
-from airflow_provider_zkmq.hooks.templating import flag
+from airflow_provider_zkmq.hooks.templating import flag, span
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -49,7 +49,7 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
     options: dict[str, Any] = {"hosts": _hosts(conn.host, conn.port), "queue": values.get("queue", DEFAULT_QUEUE)}
     if "root" in values:
         options["root"] = values["root"]
-    options |= {name: _number(where, name, values[name]) for name in _PLAIN[1:] if name in values}
+    options |= {name: span(f"{where}: {name}", values[name]) for name in _PLAIN[1:] if name in values}
     if conn.login or conn.password:
         if not (conn.login and conn.password):
             raise ConfigError(f"{where}: give both login and password, or neither")
@@ -80,12 +80,3 @@ def _hosts(host: str, port: int | None) -> str:
     if port is None:
         return ",".join(parts)
     return ",".join(part if ":" in part.rpartition("]")[2] else f"{part}:{port}" for part in parts)
-
-
-def _number(where: str, name: str, value: object) -> object:
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            raise ConfigError(f"{where}: {name} {value!r} is no number of seconds") from None
-    return value

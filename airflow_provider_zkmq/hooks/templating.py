@@ -1,13 +1,14 @@
-"""Arguments as templates and forms give them: truth values, lists and task ids, or the text of one."""
+"""Arguments as templates and forms give them: truth values, durations, moments, lists and task ids, or their text."""
 
 from __future__ import annotations
 
 import ast
 import json
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
-from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.engine import ConfigError, parse_duration, parse_moment
 
 
 def flag(what: str, value: object) -> bool:
@@ -17,6 +18,23 @@ def flag(what: str, value: object) -> bool:
         return known[str(value).lower()]
     except KeyError:
         raise ConfigError(f"{what} {value!r} is neither true nor false") from None
+
+
+def span(what: str, value: Any) -> float | None:
+    """Return a duration, or its text, in seconds, keeping None. Raises `ConfigError`."""
+    return None if value is None else parse_duration(value, what)
+
+
+def moment(what: str, value: Any) -> datetime | None:
+    """Return a moment, or its text, keeping None. Raises `ConfigError`."""
+    return None if value is None else parse_moment(value, what)
+
+
+def is_blank(value: object) -> bool:
+    """Whether a list, or its text, names nothing at all; what is only rendered later is not blank."""
+    if isinstance(value, str):
+        return value.strip() in {"", "[]", "()"}
+    return isinstance(value, list | tuple | set) and all(map(is_blank, value))
 
 
 def items_of(what: str, value: object) -> list[Any]:

@@ -6,12 +6,26 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
-from airflow_provider_zkmq.hooks.templating import flag, items_of
+from airflow_provider_zkmq.hooks.templating import flag, items_of, moment, span
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-_KEYS: Final = ("data", "filters", "priority", "delay", "task_id", "metadata", "policy", "lock", "update", "requeue")
+_KEYS: Final = (
+    "data",
+    "filters",
+    "priority",
+    "delay",
+    "not_before",
+    "task_id",
+    "metadata",
+    "policy",
+    "lock",
+    "update",
+    "requeue",
+)
+_TIMES: Final = ("delay", "not_before")
+_SPANS: Final = ("factor", "min_backoff", "max_backoff")
 
 
 def spelled(where: str, item: object) -> Mapping[str, Any]:
@@ -32,8 +46,14 @@ def all_spelled(where: str, items: object) -> list[Mapping[str, Any]]:
     return [spelled(f"{where}[{at}]", item) for at, item in enumerate(items_of(where, items))]
 
 
+def completed(fields: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with what it leaves out taken from `common`; one that says when it is due, says so alone."""
+    own = any(fields.get(name) is not None for name in _TIMES)
+    return {name: value for name, value in common.items() if not (own and name in _TIMES)} | dict(fields)
+
+
 def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> Message:
-    """Make a message, with numbers and truth values that templates may have rendered to text.
+    """Make a message, with numbers, times and truth values that templates may have rendered to text.
 
     `origin` is noted under ``metadata["airflow"]``, unless the message has something there. Raises `ConfigError`.
     """
@@ -43,14 +63,15 @@ def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> M
     return Message(
         data=fields["data"],
         filters=fields.get("filters"),
-        priority=_number("priority", fields.get("priority", 0), int),
-        delay=_number("delay", fields.get("delay"), float),
+        priority=_whole("priority", fields.get("priority", 0)),
+        delay=span("delay", fields.get("delay")),
         task_id=fields.get("task_id"),
         metadata=metadata or None,
         policy=_policy(fields.get("policy")),
-        lock=_number("lock", fields.get("lock"), float),
+        lock=span("lock", fields.get("lock")),
         update=flag("update", fields.get("update", False)),
         requeue=flag("requeue", fields.get("requeue", False)),
+        not_before=moment("not_before", fields.get("not_before")),
     )
 
 
@@ -61,19 +82,20 @@ def _policy(value: object) -> RetryPolicy | None:
     if not isinstance(value, Mapping):
         raise ConfigError(f"policy {value!r} is not understood: give a mapping or a RetryPolicy")
     try:
-        return RetryPolicy(**value)
+        parts: dict[str, Any] = {name: span(name, part) if name in _SPANS else part for name, part in value.items()}
+        return RetryPolicy(**parts)
     except TypeError as error:
         raise ConfigError(f"policy {value!r} is not understood: {error}") from None
 
 
-def _number(name: str, value: Any, kind: type[int | float]) -> Any:
-    """Return the number a template rendered to text; anything but text as it is. Raises `ConfigError`."""
+def _whole(name: str, value: Any) -> Any:
+    """Return the whole number a template rendered to text; anything but text as it is. Raises `ConfigError`."""
     if not isinstance(value, str):
         return value
     try:
-        return kind(value)
+        return int(value)
     except ValueError:
-        raise ConfigError(f"{name} {value!r} is no number") from None
+        raise ConfigError(f"{name} {value!r} is no whole number") from None
 
 
 def origin_of(context: Context) -> dict[str, object]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_zkmq.engine import DuplicateTask, Message, WaitTimeout
+from airflow_provider_zkmq.engine import DuplicateTask, Duration, Message, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes
+from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
-from airflow_provider_zkmq.operators.messages import all_spelled, message, origin_of, spelled
+from airflow_provider_zkmq.operators.messages import all_spelled, completed, message, origin_of, spelled
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
@@ -43,21 +44,23 @@ class ZkmqEnqueueOperator(BaseOperator):
     Args:
         data: the payload of one task, bytes or text.
         messages: many tasks: bytes, texts, `Message` objects, or mappings with the keys of `Message` (``data``,
-            ``filters``, ``priority``, ``delay``, ``task_id``, ``metadata``, ``policy``, ``lock``, ``update``,
-            ``requeue``). What a mapping leaves out is taken from the operator's arguments.
+            ``filters``, ``priority``, ``delay``, ``not_before``, ``task_id``, ``metadata``, ``policy``, ``lock``,
+            ``update``, ``requeue``). What a mapping leaves out is taken from the operator's arguments.
         batch: a name for the messages (one at least) together, by which `ZkmqTaskSensor` waits for them.
         then: one more message, as in `messages`, enqueued when the last of the batch has ended, whichever way.
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         filters: values of the queue's declared filters.
         priority: higher comes first, -9999 to 9999.
-        delay: seconds (or a duration) before the task may be handled.
+        delay: how long the task is not to be handled yet: seconds, a duration, or text such as ``"5m"``, ``"PT1H30M"``.
+        not_before: instead of a delay: until when; a moment with a zone, or its text, such as
+            ``"{{ data_interval_end }}"``. It is compared with ZooKeeper's clock.
         zkmq_task_id: the queue's id for the one task of `data`; None: one is generated.
         metadata: a JSON object kept with the task.
         policy: when a failed task runs again, as a mapping or `RetryPolicy`; None: the queue's.
         add_origin: note under ``metadata["airflow"]`` which task instance enqueued.
         wait_for_completion: succeed only when all the tasks are finished; fail when one is dead or cancelled.
         deferrable: wait in the triggerer rather than on a worker.
-        timeout: seconds (or a duration) to wait at the most; None: ``execution_timeout``, else without bound.
+        timeout: how long to wait at the most, as `delay`; None: ``execution_timeout``, else without bound.
         zkmq_conn_id: the Airflow connection.
 
     """
@@ -71,6 +74,7 @@ class ZkmqEnqueueOperator(BaseOperator):
         "filters",
         "priority",
         "delay",
+        "not_before",
         "zkmq_task_id",
         "metadata",
         "policy",
@@ -89,14 +93,15 @@ class ZkmqEnqueueOperator(BaseOperator):
         zkmq_queue: str | None = None,
         filters: Mapping[str, object] | None = None,
         priority: int | str = 0,
-        delay: object = None,
+        delay: Duration | str | None = None,
+        not_before: datetime | str | None = None,
         zkmq_task_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         policy: object = None,
         add_origin: bool = True,
         wait_for_completion: bool = False,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        timeout: float | timedelta | None = None,
+        timeout: Duration | str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
     ) -> None:
@@ -107,6 +112,8 @@ class ZkmqEnqueueOperator(BaseOperator):
             raise ValueError("ZkmqEnqueueOperator: with messages, give each its own task_id rather than zkmq_task_id")
         if then is not None and batch is None:
             raise ValueError("ZkmqEnqueueOperator: then follows the end of a batch; give batch, too")
+        if delay is not None and not_before is not None:
+            raise ValueError("ZkmqEnqueueOperator: give either delay (how long) or not_before (until when)")
         self.data = data
         self.messages = messages
         self.batch = batch
@@ -115,13 +122,14 @@ class ZkmqEnqueueOperator(BaseOperator):
         self.filters = filters
         self.priority = priority
         self.delay = delay
+        self.not_before = not_before
         self.zkmq_task_id = zkmq_task_id
         self.metadata = metadata
         self.policy = policy
         self.add_origin = add_origin
         self.wait_for_completion = wait_for_completion
         self.deferrable = deferrable
-        self.timeout = timeout
+        self.timeout = span("timeout", timeout)
         self.zkmq_conn_id = zkmq_conn_id
 
     def execute(self, context: Context) -> str | list[str]:
@@ -194,20 +202,21 @@ class ZkmqEnqueueOperator(BaseOperator):
 
     def _span(self) -> float | None:
         """Return how long to wait, in seconds."""
-        span = self.timeout if self.timeout is not None else self.execution_timeout
-        return span.total_seconds() if isinstance(span, timedelta) else span
+        limit = self.execution_timeout
+        return limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
 
     def _messages(self, origin: Mapping[str, object] | None) -> list[Message]:
         """Return what is to be enqueued; what a message leaves out is taken from the operator's arguments."""
         if self.messages is None:
             return [message({**self._common(), "data": self.data, "task_id": self.zkmq_task_id or None}, origin)]
-        return [message({**self._common(), **fields}, origin) for fields in all_spelled("messages", self.messages)]
+        return [message(completed(fields, self._common()), origin) for fields in all_spelled("messages", self.messages)]
 
     def _follow_up(self, origin: Mapping[str, object] | None) -> Message | None:
-        return None if self.then is None else message({**self._common(), **spelled("then", self.then)}, origin)
+        return None if self.then is None else message(completed(spelled("then", self.then), self._common()), origin)
 
     def _common(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("filters", "priority", "delay", "metadata", "policy")}
+        names = ("filters", "priority", "delay", "not_before", "metadata", "policy")
+        return {name: getattr(self, name) for name in names}
 
 
 def _await_end(queue: AnyQueue, batch: str | None, ids: list[str], left: float | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
@@ -20,9 +20,10 @@ from airflow.sdk.exceptions import (
 from airflow_provider_zkmq.engine import WaitTimeout, ZkmqError, wait_event
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.outcomes import progress_log
-from airflow_provider_zkmq.hooks.templating import flat_ids
+from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.sensors.outcomes import batch_outcome, in_one_line, outcomes
+from airflow_provider_zkmq.sensors.wanted import check_search, check_wanted, matching_ids, named_ids
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ class ZkmqTaskSensor(BaseSensorOperator):
 
     Args:
         task_ids: the queue's ids: one, a list, or lists in a list, as mapped tasks give them.
-        selector: instead of ids: wait for the tasks that match, as soon as there are `min_tasks` of them.
-        min_tasks: see `selector`.
+        selector: instead of ids: wait for the tasks that match, as soon as there are `min_tasks` of them. A task that
+            finished long ago and is still kept matches, too, such as those of an earlier run: see `since`.
+        min_tasks: see `selector`; 1 or more.
+        since: with `selector`: only tasks that were enqueued then or later, by ZooKeeper's clock; a moment with a zone,
+            or its text, such as ``"{{ dag_run.start_date }}"`` or ``"{{ data_interval_start }}"``.
         batch: instead of ids: the name of a batch, which must exist; at the cost of one watch.
         event: ``"completion"``: finished, dead or cancelled; ``"claim"``: claimed at least once, or ended.
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
@@ -57,7 +61,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
 
     """
 
-    template_fields: Sequence[str] = ("task_ids", "selector", "batch", "zkmq_queue", "zkmq_conn_id")
+    template_fields: Sequence[str] = ("task_ids", "selector", "since", "batch", "zkmq_queue", "zkmq_conn_id")
     ui_color = "#e8f0e4"
 
     def __init__(
@@ -66,6 +70,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
         task_ids: object = None,
         selector: str | None = None,
         min_tasks: int = 1,
+        since: datetime | str | None = None,
         batch: str | None = None,
         event: str = "completion",
         zkmq_queue: str | None = None,
@@ -75,13 +80,14 @@ class ZkmqTaskSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if sum(named is not None for named in (task_ids, selector, batch)) != 1:
-            raise ValueError("ZkmqTaskSensor: give exactly one of task_ids, selector and batch")
+        check_wanted(task_ids, selector, batch)
+        check_search(selector, min_tasks, since)
         if batch is not None and (event != "completion" or log_progress):
             raise ValueError("ZkmqTaskSensor: a batch is waited for to its end; give neither event nor log_progress")
         self.task_ids = task_ids
         self.selector = selector
         self.min_tasks = min_tasks
+        self.since = since
         self.batch = batch
         self.event = str(wait_event(event))
         self.zkmq_queue = zkmq_queue
@@ -154,13 +160,15 @@ class ZkmqTaskSensor(BaseSensorOperator):
             queue = hook.queue()
             if self.batch is not None:
                 return batch_outcome(queue, queue.wait_batch(self.batch, span))
-            if self.selector is None:
-                ids = flat_ids(self.task_ids)
-            else:
-                left = max(0.0, end - time.monotonic())
-                ids = queue.find(self.selector, self.min_tasks, left, wait_for_queue=True)
+            ids = self._ids(queue, self.min_tasks, max(0.0, end - time.monotonic()))
             tell = progress_log(self.log) if self.log_progress else None
             return outcomes(queue, queue.wait(ids, self.event, max(0.0, end - time.monotonic()), tell))
+
+    def _ids(self, queue: AnyQueue, least: int, span: float) -> list[str]:
+        """Return the ids to wait for, at the latest after `span` seconds. Raises `WaitTimeout`, `ConfigError`."""
+        if self.selector is None:
+            return named_ids(self.task_ids)
+        return matching_ids(queue, self.selector, least, span, self.since)
 
     def _read(self, queue: AnyQueue, ids: list[str]) -> list[Task]:
         """Read tasks that got there; one by one where something was claimed and has been given back since."""
@@ -174,10 +182,12 @@ class ZkmqTaskSensor(BaseSensorOperator):
         return TaskDeferred(trigger=self._trigger(deadline), method_name="execute_complete", timeout=span)
 
     def _trigger(self, deadline: float) -> ZkmqTaskTrigger:
+        since = moment("since", self.since)
         return ZkmqTaskTrigger(
-            task_ids=None if self.task_ids is None else flat_ids(self.task_ids),
+            task_ids=None if self.task_ids is None else named_ids(self.task_ids),
             selector=self.selector,
             min_tasks=self.min_tasks,
+            since=None if since is None else since.isoformat(),
             batch=self.batch,
             event=self.event,
             log_progress=self.log_progress,
@@ -210,13 +220,13 @@ class ZkmqTaskSensor(BaseSensorOperator):
             return ""
 
     def _left(self, queue: AnyQueue) -> str | None:
-        """Look once more: the first task that is not there yet."""
+        """Look once more: the first task that is not there yet; None also where none of them is known by its id."""
         try:
-            if self.batch is not None:
-                queue.wait_batch(self.batch, 0)
-            else:
-                ids = flat_ids(self.task_ids) if self.selector is None else queue.find(self.selector, 1, 0)
-                queue.wait(ids, self.event, 0)
+            ids = [] if self.batch is not None else self._ids(queue, 1, 0)
+        except WaitTimeout:
+            return None
+        try:
+            _ = queue.wait(ids, self.event, 0) if self.batch is None else queue.wait_batch(self.batch, 0)
         except WaitTimeout as error:
             return next(iter(error.left), None)
         return None

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
+import os
 import weakref
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 from airflow_provider_zkmq.engine import AsyncZkmq
 from airflow_provider_zkmq.hooks.connections import async_connection_options
 
 _Key: TypeAlias = tuple[str, str]
+#: Of this process alone: nobody can try passwords until one gives the digest that he has seen.
+_PEPPER: Final = os.urandom(32)
+
+
+def _key(conn_id: str, options: dict[str, Any]) -> _Key:
+    """Return what tells connections apart: the options hold a password, so that only their digest is kept."""
+    text = json.dumps(options, sort_keys=True, default=repr)
+    return conn_id, hashlib.blake2b(text.encode(), key=_PEPPER, digest_size=16).hexdigest()
 
 
 @dataclass(eq=False, slots=True)
@@ -21,7 +31,7 @@ class _Entry:
     """A session, being opened or open, and how many use it."""
 
     key: _Key
-    opening: asyncio.Task[AsyncZkmq]
+    opening: asyncio.Task[AsyncZkmq] = field(repr=False)
     users: int = 0
 
 
@@ -31,8 +41,8 @@ class Lease:
 
     client: AsyncZkmq
     default_queue: str
-    _entry: _Entry
-    _table: dict[_Key, _Entry]
+    _entry: _Entry = field(repr=False)
+    _table: dict[_Key, _Entry] = field(repr=False)
 
     def forget(self) -> None:
         """Give this session to no further user: it has ended. Those who use it now close it when they leave."""
@@ -43,8 +53,7 @@ class Lease:
 class SharedSessions:
     """Sessions by event loop and connection, counted: the first user opens one, the last one closes it.
 
-    An Airflow connection that was changed in between is another connection. The keys hold its password, so this
-    object shows nothing of them.
+    An Airflow connection that was changed in between is another connection. No representation shows its password.
     """
 
     def __init__(self) -> None:
@@ -63,7 +72,7 @@ class SharedSessions:
         options = await async_connection_options(conn_id)
         queue = options.pop("queue")
         table = self._tables.setdefault(asyncio.get_running_loop(), {})
-        entry = self._join(table, (conn_id, json.dumps(options, sort_keys=True)), options)
+        entry = self._join(table, _key(conn_id, options), options)
         try:
             client = await asyncio.shield(entry.opening)
             yield Lease(client, queue, entry, table)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_zkmq.engine import TransportError, Unavailable, WaitTimeout, ZkmqError
+from airflow_provider_zkmq.engine import ConfigError, TransportError, Unavailable, WaitTimeout, ZkmqError
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.outcomes import progress_log
+from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _ARGUMENTS: Final = (
     "task_ids",
     "selector",
     "min_tasks",
+    "since",
     "batch",
     "event",
     "log_progress",
@@ -49,6 +51,7 @@ class ZkmqTaskTrigger(BaseTrigger):
             `min_tasks`.
         selector: see `task_ids`; as text.
         min_tasks: see `task_ids`.
+        since: with `selector`: only tasks that were enqueued then or later; in ISO 8601, with a zone.
         batch: the batch to wait for, at the cost of one watch; None: tasks.
         event: ``"completion"`` or ``"claim"``, of tasks.
         log_progress: log the progress that the tasks' handlers report.
@@ -64,6 +67,7 @@ class ZkmqTaskTrigger(BaseTrigger):
         task_ids: list[str] | None = None,
         selector: str | None = None,
         min_tasks: int = 1,
+        since: str | None = None,
         batch: str | None = None,
         event: str = "completion",
         log_progress: bool = False,
@@ -75,6 +79,7 @@ class ZkmqTaskTrigger(BaseTrigger):
         self.task_ids = None if task_ids is None else list(task_ids)
         self.selector = selector
         self.min_tasks = min_tasks
+        self.since = since
         self.batch = batch
         self.event = event
         self.log_progress = log_progress
@@ -136,8 +141,12 @@ class ZkmqTaskTrigger(BaseTrigger):
             return {"batch": self.batch}
         ids = self.task_ids
         if ids is None:
-            selector = self.selector or "all()"
-            ids = await queue.find(selector, self.min_tasks, self._left(), wait_for_queue=True)
+            since = moment("since", self.since)
+            ids = await queue.find(
+                self.selector or "all()", self.min_tasks, self._left(), since=since, wait_for_queue=True
+            )
+        if not ids:
+            raise ConfigError("no task was named: there is nothing to wait for")
         await queue.wait(ids, self.event, self._left(), progress_log(self.log) if self.log_progress else None)
         return {"ids": ids}
 

@@ -70,6 +70,7 @@ def test_extra_becomes_options():
         "root": "/r",
         "session_timeout": 7.0,
         "connect_timeout": 8,
+        "request_timeout": 60,
         "auth": ["u", "p"],
         "tls": {"ca": "/ca"},
         "allow_open": True,

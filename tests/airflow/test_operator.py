@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 
+import pendulum
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, TaskDeferred
@@ -83,6 +84,7 @@ def test_templates_and_mapping(queue, context):
         {"data": "x", "messages": []},
         {"messages": ["x"], "zkmq_task_id": "i"},
         {"messages": ["x"], "then": {"data": "y"}},
+        {"data": "x", "delay": "5m", "not_before": "2026-11-22T10:00:00Z"},
     ],
 )
 def test_contradictions_are_found_when_the_dag_is_parsed(arguments):
@@ -102,6 +104,10 @@ def test_contradictions_are_found_when_the_dag_is_parsed(arguments):
         [{"data": "x", "policy": {"atempts": 3}}],
         [{"data": "x", "lock": "long"}],
         [{"data": "x", "update": "perhaps"}],
+        [{"data": "y"}, {"data": "x", "delay": "1 month"}],
+        [{"data": "y"}, {"data": "x", "not_before": "2026-11-22T10:00:00"}],
+        [{"data": "y"}, {"data": "x", "not_before": "2026-11-22T10:00:00Z", "delay": 0}],
+        [{"data": "x", "policy": {"max_backoff": "soon"}}],
     ],
 )
 def test_messages_not_understood(queue, context, messages):
@@ -185,6 +191,57 @@ def test_what_a_message_asks_for(queue, context, monkeypatch):
         claim = queue.claim()
         claim.fail("again", backoff=0)
     assert queue.task(claim.task.id).state == "dead"
+
+
+MOMENT = pendulum.datetime(2096, 11, 22, 10, 31, 5)
+
+
+@pytest.mark.parametrize("delay", ["PT1H", "1h", "3600", 3600, timedelta(hours=1), pendulum.duration(hours=1)])
+def test_a_delay_is_a_duration_or_its_text(queue, context, delay):
+    """Numbers, timedelta, pendulum's and the texts that templates make are the same hour; so are locks and policies."""
+    operator = ZkmqEnqueueOperator(task_id="t", data="x", delay=delay, policy={"max_backoff": "2m", "attempts": 3})
+    task = queue.task(operator.execute(context))
+    assert 3_590_000 < task.due_ms - task.enqueued_ms < 3_610_000
+
+
+@pytest.mark.parametrize("moment", [MOMENT, MOMENT.isoformat(), str(MOMENT), MOMENT.in_timezone("Asia/Tokyo")])
+def test_a_moment_is_a_template_too(queue, context, moment):
+    """`not_before` is a moment or its text, such as a template makes of a date of the DAG run."""
+    operator = ZkmqEnqueueOperator(task_id="t", data="x", not_before="{{ data_interval_end }}")
+    operator.render_template_fields({"data_interval_end": moment})
+    task = queue.task(operator.execute(context))
+    assert (task.due_at, task.status) == (MOMENT, "queued-with-backoff")
+    assert queue.task(ZkmqEnqueueOperator(task_id="t", data="x", not_before=moment).execute(context)).due_at == MOMENT
+
+
+def test_a_message_s_own_time_comes_before_the_operator_s(queue, context):
+    """What a message says of its time replaces what the operator says, whichever way each says it."""
+    messages = ["a", {"data": "b", "delay": "0"}, {"data": "c", "not_before": str(MOMENT.add(days=1))}]
+    ids = ZkmqEnqueueOperator(task_id="t", messages=messages, not_before=MOMENT).execute(context)
+    assert [queue.task(task_id).due_at for task_id in ids] == [MOMENT, None, MOMENT.add(days=1)]
+    ids = ZkmqEnqueueOperator(task_id="t", messages=["a", Message("b", not_before=MOMENT)], delay=0).execute(context)
+    assert [queue.task(task_id).due_at for task_id in ids] == [None, MOMENT]
+
+
+def test_what_follows_a_batch_has_a_time_of_its_own(queue, context):
+    """The operator's delay holds for what follows, too, unless that says when it is due."""
+    operator = ZkmqEnqueueOperator(
+        task_id="t", messages=["a"], batch="b", then={"data": "c", "task_id": "then", "not_before": MOMENT}, delay=0
+    )
+    operator.execute(context)
+    finish(queue)
+    assert queue.task("then").due_at == MOMENT
+
+
+@pytest.mark.parametrize("timeout", ["5m", 300, timedelta(minutes=5), pendulum.duration(minutes=5)])
+def test_how_long_to_wait_is_a_duration_or_its_text(queue, context, timeout):
+    """The time-out of the deferral is the same, however it was written; nonsense fails while the DAG is built."""
+    operator = ZkmqEnqueueOperator(task_id="t", data="a", wait_for_completion=True, deferrable=True, timeout=timeout)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context)
+    assert deferred.value.timeout == timedelta(minutes=5)
+    with pytest.raises(ConfigError, match="timeout 'soon' is no duration"):
+        ZkmqEnqueueOperator(task_id="t", data="a", timeout="soon")
 
 
 def spying(real, made):

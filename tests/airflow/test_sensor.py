@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import logging
 import threading
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
+import pendulum
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import (
@@ -132,6 +135,7 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
         "task_ids": [task_id],
         "selector": None,
         "min_tasks": 1,
+        "since": None,
         "batch": None,
         "event": "completion",
         "log_progress": False,
@@ -190,12 +194,108 @@ def test_a_claim_given_back_meanwhile_still_counts(queue, context):
         {"task_ids": "a", "event": "lunch"},
         {"batch": "b", "event": "claim"},
         {"batch": "b", "log_progress": True},
+        {"task_ids": "a", "since": "2026-11-22T10:00:00Z"},
+        {"batch": "b", "since": "2026-11-22T10:00:00Z"},
     ],
 )
 def test_contradictions_are_found_when_the_dag_is_parsed(arguments):
     """Wrong arguments fail while the DAG is built."""
     with pytest.raises((ValueError, ConfigError)):
         sensor(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"task_ids": ""},
+        {"task_ids": "  "},
+        {"task_ids": []},
+        {"task_ids": "[]"},
+        {"task_ids": [[], ["", ()]]},
+        {"selector": " "},
+        {"batch": ""},
+        {"selector": "all()", "min_tasks": 0},
+        {"selector": "all()", "min_tasks": -1},
+        {"selector": "all()", "min_tasks": True},
+        {"selector": "all()", "min_tasks": "2"},
+    ],
+)
+def test_nothing_to_wait_for_is_found_when_the_dag_is_parsed(arguments):
+    """A sensor that would succeed at once is a mistake, told while the DAG is built."""
+    with pytest.raises(ValueError, match="there would be nothing to wait for|a whole number, 1 or more"):
+        sensor(**arguments)
+
+
+@pytest.mark.parametrize("rendered", ["", "  ", "[]", [], [[], []]])
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_nothing_to_wait_for_is_found_after_templating(queue, context, rendered, deferrable):
+    """Ids that an XCom leaves blank fail the sensor, which waits for nobody; so they do in mode reschedule."""
+    queue.enqueue("a")
+    context["ti"].get_first_reschedule_date = lambda _context: None
+    for more in ({"deferrable": deferrable}, {"mode": "reschedule"}):
+        waiting = sensor(task_ids="{{ ids }}", **more)
+        waiting.render_template_fields({"ids": rendered})
+        waiting.task_ids = rendered
+        with pytest.raises(AirflowException, match="task_ids is blank after templating: there is nothing to wait for"):
+            waiting.execute(context)
+
+
+def test_a_blank_selector_or_batch_after_templating_is_an_error(queue, context):
+    """Nothing is not everything: both fail the sensor with what is wrong."""
+    for field, told in (("selector", "selector '' is not understood"), ("batch", "batch '' is not allowed")):
+        waiting = sensor(**{field: "{{ nothing }}"})
+        waiting.render_template_fields({"nothing": ""})
+        with pytest.raises(AirflowException, match=told):
+            waiting.execute(context)
+
+
+def test_an_earlier_run_s_tasks_count_unless_left_out(queue, context):
+    """What matches and finished in an earlier run ends the wait at once; `since` has the sensor wait for this run's."""
+    early = queue.enqueue("early", {"size": 9})
+    finish(queue)
+    (start,) = [queue.task(early).enqueued_at.add(microseconds=1000)]
+    assert sensor(selector="size>5").execute(context)[0]["id"] == early
+    waiting = sensor(selector="size>5", since="{{ dag_run.start_date }}", timeout=0.2)
+    waiting.render_template_fields({"dag_run": SimpleNamespace(start_date=start)})
+    with pytest.raises(AirflowSensorTimeout, match=r"has 0 task\(s\) that match size>5, enqueued since"):
+        waiting.execute(context)
+    eventually(lambda: pendulum.now("UTC") > start)
+    late = queue.enqueue("late", {"size": 9})
+    finish(queue)
+    for since in (start, start.isoformat(), str(start.in_timezone("Europe/Berlin"))):
+        assert [each["id"] for each in sensor(selector="size>5", since=since).execute(context)] == [late]
+
+
+@pytest.mark.parametrize("since", ["2026-11-22T10:00:00", "None", "", datetime(2026, 1, 1)])  # noqa: DTZ001
+def test_since_is_a_moment(queue, context, since):
+    """A naive time, or a template that rendered to nothing, is refused with what is missing, deferred or not."""
+    queue.enqueue("a", {"size": 9})
+    for deferrable in (False, True):
+        with pytest.raises(AirflowException, match="since .*(has no zone|is no moment)"):
+            sensor(selector="size>5", since=since, deferrable=deferrable).execute(context)
+
+
+async def test_since_goes_with_the_trigger(queue, context):
+    """Deferred, the moment travels as text, and the trigger waits for the tasks that came since then."""
+    from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+
+    early = await asyncio.to_thread(queue.enqueue, "early", {"size": 9})
+    await asyncio.to_thread(finish, queue)
+    start = queue.task(early).enqueued_at.add(microseconds=1000)
+    waiting = sensor(selector="size>5", since=start, deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(waiting.execute, context)
+    kwargs = json.loads(json.dumps(deferred.value.trigger.serialize()[1]))
+    assert kwargs["since"] == start.isoformat()
+    await asyncio.to_thread(eventually, lambda: pendulum.now("UTC") > start)
+    trigger = ZkmqTaskTrigger(**kwargs)
+    firing = asyncio.create_task(anext(trigger.run()))
+    late = await asyncio.to_thread(queue.enqueue, "late", {"size": 9})
+    await asyncio.to_thread(finish, queue)
+    event = await firing
+    assert event.payload == {"status": "done", "ids": [late]}
+    told = await asyncio.to_thread(waiting.execute_complete, context, event.payload)
+    assert [each["id"] for each in told] == [late]
 
 
 def batch_of(queue, name, size):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
+import subprocess
+import sys
 import time
 
 import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
-from airflow_provider_zkmq.engine import AsyncZkmq, Message
+from airflow_provider_zkmq.engine import AsyncZkmq, ConnectionConfig, Message, Tls
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.triggers import sessions, zkmq
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
@@ -107,6 +112,9 @@ async def test_deadline(queue, shared):
         ({"task_ids": ["a"], "event": "lunch"}, "lunch"),
         ({"batch": "nothing"}, "nothing"),
         ({"batch": "no name"}, "not allowed"),
+        ({"task_ids": []}, "there is nothing to wait for"),
+        ({"selector": "all()", "min_tasks": 0}, "at_least 0 is not allowed"),
+        ({"selector": "all()", "since": "2026-11-22T10:00:00"}, "since '2026-11-22T10:00:00' has no zone"),
     ],
 )
 async def test_what_waiting_cannot_mend_is_an_error_event(queue, shared, arguments, told):
@@ -150,6 +158,46 @@ async def test_a_changed_connection_opens_another_session(queue, shared, zookeep
         async with shared.lease("zkmq_default") as third:
             assert third.client is not first.client
             assert third.default_queue == "queue"
+    assert shared.users() == []
+
+
+async def test_nothing_that_is_shown_or_logged_has_a_password(zookeeper, root, shared, monkeypatch, caplog):
+    """Neither the shared sessions nor what they hold, nor the log at its most talkative, shows a secret of theirs."""
+    secrets = ("s3cret-password", "s3cret-key")
+    tls = {"tls": False, "tls_key_password": secrets[1]}
+    define(
+        monkeypatch,
+        host=zookeeper,
+        login="ann",
+        password=secrets[0],
+        extra={"root": root, "connect_timeout": 20, **tls},
+    )
+    caplog.set_level(logging.DEBUG)
+    async with shared.lease("zkmq_default") as lease:
+        await lease.client.queue("jobs").enqueue("x")
+        table = next(iter(shared._tables.values()))
+        config = lease.client.config
+        hook = ZkmqHook()
+        conn = hook.get_conn()
+        shown = [
+            shared, lease, lease._entry, lease._entry.opening, table, [*table], config, lease.client, conn, hook,
+            vars(hook), conn.queue("jobs"), lease.client.queue("jobs"), ZkmqTaskTrigger(task_ids=["a"]).serialize(),
+            ConnectionConfig.of(auth=("ann", secrets[0]), tls={"key_password": secrets[1]}), conn._session, Tls(),
+        ]  # fmt: skip
+        hook.close()
+    texts = [*map(repr, shown), *map(str, shown), caplog.text]
+    assert not [text for text in texts if any(secret in text for secret in secrets)]
+    assert len(next(iter(table), ("", "x" * 32))[1]) == 32
+
+
+async def test_the_same_connection_is_the_same_session_however_often_it_is_read(queue, shared, zookeeper, monkeypatch):
+    """What is kept of a connection tells it from another one, also where only the password differs."""
+    extra = {"root": "/elsewhere", "connect_timeout": 20}
+    async with contextlib.AsyncExitStack() as stack:
+        for password in ("one", "two", "two"):
+            define(monkeypatch, "other", host=zookeeper, login="ann", password=password, extra=extra)
+            await stack.enter_async_context(shared.lease("other"))
+        assert (shared.users(), shared.opened) == ([1, 2], 2)
     assert shared.users() == []
 
 
@@ -213,11 +261,24 @@ async def test_waits_for_a_zookeeper_that_comes_later(tmp_path, shared, monkeypa
             assert await firing == [{"status": "done", "ids": [task_id]}]
 
 
+def test_the_trigger_imports_nothing_that_airflow_has_not():
+    """Besides kazoo nothing new is loaded into the triggerer, whose loop stands still meanwhile: pendulum is there."""
+    code = (
+        "import sys, airflow.triggers.base, airflow.sdk; before = set(sys.modules); assert 'pendulum' in before; "
+        "import airflow_provider_zkmq.triggers.zkmq; "
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}; "
+        "print(*sorted(new - set(sys.stdlib_module_names)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert set(told.split()) <= {"airflow", "airflow_provider_zkmq", "kazoo"}
+
+
 def test_arguments_survive_airflows_serialisation():
     """What Airflow stores of the trigger makes an equal one, and holds no tuple (Airflow would recreate it forever)."""
     from airflow.serialization.serialized_objects import BaseSerialization
 
-    for arguments in ({"task_ids": ["a"], "log_progress": True}, {"batch": "b"}):
+    since = {"selector": "a==b", "min_tasks": 2, "since": "2026-11-22T10:00:00+00:00"}
+    for arguments in ({"task_ids": ["a"], "log_progress": True}, {"batch": "b"}, since):
         path, kwargs = ZkmqTaskTrigger(deadline=5.0, queue="q", **arguments).serialize()
         assert (
             json.loads(json.dumps(kwargs))

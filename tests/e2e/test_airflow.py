@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +17,7 @@ import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.embedded.ports import free_ports
-from airflow_provider_zkmq.engine import Message, Zkmq
+from airflow_provider_zkmq.engine import Integer, Message, Zkmq
 from tests.support import eventually
 
 TOP = Path(__file__).parents[2]
@@ -96,6 +97,41 @@ def test_sensors_survive_the_triggerer(demo: ModuleType, tmp_path: Path) -> None
         processes.start("triggerer", [sys.executable, "-m", "airflow", "triggerer"], environment)
         eventually(lambda: api.run_state("many_sensors", "r") in {"success", "failed"}, within=900)
         assert (api.run_state("many_sensors", "r"), in_state("success")) == ("success", SENSORS), said(tmp_path)
+
+
+def test_a_run_s_own_moment_reaches_the_queue(demo: ModuleType, tmp_path: Path) -> None:
+    """`since` and `not_before` of a real run: what an earlier run finished ends no wait, and what is later waits."""
+    with (
+        EmbeddedServer(tmp_path / "zk", force_sync=False) as server,
+        Zkmq.connect(server.hosts, "/zkmq", gc=False) as zk,
+        airflow(demo, tmp_path, server.hosts) as (api, processes, _),
+    ):
+        q = zk.queue("runs")
+        q.configure(filters={"size": Integer()})
+        q.enqueue(b"an earlier run's", {"size": 9}, task_id="early")
+        q.worker(lambda task: task.id).run(until_empty=True)
+        demo.wait_until("the DAG", processes, lambda: api.knows("this_run"))
+        api.call("PATCH", "/api/v2/dags/this_run", {"is_paused": False})
+        api.call("POST", "/api/v2/dags/this_run/dagRuns", {"dag_run_id": "r", "logical_date": None})
+
+        def instance(name: str) -> dict[str, str]:
+            return dict(api.call("GET", f"/api/v2/dags/this_run/dagRuns/r/taskInstances/{name}"))
+
+        eventually(
+            lambda: (instance("later")["state"], instance("wait")["state"]) == ("success", "deferred"), within=900
+        )
+        eventually(lambda: handed_back(tmp_path) == 2, within=900)
+        run = api.call("GET", "/api/v2/dags/this_run/dagRuns/r")
+        due, start = q.task("later").due_ms, datetime.fromisoformat(run["start_date"])
+        assert due is not None
+        assert 0 <= due - start.timestamp() * 1000 - 86_400_000 < 2
+        q.enqueue(b"this run's", {"size": 9}, task_id="late")
+        q.worker(lambda task: task.id).run(until_empty=True)
+        eventually(lambda: api.run_state("this_run", "r") in {"success", "failed"}, within=900)
+        assert api.run_state("this_run", "r") == "success", said(tmp_path)
+        xcom = api.call("GET", "/api/v2/dags/this_run/dagRuns/r/taskInstances/wait/xcomEntries/return_value")
+        assert "late" in str(xcom["value"])
+        assert "early" not in str(xcom["value"])
 
 
 def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from airflow_provider_zkmq.filequeue.queue import FileQueue
 from tests.support import eventually
 
 REFUSED: dict[str, tuple[Callable[[Any], object], str, str]] = {
-    "a snooze into the past": (lambda _: Snooze(-1), "queued-with-backoff", "snooze -1"),
+    "a snooze into the past": (lambda _: Snooze(-1), "queued-with-backoff", "delay -1"),
     "a backoff of no time": (lambda _: Retry("busy", backoff="soon"), "queued-with-backoff", "'soon'"),
     "a window": (lambda _: Success(dedupe=60), "dead", "refused"),
     "an exit": (lambda _: sys.exit(3), "queued-with-backoff", "SystemExit: 3"),

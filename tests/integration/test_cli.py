@@ -13,6 +13,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_bad_task_ids_are_refused_by_name(cli: Cli, task_id: str) -> None:
 
 
 def test_bad_values_are_refused_and_nothing_is_written(cli: Cli, queue: Queue) -> None:
-    """An undeclared filter, an undeclared enum value, a bad number, priority, delay or queue name: code 2, no task."""
+    """An undeclared filter, an undeclared enum value, a bad number, priority, time or queue name: code 2, no task."""
     cli.ask("configure", "q", "--filter", "class=enum:low,high", "--filter", "size=integer")
     for options, word in (
         (("--filter", "class=extreme"), "low, high"),
@@ -155,11 +156,16 @@ def test_bad_values_are_refused_and_nothing_is_written(cli: Cli, queue: Queue) -
         (("--filter", "size=big"), "whole number"),
         (("--filter", "size=1.5"), "whole number"),
         (("--priority", "100000"), "priority"),
-        (("--delay", "-1"), "delay"),
-        (("--delay", "nan"), "delay"),
     ):
         answer = cli.refused("enqueue", "q", "x", *options, code=2)
         assert (answer["error"], word in answer["message"]) == ("ConfigError", True), answer
+    for options in (("--delay", "-1"), ("--delay", "nan"), ("--delay", "soon"), ("--lock", "1 month")):
+        answer = cli.refused("enqueue", "q", "x", *options, code=2)
+        assert (answer["error"], f"argument {options[0]}: " in answer["message"]) == ("UsageError", True), answer
+    naive = cli.refused("enqueue", "q", "x", "--not-before", "2026-11-22T10:31:05", code=2)
+    assert "has no zone" in naive["message"]
+    both = cli.refused("enqueue", "q", "x", "--not-before", "2026-11-22T10:31:05Z", "--delay", "1m", code=2)
+    assert "not allowed with argument" in both["message"]
     assert cli.refused("enqueue", "a/b", "x", code=2)["error"] == "ConfigError"
     assert cli.refused("claim", "q", "--node", "class=extreme", code=2)["error"] == "ConfigError"
     assert cli.refused("claim", "q", "--selector", "class>", code=2)["error"] == "ConfigError"
@@ -317,13 +323,58 @@ def test_configure_sets_lock_order_and_the_whole_retry_policy(cli: Cli, queue: Q
     }
     assert cli.ask("status", "q")["conf"] == conf
     told = cli.run("status", "q").stdout.decode()
-    assert re.search(r"^lock +90 s$", told, re.MULTILINE)
+    assert re.search(r"^lock +1m30s$", told, re.MULTILINE)
     assert re.search(r"^order +fifo$", told, re.MULTILINE)
     assert "final=ValueError,my.Error" in told
     assert cli.refused("configure", "q", "--min-backoff", "400", code=2)["error"] == "ConfigError"
     back = cli.ask("configure", "q", "--lock", "0", "--order", "default", "--final", "")["conf"]
     assert (back["lock"], back["order"], back["policy"]["final"]) == (None, "default", [])
     assert "final" not in cli.run("configure", "q").stdout.decode()
+
+
+def test_durations_and_moments_are_written_as_people_write_them(cli: Cli, queue: Queue) -> None:
+    """Units, ISO 8601 and plain seconds are the same; what was set is told as one may write it."""
+    cli.ask("configure", "q", "--task-gc-lifetime", "1d", "--task-gc-interval", "PT5M", "--lock", "1h30m")
+    conf = cli.ask("status", "q")["conf"]
+    assert (conf["task_gc_lifetime"], conf["task_gc_interval"], conf["lock"]) == (86_400, 300, 5_400)
+    told = cli.run("status", "q").stdout.decode()
+    assert re.search(r"task_gc_lifetime +1d\n", told)
+    assert re.search(r"lock +1h30m\n", told)
+    cli.ask("configure", "q", "--lock", "0", "--max-backoff", "5m", "--min-backoff", "250ms", "--backoff-factor", "1m")
+    policy = queue.conf().policy
+    assert (policy.max_backoff, policy.min_backoff, policy.factor) == (300, 0.25, 60)
+    cli.ask("enqueue", "q", "later", "--task-id", "a", "--delay", "PT1H", "--lock", "90s")
+    cli.ask("enqueue", "q", "later", "--task-id", "b", "--not-before", "2096-11-22 11:31:05+01:00")
+    cli.ask("enqueue", "q", "now", "--task-id", "c", "--not-before", "2006-11-22T10:31:05Z")
+    later, moment = queue.task("a"), queue.task("b")
+    assert 3_590_000 < (later.due_ms or 0) - later.enqueued_ms < 3_610_000
+    assert str(moment.due_at) == "2096-11-22 10:31:05+00:00"
+    claim = cli.ask("claim", "q", "--timeout", "1s", "--lease", "2m")
+    assert (claim["id"], claim["lease"]) == ("c", 120)
+    cli.ask("snooze", "q", "c", "--token", str(claim["token"]), "--delay", "1h")
+    assert cli.ask("gc", "q", "--lifetime", "2w")["collected"] == 0
+
+
+def test_times_are_told_with_zone_and_age(cli: Cli, queue: Queue) -> None:
+    """People read UTC and how long ago it was; JSON keeps the milliseconds and has the same time as text."""
+    queue.enqueue(b"x", task_id="a")
+    claim = queue.claim()
+    assert claim is not None
+    claim.fail("once", retry=False)
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, (now|\d+ s ago)"
+    shown = cli.run("show", "q", "a").stdout.decode()
+    assert re.search(rf"^enqueued +{time}$", shown, re.MULTILINE)
+    assert re.search(rf"^ended +{time}$", shown, re.MULTILINE)
+    assert re.search(rf"^1 +failed +\S+ +{time} +{time} +once$", shown, re.MULTILINE)
+    assert re.search(rf"^a +dead +1 +0 +{time} ", cli.run("list", "q").stdout.decode(), re.MULTILINE)
+    record, task = cli.ask("show", "q", "a"), queue.task("a")
+    assert record["enqueued_ms"] == task.enqueued_ms
+    for name in ("enqueued_at", "ended_at"):
+        assert datetime.fromisoformat(record[name]) == getattr(task, name)
+    assert (record["claimed_at"], record["due_at"]) == (None, None)
+    (attempt,) = record["history"]
+    assert datetime.fromisoformat(attempt["ended_at"]).timestamp() * 1000 == pytest.approx(attempt["ended"])
+    assert cli.ask("list", "q")["tasks"][0]["enqueued_at"] == record["enqueued_at"]
 
 
 def test_a_task_has_a_retry_policy_of_its_own(cli: Cli) -> None:

@@ -303,11 +303,40 @@ def test_a_transaction_moves_between_queues_or_does_nothing(zk: Zkmq, q: Queue) 
     assert q.task(task.id).state == "finished"
 
 
-def test_a_transaction_refuses_a_delay_it_would_not_keep(zk: Zkmq) -> None:
-    """A delayed put is one clear error, not a task that runs at once."""
-    with zk.transaction() as tx, pytest.raises(ConfigError, match="delayed"):
-        tx.put("out", b"x", delay=60)
-    assert zk.queues() == []
+def test_a_transaction_keeps_the_times_of_what_it_puts(zk: Zkmq) -> None:
+    """A put with a delay or a moment is scheduled by the commit, and does not run at once."""
+    moment = pendulum.now("UTC").add(hours=1)
+    with zk.transaction() as tx:
+        tx.put("out", b"x", task_id="a", delay=pendulum.duration(minutes=1))
+        tx.put("out", b"x", task_id="b", not_before=moment)
+        tx.put("out", b"x", task_id="c", not_before=moment.subtract(hours=2))
+        tx.commit()
+    out = zk.queue("out")
+    assert {task.id: str(task.status) for task in out.tasks()} == {
+        "a": "queued-with-backoff",
+        "b": "queued-with-backoff",
+        "c": "queued",
+    }
+    assert moment <= (out.task("b").due_at or moment.subtract(days=1)) <= moment.add(microseconds=1000)
+    claim = out.claim()
+    assert claim is not None
+    assert claim.task.id == "c"
+    assert out.claim() is None
+
+
+def test_a_moment_is_kept(q: Queue) -> None:
+    """A task with a moment is claimed once the server's clock has come to it; both fronts' reads tell it."""
+    now = q.task(q.enqueue(b"now")).enqueued_at
+    claim = q.claim()
+    assert claim is not None
+    claim.complete()
+    moment = now.add(seconds=1)
+    q.enqueue(b"later", task_id="later", not_before=moment)
+    assert q.task("later").status == "queued-with-backoff"
+    claim = q.claim(timeout=pendulum.duration(seconds=20))
+    assert claim is not None
+    assert claim.task.claimed_at is not None
+    assert claim.task.claimed_at >= moment
 
 
 def test_consume_times_bounds_deliveries(q: Queue) -> None:

@@ -83,7 +83,7 @@ def test_a_refused_put_refuses_the_whole(zk: Zkmq) -> None:
         tx.try_take("in")
         tx.put("other", b"z")
         tx.put("out", b"y", task_id="b")
-        for options in ({"delay": 5}, {"update": True}, {"requeue": True}):
+        for options in ({"delay": -5}, {"update": True}, {"requeue": True}):
             with pytest.raises(ConfigError):
                 tx.put("out", b"y", **options)
         with pytest.raises(DuplicateTask):

@@ -61,7 +61,7 @@ def mute(_task: object) -> None:
 
 #: name: (what the handler does, the status that its task then has, what its error says)
 REFUSED: dict[str, tuple[Callable[[Any], object], str, str]] = {
-    "a snooze into the past": (lambda _: Snooze(-1), "queued-with-backoff", "snooze -1"),
+    "a snooze into the past": (lambda _: Snooze(-1), "queued-with-backoff", "delay -1"),
     "a snooze of no time": (lambda _: Snooze("later"), "queued-with-backoff", "'later'"),
     "a backoff of no time": (lambda _: Retry("busy", backoff="soon"), "queued-with-backoff", "'soon'"),
     "a window of no time": (lambda _: Success(dedupe="x"), "dead", "'x'"),

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.core.reading import wait
 from airflow_provider_zkmq.engine.core.tasks import (
@@ -24,7 +25,6 @@ from airflow_provider_zkmq.engine.core.tasks import (
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
-from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 from tests.simulation.parts import Call, Client, Pause
 from tests.simulation.world import World
 
@@ -237,7 +237,7 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
         claimed = call.value
         client.hands[claimed.token] = claimed
         work = transaction.Transaction([(context, claimed)])
-        putting.put(work.put, out, Message(b"out"))
+        putting.put(work.put, out, Message(b"out", delay=5 if number % 2 else None))
         yield Pause(rand.choice([0, 1.0]))
         good = number % 3 != 2
         while True:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_zkmq.cli import commands, configuration, guard, options, output, show, worker
+from airflow_provider_zkmq.cli import commands, configuration, guard, options, output, show, times, worker
 from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.cli.commands import CommandFailed, Commands
 from airflow_provider_zkmq.cli.guarded import Guard
@@ -278,9 +279,69 @@ def test_a_task_is_shown_with_its_progress_batch_and_window() -> None:
         "dedupe_ms": 2_000,
     }
     assert (plain["progress"], plain["note"], plain["batch"]) == ("50%", "half", "b")
-    assert plain["dedupe until"] == "1970-01-01 00:00:02.000+00:00"
+    assert re.fullmatch(r"1970-01-01 00:00:02 UTC, \d+ d ago", str(plain["dedupe until"]))
+    assert (record["enqueued_at"], record["dedupe_until"]) == (
+        "1970-01-01T00:00:01.000+00:00",
+        "1970-01-01T00:00:02.000+00:00",
+    )
+    assert record["claimed_at"] is None
     bare = dataclasses.replace(a_task(), progress=None, note="", batch=None, dedupe_ms=None)
     assert not {"progress", "note", "batch", "dedupe until"} & set(output.facts(output.task_facts(bare)).split("  "))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.4, "now"),
+        (-0.4, "now"),
+        (59.9, "59 s ago"),
+        (300, "5 min ago"),
+        (-5_400, "in 1 h"),
+        (86_399, "23 h ago"),
+        (86_400 * 20_000, "20000 d ago"),
+    ],
+)
+def test_an_age_is_told_in_its_largest_unit(seconds: float, told: str) -> None:
+    """How long ago, or in how long."""
+    assert times.age(seconds) == told
+
+
+@pytest.mark.parametrize("milliseconds", [10**15, -(10**15), 10**400])
+def test_a_damaged_time_does_not_keep_a_task_from_being_shown(milliseconds: int) -> None:
+    """What is no time of a calendar is told as it stands; JSON has no text for it."""
+    broken = dataclasses.replace(a_task(), due_ms=milliseconds)
+    assert str(output.task_facts(broken)["due"]).endswith(" ms since 1970")
+    assert output.task_record(broken)["due_at"] is None
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["enqueue", "q", "x", "--delay", "5x"],
+        ["enqueue", "q", "x", "--lock", "1M"],
+        ["configure", "q", "--max-backoff", "P1Y"],
+        ["claim", "q", "--lease", "-1"],
+        ["worker", "q", "--exec", "cat", "--grace", "soon"],
+        ["wait", "q", "t", "--timeout", ""],
+        ["gc", "q", "--lifetime", "1h1h"],
+        ["status", "q", "--connect-timeout", "nan"],
+    ],
+)
+def test_what_is_no_duration_names_its_option_and_how_to_write_one(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, with the option, the text and the forms that are understood; code 2."""
+    assert cli.main(argv) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"argument {argv[-2]}: {argv[-1]!r} is no duration: write seconds (90), units (1h30m, 250ms)" in told
+
+
+def test_no_options_object_shows_the_password() -> None:
+    """The options of a command line may be logged or shown in a traceback."""
+    made = options.common(cli.parse(["status", "q", "--auth", "ann:s3cret"]))
+    assert made.auth == "ann:s3cret"
+    assert "s3cret" not in repr(made)
 
 
 def test_a_duplicate_is_told_with_its_status(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -86,6 +87,19 @@ def taken(world: World) -> None:
     claimed(world)
     world.memory["unit"] = transaction.Transaction([(world.context, world.memory["held"])])
     putting.put(world.memory["unit"].put, world.context, Message(b"y", task_id="b"))
+
+
+def taken_and_timed(world: World) -> None:
+    """A transaction that puts a task with a delay, and one with a moment."""
+    taken(world)
+    for options in ({"task_id": "c", "delay": 5}, {"task_id": "d", "not_before": moment(world, 150)}):
+        tree = world.do(transaction.check_put(world.context, Message(b"x", **options)))
+        world.memory["unit"].put.append((world.context, tree))
+
+
+def moment(world: World, seconds: float) -> datetime:
+    """So many seconds after the server's present."""
+    return datetime.fromtimestamp(world.zk.ms / 1000 + seconds, UTC)
 
 
 def again(world: World, **options: Any) -> Any:
@@ -262,6 +276,25 @@ CASES = [
     Case("enqueue in order", fifo, lambda w: again(w), {"a": State.INSERTED}),
     Case("release in order", fifo_held, lambda w: settle.release(w.context, HELD(w)), {"a": State.INSERTED}),
     Case("commit", taken, lambda w: transaction.commit(w.memory["unit"]), {"a": State.FINISHED, "b": State.INSERTED}),
+    Case(
+        "commit with times",
+        taken_and_timed,
+        lambda w: transaction.commit(w.memory["unit"]),
+        {"a": State.FINISHED, "b": State.INSERTED, "c": State.INSERTED, "d": State.INSERTED},
+    ),
+    Case(
+        "enqueue at a moment",
+        lambda _: None,
+        lambda w: enqueue.enqueue(w.context, Message(b"x", task_id="a", not_before=moment(w, 150))),
+        {"a": State.INSERTED},
+    ),
+    Case("enqueue again at a moment", ended, lambda w: again(w, not_before=moment(w, 150)), {"a": State.INSERTED}),
+    Case(
+        "requeue at a moment",
+        claimed,
+        lambda w: again(w, requeue=True, not_before=moment(w, 150)),
+        {"a": State.CLAIMED},
+    ),
 ]
 BY_NAME = {case.name: case for case in CASES}
 

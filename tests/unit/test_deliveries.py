@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from airflow_provider_zkmq.engine.outcomes import Success
+from airflow_provider_zkmq.engine.core.model.outcomes import Success
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Deliveries
 
 

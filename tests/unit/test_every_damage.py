@@ -14,6 +14,7 @@ import pytest
 from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Tell, Wait
@@ -22,6 +23,7 @@ from airflow_provider_zkmq.engine.core.reading import (
     archiving,
     counts,
     explain,
+    finding,
     following,
     ids,
     inspect,
@@ -36,7 +38,6 @@ from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, holding, o
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, keeper, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound, ZkmqError
-from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 from tests.unit.damage import Damage, damages, fields, kinds, world
 from tests.unit.world import Client
 
@@ -244,7 +245,7 @@ OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "tasks": inspect.list_tasks,
     "selected": lambda context: inspect.list_tasks(context, selector="kind==a"),
     "ids": lambda context: ids.ids(context, None, "kind==a"),
-    "find": lambda context: wait.find_matching(context, "kind==a", timeout=0),
+    "find": lambda context: finding.find_matching(context, "kind==a", timeout=0),
     "counts": counts.counts,
     "consumers": register.consumers,
     "conf": settings.conf,

@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import Delete
 from airflow_provider_zkmq.engine.core.reading import (
     archiving,
     existence,
+    finding,
     following,
     ids,
     inspect,
@@ -53,7 +54,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "tree": lambda it: trees.read_tree(it, "a"),
     "explain": lambda it: explaining.explain(it, "a"),
     "wait": lambda it: wait.wait(it, ["a"]),
-    "find": lambda it: wait.find_matching(it, "all()"),
+    "find": lambda it: finding.find_matching(it, "all()"),
     "wait_batch": lambda it: batches.wait_batch(it, "b"),
     "batch": lambda it: batches.read_batch(it, "b"),
     "zxid": archiving.zxid,
@@ -178,9 +179,9 @@ def test_a_search_waits_for_the_queue_where_it_is_told_to() -> None:
     client.do(configure.configure(elsewhere(client, "later")))
     context.run.report = lambda _path, why: told.append(why)
     with pytest.raises(WaitTimeout, match="'latter' did not come in time") as caught:
-        client.do(wait.find_matching(context, "all()", 1, 5, wait_for_queue=True))
+        client.do(finding.find_matching(context, "all()", 1, 5, wait_for_queue=True))
     assert caught.value.left == ("all()",)
-    stepper = Stepper(client.zk, client.session, wait.find_matching(context, "all()", 1, 60, wait_for_queue=True))
+    stepper = Stepper(client.zk, client.session, finding.find_matching(context, "all()", 1, 60, wait_for_queue=True))
     stepper.until(Wait)
     client.do(enqueue.enqueue(elsewhere(client, "latter"), Message(b"x", task_id="a")))
     stepper.answer(True)

@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
 from airflow_provider_zkmq.engine.core.protocol.writes import SetData
@@ -17,7 +18,6 @@ from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import putting, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TransportError, Unavailable, ZkmqError
-from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 from tests.fake_zookeeper import LOST, Faults, check_tree
 from tests.unit.test_crash_points import World
 

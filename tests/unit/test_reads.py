@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine import Zkmq
 from airflow_provider_zkmq.engine.core.model.filters import Integer, String
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Op, Sync, Wait
 from airflow_provider_zkmq.engine.core.reading import archiving, following, ids, many, nodes, register, settings
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
-from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_task
+from airflow_provider_zkmq.engine.core.reading.inspect import Task, list_tasks, read_task
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.core.tasks import configure, holding, operate, settle
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound, WaitTimeout
@@ -72,6 +74,22 @@ def test_a_selector_chooses_ids_by_their_records_alone() -> None:
     assert sorted(found) == [f"t{number:03}" for number in range(3, BEYOND_A_CHUNK, 2)]
     assert log.read() == {"state"}
     assert [where for where, _ in client.reports] == [path]
+
+
+@pytest.mark.parametrize("wrong", [-1, -(10**6), 1.5, True, "1"])
+def test_a_limit_is_a_whole_number_of_nought_or_more(tmp_path: Path, wrong: Any) -> None:
+    """A negative limit would leave out the last tasks: refused, in ZooKeeper and in files; 0 gives none."""
+    client = new_queue()
+    for name in ("a", "b"):
+        client.put(task_id=name)
+    with Zkmq.connect(f"textqueue://{tmp_path}") as zk:
+        q = zk.queue("q")
+        q.enqueue("x")
+        for read in (lambda most: client.do(list_tasks(client.context, limit=most)), lambda most: q.tasks(limit=most)):
+            with pytest.raises(ConfigError, match="limit .* is not allowed: a whole number, 0 or more"):
+                read(wrong)
+            assert read(0) == []
+            assert len(read(1)) == 1
 
 
 def test_ids_refuse_what_is_unknown() -> None:

@@ -6,8 +6,12 @@ Under ``mypy --strict`` an ignored error that does not occur is an error, too: t
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
+import pendulum
+
+from airflow_provider_zkmq.engine import Duration, Retry, RetryPolicy, Snooze, Success, parse_duration
 from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -86,6 +90,25 @@ def files(queue: FileQueue, either: Queue | FileQueue) -> None:
     assert_type(either.worker(print).finished, int)
 
 
+def times(queue: Queue, either: Queue | FileQueue, claim: Claim) -> None:
+    """Seconds, timedelta and pendulum's durations; moments; and what is told of a task."""
+    span, when = pendulum.duration(minutes=5), pendulum.now("UTC")
+    for each in (5, 0.5, timedelta(minutes=5), span):
+        claim.snooze(each)
+        queue.configure(lock=each, policy=RetryPolicy(min_backoff=each, final=(ValueError, "my.Error")))
+        _ = either.claim(timeout=each, lease=each)
+        _ = Retry("busy", backoff=each), Success(dedupe=each), Snooze(each), Message("x", delay=each, lock=each)
+    assert_type(either.enqueue("x", not_before=when, lock=span), str)
+    assert_type(queue.find("all()", since=datetime.now(UTC)), list[str])
+    assert_type(either.worker(print, grace=span, throttle=0), Worker)
+    assert_type(queue.task("a").enqueued_at, pendulum.DateTime)
+    assert_type(queue.task("a").due_at, pendulum.DateTime | None)
+    assert_type(RetryPolicy(min_backoff=span).min_backoff, float)
+    assert_type(parse_duration("5m"), float)
+    seconds: Duration = span
+    queue.enqueue("x", delay=seconds)
+
+
 def refused(queue: Queue, aqueue: AsyncQueue, claim: Claim) -> None:
     queue.pause(1)  # type: ignore[call-arg]
     queue.task(3)  # type: ignore[arg-type]
@@ -93,5 +116,10 @@ def refused(queue: Queue, aqueue: AsyncQueue, claim: Claim) -> None:
     queue.claim(time_out=3)  # type: ignore[call-arg]
     queue.fail("a", 1, message="no")  # type: ignore[call-arg]
     claim.complete(3)  # type: ignore[arg-type]
+    claim.snooze("5m")  # type: ignore[arg-type]
+    queue.enqueue(b"x", delay="5m")  # type: ignore[arg-type]
+    queue.enqueue(b"x", not_before="2026-11-22T10:31:05Z")  # type: ignore[arg-type]
+    _ = Snooze("later")  # type: ignore[arg-type]
+    _ = RetryPolicy(factor="1s")  # type: ignore[arg-type]
     _ = aqueue.claim(lease=3, at_once=True)  # type: ignore[call-arg]
     _ = aqueue.pause() + 1  # type: ignore[operator]

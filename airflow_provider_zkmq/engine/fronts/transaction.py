@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked, Method
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
@@ -36,7 +37,7 @@ def _try_take(
     filter_method: Method = "absolute",
     *,
     selector: Selector | str | None = None,
-    timeout: object = 0,
+    timeout: Duration = 0,
 ) -> Procedure[Asked]:
     """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds."""
     tx.check()

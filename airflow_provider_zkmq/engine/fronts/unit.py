@@ -8,7 +8,7 @@ from airflow_provider_zkmq.engine.core.claiming.ask import Method, wanted
 from airflow_provider_zkmq.engine.core.claiming.claim import claim
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait, Within
 from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
@@ -51,7 +51,7 @@ class Transaction:
 
     def take(
         self, context: Context, node: Mapping[str, object] | None, filter_method: Method,
-        selector: Selector | str | None, timeout: object, caller: Caller,
+        selector: Selector | str | None, timeout: Duration, caller: Caller,
     ) -> Procedure[Claimed | None]:  # fmt: skip
         """Claim a task for it, unless it is closed meanwhile: then what was claimed is given back."""
         span = seconds("timeout", timeout)

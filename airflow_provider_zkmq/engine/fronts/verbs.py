@@ -25,8 +25,8 @@ from airflow_provider_zkmq.engine.core.reading import (
 )
 from airflow_provider_zkmq.engine.core.reading.claims import unless_queue_gone
 from airflow_provider_zkmq.engine.core.reading.existence import exists, unless_missing
+from airflow_provider_zkmq.engine.core.reading.finding import find_matching
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.core.reading.wait import find_matching
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
 from airflow_provider_zkmq.engine.core.tasks import batches, configure, holding, operate, settle
 from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.model.durations import seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
+from airflow_provider_zkmq.engine.core.model.outcomes import Retry
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
-from airflow_provider_zkmq.engine.outcomes import Retry
 from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncQueue, AsyncTransaction
 from airflow_provider_zkmq.engine.working.aasking import AsyncAsking
 from airflow_provider_zkmq.engine.working.background import OF_CALLS
@@ -41,11 +41,11 @@ class AsyncWorker(AsyncAsking):
         node: Mapping[str, object] | None = None,
         filter_method: Method = "absolute",
         selector: Selector | str | None = None,
-        grace: float = 30.0,
+        grace: Duration = 30.0,
         transactional: bool = False,
-        lease: object = None,
+        lease: Duration | None = None,
         heartbeat: bool = True,
-        throttle: object = 0,
+        throttle: Duration = 0,
         monitor: Monitor | None = None,
         auto_start: bool | float = False,
     ) -> None:

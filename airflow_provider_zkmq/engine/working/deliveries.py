@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from airflow_provider_zkmq.engine.core.model.outcomes import Retry, Snooze
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
-from airflow_provider_zkmq.engine.outcomes import Retry, Snooze
 from airflow_provider_zkmq.engine.protocols import Closing, InHand
 
 #: How a delivery ends whose handler was not called: it does not count.

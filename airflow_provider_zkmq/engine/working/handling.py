@@ -6,9 +6,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
+from airflow_provider_zkmq.engine.core.model.durations import Duration
+from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
-from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.protocols import Holding
 
 R = TypeVar("R")
@@ -43,7 +44,7 @@ class InHandler(Task, Generic[R]):
         """Tell how far it has come, from 0 to 1, for `Queue.task` and ``zkmq show --watch``. Raises `ClaimLost`."""
         return self._claim.progress(progress, note)
 
-    def extend(self, lease: object) -> R:
+    def extend(self, lease: Duration) -> R:
         """Hold the task `lease` more seconds from now, where it has a lock or a lease. Raises `ClaimLost`."""
         return self._claim.extend(lease)
 

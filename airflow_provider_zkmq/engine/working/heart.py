@@ -38,7 +38,7 @@ class Heart:
 
     def _extend(self, delivery: Delivery[Claim, Transaction]) -> None:
         try:
-            delivery.claim.extend(delivery.span)
+            delivery.claim.extend(delivery.span or 0.0)
         except Exception as error:  # noqa: BLE001  the others are to be extended, too
             _beaten(self._deliveries, delivery, error)
         else:
@@ -66,7 +66,7 @@ class AsyncHeart:
 
     async def _extend(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
         try:
-            await delivery.claim.extend(delivery.span)
+            await delivery.claim.extend(delivery.span or 0.0)
         except Exception as error:  # noqa: BLE001  the others are to be extended, too
             _beaten(self._deliveries, delivery, error)
         else:

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.model.durations import seconds
-from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound, TransportError
+from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
+from airflow_provider_zkmq.engine.core.model.numbers import whole_number
+from airflow_provider_zkmq.engine.errors import QueueNotFound, TransportError
 from airflow_provider_zkmq.engine.log import log
 
 SIX_HOURS: Final = 6 * 3600.0
@@ -66,24 +67,21 @@ def watching(queue: str) -> Iterator[None]:
 
 def monitor(
     max_size: int = 1000,
-    period: object = SIX_HOURS,
+    period: Duration = SIX_HOURS,
     warn: Callable[[str], object] = log.warning,
     clock: Callable[[], float] = time.monotonic,
 ) -> Monitor:
-    """A monitor that calls `warn` when more than `max_size` tasks are pending, at most once in a `period` of seconds.
+    """A monitor that calls `warn` when more than `max_size` tasks are pending, at most once in a `period`.
 
     Carmine's ``monitor-fn``, with its default values. Raises `ConfigError`.
     """
-    if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 0:
-        msg = f"max_size {max_size!r} is not allowed: a whole number, 0 or more"
-        raise ConfigError(msg)
-    span = seconds("period", period)
+    most, span = whole_number("max_size", max_size), seconds("period", period)
     warned: list[float] = []
 
     def look(poll: Poll) -> None:
         now = clock()
-        if poll.size > max_size and (not warned or now - warned[-1] >= span):
+        if poll.size > most and (not warned or now - warned[-1] >= span):
             warned[:] = [now]
-            warn(f"queue {poll.queue!r} has {poll.size} pending tasks, more than {max_size}")
+            warn(f"queue {poll.queue!r} has {poll.size} pending tasks, more than {most}")
 
     return look

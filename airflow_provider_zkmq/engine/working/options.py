@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.numbers import whole_number
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
 from airflow_provider_zkmq.engine.errors import ConfigError
 
@@ -43,22 +44,20 @@ class Options:
         node: Mapping[str, object] | None,
         filter_method: Method,
         selector: Selector | str | None,
-        grace: float,
+        grace: Duration,
         transactional: bool,
-        lease: object,
+        lease: Duration | None,
         heartbeat: bool,
-        throttle: object,
+        throttle: Duration,
     ) -> Options:
         """Check what both workers check. Raises `ConfigError`."""
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
-            msg = f"threads {threads!r} is not allowed: a whole number, 0 or more"
-            raise ConfigError(msg)
+        count = whole_number("threads", threads, 0)
         if transactional and lease is not None:
             msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
             raise ConfigError(msg)
         choice = Choice(node=node, filter_method=filter_method, selector=selector)
-        span, pause = optional_seconds("lease", lease), seconds("throttle", throttle)
-        return cls(threads, choice, grace, transactional, span, heartbeat, pause)
+        span, pause, patience = optional_seconds("lease", lease), seconds("throttle", throttle), seconds("grace", grace)
+        return cls(count, choice, patience, transactional, span, heartbeat, pause)
 
 
 def check_handler(handler: object, *, awaited: bool) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.model.durations import seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
@@ -35,17 +35,17 @@ class Worker(Asking):
         handler: a plain function.
         threads: tasks in hand at once; 0: none, the worker only monitors.
         node, filter_method, selector: what fits, as for `Queue.claim`.
-        grace: seconds that `stop` allows running handlers to finish. A handler that goes on after that is fenced off
+        grace: how long `stop` lets running handlers finish. A handler that goes on after that is fenced off
             and can settle nothing; its delivery counts as failed, so that its task is retried or dead by its policy.
         transactional: the handler gets the task and a `UnitOfWork` that has taken it, which is committed when the
             handler returns and rolled back when it raises.
-        lease: seconds; claim with a lease, which outlives the session, instead of bound to it.
+        lease: claim with a lease of so long, which outlives the session, instead of bound to it.
         heartbeat: extend locks and leases while their handlers run; without it a handler that takes longer than the
             lock loses its task, unless it extends it itself. What a transactional handler takes besides is not
             extended.
-        throttle: seconds between two tasks of a thread.
+        throttle: the pause between two tasks of a thread.
         monitor: called about once a second with a `Poll`; see `monitor`.
-        auto_start: start at once (True), or after so many seconds.
+        auto_start: start at once (True), or after so long.
 
     Closing it (`stop`, `join`) does not close the connection.
 
@@ -60,13 +60,13 @@ class Worker(Asking):
         node: Mapping[str, object] | None = None,
         filter_method: Method = "absolute",
         selector: Selector | str | None = None,
-        grace: float = 30.0,
+        grace: Duration = 30.0,
         transactional: bool = False,
-        lease: object = None,
+        lease: Duration | None = None,
         heartbeat: bool = True,
-        throttle: object = 0,
+        throttle: Duration = 0,
         monitor: Monitor | None = None,
-        auto_start: bool | float = False,
+        auto_start: bool | Duration = False,
     ) -> None:
         options = Options.of(
             threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,

@@ -9,7 +9,7 @@ from airflow_provider_zkmq.engine.core.claiming.claim import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Within
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
@@ -32,7 +32,7 @@ def wanted(
     node: Mapping[str, object] | None = None,
     filter_method: Method = "absolute",
     selector: Selector | str | None = None,
-    lease: object = None,
+    lease: Duration | None = None,
 ) -> Procedure[Wanted]:
     """What a consumer asks for, checked against the queue's declarations. Raises `ConfigError`, `QueueNotFound`."""
     conf = yield from read_conf(context)
@@ -49,8 +49,8 @@ def ask(
     filter_method: Method = "absolute",
     *,
     selector: Selector | str | None = None,
-    timeout: object = 0,
-    lease: object = None,
+    timeout: Duration = 0,
+    lease: Duration | None = None,
     stopping: Callable[[], bool] = never_stopping,
 ) -> Procedure[Asked]:
     """Take the first task that fits, waiting at most `timeout` seconds; None when there was none.

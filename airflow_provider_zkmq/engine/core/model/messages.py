@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds
+from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.stored import refuse_deep
 from airflow_provider_zkmq.engine.errors import ConfigError
@@ -17,26 +19,39 @@ class Message:
     """What to enqueue.
 
     ``data``: bytes, or text stored as UTF-8. ``filters``: values of declared filters. ``priority``: higher comes
-    first, -9999 to 9999. ``delay``: seconds (or a duration) before it may be handled. ``task_id``: the caller's
-    own id, else one is generated. ``metadata``: a JSON object of the caller's. ``policy``: overrides the queue's.
-    ``lock``: seconds (or a duration) that a claim of it holds without being extended; overrides the queue's.
+    first, -9999 to 9999. ``delay``: how long it is not to be handled yet, or ``not_before``: until when, a moment with
+    a zone, by ZooKeeper's clock. ``task_id``: the caller's own id, else one is generated. ``metadata``: a JSON object
+    of the caller's. ``policy``: overrides the queue's. ``lock``: how long a claim of it holds without being extended;
+    overrides the queue's.
 
     With a task id that is in use: ``update`` replaces a task that is still queued. It keeps its place, and its time
-    unless ``delay`` is given: 0 brings it forward, None leaves it. A change of filters or priority gives it a place
-    in its new lane; in a queue of strict order at the end. ``requeue`` has this message run once more when the run
-    under way, or the dedupe window of one that is done, has ended.
+    unless ``delay`` or ``not_before`` is given: a delay of 0 brings it forward, None leaves it. A change of filters or
+    priority gives it a place in its new lane; in a queue of strict order at the end. ``requeue`` has this message run
+    once more when the run under way, or the dedupe window of one that is done, has ended.
     """
 
     data: bytes | str
     filters: Mapping[str, object] | None = None
     priority: int = 0
-    delay: Any = None
+    delay: Duration | None = None
     task_id: str | None = None
     metadata: Mapping[str, Any] | None = None
     policy: RetryPolicy | None = None
-    lock: Any = None
+    lock: Duration | None = None
     update: bool = False
     requeue: bool = False
+    not_before: Moment | None = None
+
+    def times(self) -> tuple[float | None, int | None]:
+        """Its delay in seconds, or its moment in milliseconds since 1970; None for what is not given.
+
+        Raises `ConfigError`, also for both of them.
+        """
+        delay, moment = optional_seconds("delay", self.delay), optional_milliseconds("not_before", self.not_before)
+        if delay is not None and moment is not None:
+            msg = f"a message has a delay ({self.delay}) or not_before ({self.not_before}), not both"
+            raise ConfigError(msg)
+        return delay, moment
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
 from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, load
 from airflow_provider_zkmq.engine.errors import ConfigError
 
@@ -30,9 +31,9 @@ class RetryPolicy:
     """How often and how soon a task is tried.
 
     ``attempts``: deliveries at the most, counted before the task is handed out; None: without bound.
-    ``factor``, ``min_backoff``, ``max_backoff``: seconds, see `exp_backoff`; a factor of 0 retries after
-    ``min_backoff``. ``final``: exceptions after which a task is not tried again, as classes or by name (``ValueError``
-    or ``package.module.Error``); their subclasses are final, too.
+    ``factor``, ``min_backoff``, ``max_backoff``: durations, kept in seconds, see `exp_backoff`; a factor of 0 retries
+    after ``min_backoff``. ``final``: exceptions after which a task is not tried again, as classes or by name
+    (``ValueError`` or ``package.module.Error``); their subclasses are final, too.
     """
 
     attempts: int | None = 5
@@ -41,6 +42,17 @@ class RetryPolicy:
     max_backoff: float = 300.0
     final: tuple[str, ...] = ()
 
+    if TYPE_CHECKING:  # what it takes, which is more than what is kept
+
+        def __init__(
+            self,
+            attempts: int | None = 5,
+            factor: Duration = 1.0,
+            min_backoff: Duration = 0.0,
+            max_backoff: Duration = 300.0,
+            final: Iterable[str | type[BaseException]] | str | type[BaseException] = (),
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "final", _names(self.final))
         whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
@@ -48,10 +60,7 @@ class RetryPolicy:
             msg = f"RetryPolicy(attempts={self.attempts!r}): a whole number from 1 to {MAX_ATTEMPTS}, or None"
             raise ConfigError(msg)
         for name in ("factor", "min_backoff", "max_backoff"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-                msg = f"RetryPolicy({name}={value!r}): seconds, 0 or more"
-                raise ConfigError(msg)
+            object.__setattr__(self, name, seconds(f"RetryPolicy's {name}", getattr(self, name)))
         if self.min_backoff > self.max_backoff:
             msg = f"RetryPolicy: min_backoff {self.min_backoff} is more than max_backoff {self.max_backoff}"
             raise ConfigError(msg)

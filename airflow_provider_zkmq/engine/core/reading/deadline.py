@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Wait, Within
 
 
@@ -19,7 +19,7 @@ class Deadline:
     """The seconds that were given for it."""
 
     @classmethod
-    def after(cls, context: Context, timeout: object) -> Procedure[Deadline]:
+    def after(cls, context: Context, timeout: Duration | None) -> Procedure[Deadline]:
         """`timeout` (seconds or a duration, None without bound) from now; it binds the whole call.
 
         Raises `ConfigError`.

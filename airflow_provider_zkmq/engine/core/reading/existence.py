@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
@@ -19,7 +20,9 @@ def never_stopping() -> bool:
     return False
 
 
-def exists(context: Context, timeout: object = 0, *, stopping: Callable[[], bool] = never_stopping) -> Procedure[bool]:
+def exists(
+    context: Context, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = never_stopping
+) -> Procedure[bool]:
     """Whether the queue is there; waits for it at most `timeout` seconds (None: without bound), by a watch.
 
     `stopping` ends the wait early; it is asked whenever the queue is woken.

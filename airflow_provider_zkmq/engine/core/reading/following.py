@@ -7,6 +7,7 @@ from functools import partial
 from typing import TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.states import ENDED
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Tell
 from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
@@ -18,7 +19,7 @@ from airflow_provider_zkmq.engine.errors import WaitTimeout
 OnChange: TypeAlias = Callable[[Task], object]
 
 
-def follow(context: Context, task_id: str, on_change: OnChange, timeout: object = None) -> Procedure[Task]:
+def follow(context: Context, task_id: str, on_change: OnChange, timeout: Duration | None = None) -> Procedure[Task]:
     """Call `on_change` with the task as it is and again whenever it has changed; returns it once it has ended.
 
     Ended: finished, dead or cancelled; the last call has the task as it is returned. What changes is its record and

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.letters import Letter
+from airflow_provider_zkmq.engine.core.model.moments import moment_of, optional_moment_of
+from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load, load_claim
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
@@ -22,12 +23,18 @@ from airflow_provider_zkmq.engine.core.reading.nodes import chunked, unless_corr
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, WHOLE_AT_ONCE, at_once, read_trees
 from airflow_provider_zkmq.engine.errors import TaskNotFound
 
+if TYPE_CHECKING:
+    from pendulum import DateTime
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task as it was read. Times are the server's, in milliseconds since 1970; ``version`` is the record's zxid.
+    """A task as it was read. Times are the server's; ``version`` is the record's zxid.
+
+    ``enqueued_ms``, ``claimed_ms``, ``ended_ms`` and ``due_ms`` (it is not to be handled before) are milliseconds since
+    1970; ``enqueued_at``, ``claimed_at``, ``ended_at`` and ``due_at`` the same as pendulum's DateTime, in UTC.
 
     ``progress`` (0 to 1) and ``note`` are what its handler reported last; ``dedupe_ms``: until when an enqueue of
     the same id is refused although it is finished; ``batch``: the batch it was enqueued with.
@@ -56,9 +63,24 @@ class Task:
     batch: str | None = None
 
     @property
-    def enqueued_at(self) -> datetime:
-        """When it was enqueued."""
-        return datetime.fromtimestamp(self.enqueued_ms / 1000, UTC)
+    def enqueued_at(self) -> DateTime:
+        """When it was enqueued; of an id that was enqueued again, when that was."""
+        return moment_of(self.enqueued_ms)
+
+    @property
+    def claimed_at(self) -> DateTime | None:
+        """When the delivery under way was claimed, or the one that finished it; None for any other task."""
+        return optional_moment_of(self.claimed_ms)
+
+    @property
+    def ended_at(self) -> DateTime | None:
+        """When it ended; None until then."""
+        return optional_moment_of(self.ended_ms)
+
+    @property
+    def due_at(self) -> DateTime | None:
+        """Before when it is not to be handled; None where it may be at once."""
+        return optional_moment_of(self.due_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +213,14 @@ def list_tasks(
 ) -> Procedure[list[Task]]:
     """Tasks in `state` (default: any) that `selector` accepts, at most `limit`. Not a snapshot of one moment.
 
-    Raises `ConfigError` for an unknown state or selector, or where the queue does not exist.
+    Raises `ConfigError` for an unknown state or selector, a negative limit, or where the queue does not exist.
     """
+    most = optional_whole_number("limit", limit)
     wanted = yield from chosen(context, state, selector)
     tasks: list[Task] = []
     for chunk in chunked((yield from task_ids(context, wanted.state)), WHOLE_AT_ONCE):
         read = yield from read_many(context, chunk)
         tasks += [task for task in read if wanted.accepts(task.state, task.filters)]
-        if limit is not None and len(tasks) >= limit:
-            return tasks[:limit]
+        if most is not None and len(tasks) >= most:
+            return tasks[:most]
     return tasks

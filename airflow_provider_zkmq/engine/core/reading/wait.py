@@ -8,19 +8,16 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load_claim
-from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Signal, Sync, Tell, Watch
-from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Sync, Tell
 from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
-from airflow_provider_zkmq.engine.core.reading.existence import exists
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_many
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked
-from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
-from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound, TaskNotFound, WaitTimeout
+from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
 
 WINDOW: Final = 256
 OnProgress: TypeAlias = Callable[[str, float, str], None]
@@ -46,7 +43,7 @@ def wait(
     context: Context,
     task_ids: Sequence[str],
     event: WaitFor | str = WaitFor.COMPLETION,
-    timeout: object = None,
+    timeout: Duration | None = None,
     on_progress: OnProgress | None = None,
 ) -> Procedure[list[Task]]:
     """Wait until every task was claimed, or has ended; returns the tasks in order, whichever way they ended.
@@ -155,49 +152,3 @@ def _pause(
         msg = f"{len(left)} task(s) of queue {context.queue!r} did not reach {wanted} within {deadline}: {names}"
         raise WaitTimeout(msg, left=left)
     yield from deadline.wait(mine, seen)
-
-
-def find_matching(
-    context: Context,
-    selector: Selector | str,
-    at_least: int = 1,
-    timeout: object = None,
-    *,
-    wait_for_queue: bool = False,
-) -> Procedure[list[str]]:
-    """The ids of the tasks that `selector` accepts, as soon as there are `at_least` so many; waits for them.
-
-    A task counts whatever its state. `wait_for_queue`: a queue that is not there yet is waited for as well, and told of
-    once, as a warning in the log. Raises `WaitTimeout`, `ConfigError` for an unknown filter, and `QueueNotFound`.
-    """
-    deadline, told = (yield from Deadline.after(context, timeout)), False
-    while True:
-        try:
-            return (yield from _found(context, as_selector(selector), at_least, deadline))
-        except QueueNotFound as error:
-            if not wait_for_queue:
-                raise
-            if not told:
-                context.run.report(context.paths.base, f"{error}; tasks that match {str(selector)!r} are waited for")
-            told = True
-            if not (yield from exists(context, deadline.left)):
-                msg = f"queue {context.queue!r} did not come in time: {error}"
-                raise WaitTimeout(msg, left=[str(selector)]) from None
-
-
-def _found(context: Context, selector: Selector, at_least: int, deadline: Deadline) -> Procedure[list[str]]:
-    conf = yield from read_conf(context)
-    chosen = selector.bind(conf.types)
-    known: dict[str, bool] = {}
-    while True:
-        yield from read_conf(context)  # while nothing has changed it costs nothing: the queue may be deleted meanwhile
-        signal = context.run.new_signal()
-        watch = Watch(signal)  # kept until the wait is over: a watch that nobody holds tells nobody
-        names = yield Children(context.paths.at("tasks"), watch)
-        for chunk in chunked([name for name in sorted(names or ()) if name not in known], WHOLE_AT_ONCE):
-            fresh = yield from read_many(context, chunk)
-            known |= {task.id: chosen.matches(task.filters, conf.types) for task in fresh}
-        matching = [task_id for task_id in sorted(names or ()) if known.get(task_id)]
-        if len(matching) >= at_least:
-            return matching
-        yield from _pause(context, signal, 0, deadline, [str(selector)], WaitFor.CLAIM)

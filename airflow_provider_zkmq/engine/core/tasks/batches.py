@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Stat, Sync
@@ -183,7 +184,7 @@ def _not_done(context: Context, batch: Batch, deadline: Deadline) -> Procedure[W
     return WaitTimeout(msg, left=left)
 
 
-def wait_batch(context: Context, name: str, timeout: object = None) -> Procedure[Batch]:
+def wait_batch(context: Context, name: str, timeout: Duration | None = None) -> Procedure[Batch]:
     """Wait until every task of a batch has ended, whichever way; one watch, however many tasks.
 
     `Batch.failed` names those that ended in failure: dead, cancelled, or dropped or cleared before they had ended. Once

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import seconds, spell_seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds, spell_seconds
 from airflow_provider_zkmq.engine.core.model.filters import FilterType, check_types, encode_types
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import dump
@@ -29,10 +29,10 @@ def configure(
     context: Context,
     *,
     filters: Mapping[str, FilterType] | None = None,
-    task_gc_lifetime: object = None,
-    task_gc_interval: object = None,
+    task_gc_lifetime: Duration | None = None,
+    task_gc_interval: Duration | None = None,
     policy: RetryPolicy | None = None,
-    lock: object = None,
+    lock: Duration | None = None,
     order: str | None = None,
     archive: bool | None = None,
 ) -> Procedure[None]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.moments import Moment
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks import enqueue
@@ -18,19 +20,20 @@ def enqueue_one(
     filters: Mapping[str, object] | None = None,
     *,
     priority: int = 0,
-    delay: object = None,
+    delay: Duration | None = None,
     task_id: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     policy: RetryPolicy | None = None,
-    lock: object = None,
+    lock: Duration | None = None,
     update: bool = False,
     requeue: bool = False,
+    not_before: Moment | None = None,
 ) -> Procedure[str]:
     """Write one task, all or nothing; returns its id when it is durable. The arguments are `Message`'s.
 
     Raises `ConfigError`, `TaskTooLarge`, `DuplicateTask`; then nothing was written.
     """
-    message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue)
+    message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue, not_before)
     return enqueue.enqueue(context, message)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
 from airflow_provider_zkmq.engine.core.model.records import clip, dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
@@ -34,7 +34,7 @@ def progress(context: Context, claimed: Claimed, value: float, note: str = "") -
     yield from _check_and_set(context, claimed, SetData(path, record), notes)
 
 
-def extend(context: Context, claimed: Claimed, lease: object) -> Procedure[None]:
+def extend(context: Context, claimed: Claimed, lease: Duration) -> Procedure[None]:
     """Hold the claim for `lease` more seconds from now; for a session-bound claim, check that it still holds.
 
     Raises `ClaimLost`.

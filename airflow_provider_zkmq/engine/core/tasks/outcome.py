@@ -12,12 +12,13 @@ from typing import Final, Protocol, TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import Duration
+from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
 from airflow_provider_zkmq.engine.core.tasks.settle import complete, fail, snooze
 from airflow_provider_zkmq.engine.core.tasks.transaction import Transaction, commit, rollback
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
-from airflow_provider_zkmq.engine.outcomes import Error, Retry, Snooze, Success
 
 Handled: TypeAlias = Success | Error | Retry | Snooze
 
@@ -44,10 +45,10 @@ class Ends(Protocol):
     def withdraw(self) -> Procedure[None]:
         """Give back what else was taken; called once, before the task is given up."""
 
-    def fail(self, error: str | BaseException, *, retry: bool, backoff: object) -> Procedure[None]:
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[None]:
         """The delivery counts. Raises `ClaimLost`."""
 
-    def snooze(self, delay: object) -> Procedure[None]:
+    def snooze(self, delay: Duration) -> Procedure[None]:
         """The delivery does not count. Raises `ClaimLost`."""
 
     def recover(self) -> Procedure[bool]:
@@ -156,10 +157,10 @@ class _OfQueue:
         except ZkmqError as error:  # another task's trouble: it must not keep this one
             self.context.run.report(self.context.paths.task(self.claimed.task_id), f"rolling back: {error}")
 
-    def fail(self, error: str | BaseException, *, retry: bool, backoff: object) -> Procedure[None]:
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[None]:
         yield from fail(self.context, self.claimed, error, retry=retry, backoff=backoff)
 
-    def snooze(self, delay: object) -> Procedure[None]:
+    def snooze(self, delay: Duration) -> Procedure[None]:
         yield from snooze(self.context, self.claimed, delay)
 
     def recover(self) -> Procedure[bool]:

@@ -47,9 +47,6 @@ def put(puts: list[Put], context: Context, message: Message) -> str:
     if tree.update or tree.requeue:
         msg = "a transaction can put new tasks only; update or requeue one outside of the transaction"
         raise ConfigError(msg)
-    if tree.delay:
-        msg = "a transaction cannot put a delayed task; enqueue it with delay= outside of the transaction"
-        raise ConfigError(msg)
     puts.append(Put(context, tree, dict(filters) if wait and isinstance(filters, Mapping) else None))
     return tree.task_id
 

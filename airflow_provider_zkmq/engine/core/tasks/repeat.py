@@ -110,7 +110,8 @@ def content(tree: Tree) -> bytes:
     """What a caller asked for with one message: equal for equal messages."""
     own = None if tree.generated and tree.batch is None else tree.task_id
     asked = [own, tree.metadata.decode(), sorted(tree.filters.items()), tree.lane.priority, tree.delay, tree.policy]
-    return hashlib.sha256(dump([*asked, tree.lock, tree.update, tree.requeue, tree.batch]) + b"\n" + tree.data).digest()
+    asked += [tree.lock, tree.update, tree.requeue, tree.batch, tree.not_before]
+    return hashlib.sha256(dump(asked) + b"\n" + tree.data).digest()
 
 
 def _batch_content(name: str, trees: Iterable[Tree], then: Tree | None) -> bytes:

@@ -130,14 +130,14 @@ def _run_anew(context: Context, tree: Tree, current: Current) -> Procedure[Plan]
 
 
 def _update(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
-    """Replace what is still queued; it keeps its place in line, and its time unless a delay is given.
+    """Replace what is still queued; it keeps its place in line, and its time unless another is given.
 
     Other filters or another priority give it a place in its new lane: the old one would be gone back to, and would
     offer it to those who asked for what it was.
     """
     state, due = current.state, current.state.due
-    if tree.delay is not None:
-        due = (yield from due_of(context, tree.delay)) if tree.delay else None
+    if tree.timed:
+        due = yield from due_of(context, tree)
     stays = Lane(state.priority, dict(state.filters)).name == tree.lane.name
     entry = _entry_for(state, tree)
     rank = (yield from _rank(context, state, due)) if stays else None

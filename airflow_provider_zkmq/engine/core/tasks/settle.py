@@ -11,7 +11,7 @@ from functools import partial
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds, seconds
 from airflow_provider_zkmq.engine.core.model.messages import encode_data
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State
@@ -39,7 +39,7 @@ Try = Callable[[Claimed], Procedure[Verdict]]
 
 
 def complete(
-    context: Context, claimed: Claimed, result: bytes | str | None = None, *, dedupe: object = None
+    context: Context, claimed: Claimed, result: bytes | str | None = None, *, dedupe: Duration | None = None
 ) -> Procedure[None]:
     """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskTooLarge`.
 
@@ -73,7 +73,7 @@ def fail(
     error: str | BaseException,
     *,
     retry: bool = True,
-    backoff: object = None,
+    backoff: Duration | None = None,
 ) -> Procedure[State]:
     """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
 
@@ -99,7 +99,7 @@ def fail(
     return (yield from _settle(context, claimed, "fail", attempt)).state
 
 
-def release(context: Context, claimed: Claimed, delay: object = None) -> Procedure[None]:
+def release(context: Context, claimed: Claimed, delay: Duration | None = None) -> Procedure[None]:
     """Give the task back to its old place; the delivery counts as no attempt. Raises `ClaimLost`.
 
     `delay`: seconds (or a duration) before it may be claimed again: the handler snoozes it.
@@ -116,9 +116,9 @@ def release(context: Context, claimed: Claimed, delay: object = None) -> Procedu
     context.listings.restock(context.paths.entry(state.place).rpartition("/")[0])
 
 
-def snooze(context: Context, claimed: Claimed, span: object) -> Procedure[None]:
-    """Give the task back, not to be handled for `span` seconds (or a duration); counts as no attempt."""
-    yield from release(context, claimed, seconds("snooze", span))
+def snooze(context: Context, claimed: Claimed, delay: Duration) -> Procedure[None]:
+    """Give the task back, not to be handled for `delay`; counts as no attempt."""
+    yield from release(context, claimed, seconds("delay", delay))
 
 
 def nonce_of(context: Context, claimed: Claimed, verb: str) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
-from airflow_provider_zkmq.engine.core.model.durations import optional_seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat
@@ -46,7 +46,7 @@ class Collected:
     rescued: int = 0
 
 
-def collect_garbage(context: Context, lifetime: object = None) -> Procedure[Collected]:
+def collect_garbage(context: Context, lifetime: Duration | None = None) -> Procedure[Collected]:
     """Delete the trees of tasks that ended more than `lifetime` seconds ago (default: the queue's task_gc_lifetime).
 
     Also gives back the tasks of dead consumers. Returns what was done; `Collected.ran` is False if another

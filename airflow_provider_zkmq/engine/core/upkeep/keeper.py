@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
 
@@ -13,6 +14,6 @@ def look_after(context: Context) -> Procedure[None]:
         yield from tend(context)
 
 
-def wait_for_change(context: Context, seen: int, timeout: float) -> Procedure[bool]:
-    """Wait until the queue has changed since its `changes` were `seen`, at most `timeout` seconds; whether it has."""
-    return bool((yield Wait(context.signal, seen, timeout)))
+def wait_for_change(context: Context, seen: int, timeout: Duration) -> Procedure[bool]:
+    """Wait until the queue has changed since its `changes` were `seen`, at most for `timeout`; whether it has."""
+    return bool((yield Wait(context.signal, seen, seconds("timeout", timeout))))

@@ -14,6 +14,7 @@ from airflow_provider_zkmq.engine.core.model.durations import lock_seconds, opti
 from airflow_provider_zkmq.engine.core.model.filters import parse_filters
 from airflow_provider_zkmq.engine.core.model.lanes import Lane, check_priority
 from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.model.moments import LATEST
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import TaskState
@@ -48,10 +49,17 @@ class Tree:
     nonce: str
     stamp: str
     batch: str | None = None
+    not_before: int | None = None
+    """The moment before which it is not to be handled, in milliseconds since 1970."""
     uncertain: bool = False
     """An earlier call may have written it, see `core.tasks.repeat`."""
     _fixed: tuple[str, list[WriteOp], int] | None = None
     """What does not depend on the task's place, for the id it was made with, and its size: made once."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether its caller said when it may be handled: a delay of 0 says at once."""
+        return self.delay is not None or self.not_before is not None
 
     @property
     def entry(self) -> str:
@@ -115,6 +123,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
         raise ConfigError(msg)
     filters = parse_filters(conf.types, message.filters)
+    delay, not_before = message.times()
     generated = message.task_id is None
     tree = Tree(
         task_id=context.marks.task_id() if generated else check_name("task id", message.task_id),
@@ -123,7 +132,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         metadata=encode_metadata(message.metadata),
         filters=filters,
         lane=Lane(check_priority(message.priority), filters),
-        delay=optional_seconds("delay", message.delay),
+        delay=delay,
         policy=None if message.policy is None else message.policy.record(),
         lock=lock_seconds(message.lock),
         update=bool(message.update),
@@ -131,6 +140,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         nonce=context.marks.nonce(),
         stamp=context.marks.stamp(),
         batch=batch,
+        not_before=not_before,
     )
     _check_size(context, tree)
     return tree
@@ -155,10 +165,17 @@ def _check_size(context: Context, tree: Tree) -> None:
         raise TaskTooLarge(msg)
 
 
-def due_of(context: Context, delay: float) -> Procedure[int]:
-    """A time `delay` seconds from now, by the server's clock in milliseconds."""
+def due_of(context: Context, tree: Tree) -> Procedure[int | None]:
+    """When it may be handled first, by the server's clock in milliseconds; None: at once.
+
+    A moment is compared with the server's clock only, whatever the caller's says.
+    """
+    if tree.not_before is None and not tree.delay:
+        return None
     now = yield from server_time(context)
-    return now + int(delay * 1000)
+    if tree.not_before is None:
+        return now + int((tree.delay or 0.0) * 1000)
+    return tree.not_before if tree.not_before > context.clock.certainly_past(now) else None
 
 
 def scheduled_index(context: Context, task_id: str, due: int) -> Procedure[str]:
@@ -172,10 +189,19 @@ def pack(tree: Tree) -> bytes:
     """A message that waits to be written: a line of JSON, then the data as they are."""
     head: dict[str, Any] = {"task_id": tree.task_id, "metadata": tree.metadata.decode(), "filters": tree.filters}
     head |= {"priority": tree.lane.priority, "delay": tree.delay, "policy": tree.policy, "lock": tree.lock}
-    return dump(head | {"stamp": tree.stamp}) + b"\n" + tree.data
+    moment = {} if tree.not_before is None else {"not_before": tree.not_before}
+    return dump(head | moment | {"stamp": tree.stamp}) + b"\n" + tree.data
 
 
 _FILTERS: Final = checks.mapping(lambda name: check_name("filter", name), checks.text)
+
+
+def _moment(value: object) -> int | None:
+    """Milliseconds since 1970, or None. Raises `ValueError`, also for what no bucket's name could hold."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value <= LATEST):
+        return value
+    msg = f"{value!r} is no moment"
+    raise ValueError(msg)
 
 
 def unpack(context: Context, path: str, raw: bytes) -> Tree:
@@ -200,4 +226,5 @@ def unpack(context: Context, path: str, raw: bytes) -> Tree:
             requeue=False,
             nonce=context.marks.nonce(),
             stamp=check_name("stamp", record["stamp"]),
+            not_before=_moment(record.get("not_before")),
         )

@@ -59,7 +59,7 @@ def insert_run(
 ) -> Procedure[Plan]:
     """List the task anew, as `tree` says, with a run of its own; `result`: one is kept of the run before."""
     now = yield from server_time(context)
-    due = (yield from due_of(context, tree.delay)) if tree.delay else None
+    due = yield from due_of(context, tree)
     fresh = next_record(tree.task_id, current.state, event, tree.nonce, now=now, due=due)
     fresh = replace(fresh, attempt=0, error=None, consumer=None, claimed=None, ended=None, dedupe=None, rank=None)
     fresh = replace(fresh, requeue=False, result=result, batch=tree.batch, ended_zxid=None)

@@ -15,8 +15,8 @@ from airflow_provider_zkmq.engine.core.writing.plan import Change
 
 def insert(context: Context, tree: Tree) -> Procedure[Change]:
     """Write a new task: its tree, and its entry in its lane, or among the scheduled."""
-    if tree.delay:
-        due = yield from due_of(context, tree.delay)
+    due = yield from due_of(context, tree)
+    if due is not None:
         index = yield from scheduled_index(context, tree.task_id, due)
         change = listed_at(context, tree.task_id, index)
         change.listing = tree.ops(context, f"{tree.lane.name}//{tree.entry}", index, due)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from airflow_provider_zkmq.engine.core.model.durations import Duration
 
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """The task is done. ``dedupe``: seconds (or a duration) for which an enqueue of its id is still refused."""
+    """The task is done. ``dedupe``: for how long an enqueue of its id is still refused."""
 
     result: bytes | str | None = None
-    dedupe: Any = None
+    dedupe: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,14 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The task failed and is tried again by its policy. ``backoff``: seconds (or a duration), not the policy's."""
+    """The task failed and is tried again by its policy. ``backoff``: after how long, instead of the policy's."""
 
     error: str | BaseException = "to be tried again"
-    backoff: Any = None
+    backoff: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
-    """Not now: the task is given back, not to be handled for so many seconds (or a duration). Counts as no attempt."""
+    """Not now: the task is given back, not to be handled for so long. Counts as no attempt."""
 
-    delay: Any
+    delay: Duration

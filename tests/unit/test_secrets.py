@@ -1,0 +1,44 @@
+"""Passwords are shown by nothing of ours: no representation, no error about what was given wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine import ConfigError, ConnectionConfig, Tls, Zkmq
+from airflow_provider_zkmq.engine.zk.session import Session
+
+SECRET = "s3cret"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"auth": SECRET},
+        {"auth": ("ann", "b", SECRET)},
+        {"auth": ("ann:x", SECRET)},
+        {"auth": ("", SECRET)},
+        {"auth": {"ann": SECRET}},
+        {"tls": {"key_password": SECRET, "certificate": "x"}},
+        {"tls": [SECRET]},
+        {"password": SECRET},
+        {"hosts": f"ann:{SECRET}@zk:2181"},
+        {"hosts": f"zookeeper://ann:{SECRET}/with@more@zk1,zk2"},
+        {"hosts": {"ann": SECRET}},
+    ],
+)
+def test_an_error_about_a_connection_shows_no_password(options: dict[str, Any]) -> None:
+    """What is wrong is told without the value, wherever somebody wrote the password."""
+    with pytest.raises(ConfigError) as caught:
+        ConnectionConfig.of(**options)
+    assert SECRET not in str(caught.value)
+
+
+def test_no_representation_of_a_connection_shows_a_password() -> None:
+    """Configuration, session, client and queue can be logged."""
+    config = ConnectionConfig.of("127.0.0.1:1", auth=("ann", SECRET), tls={"key_password": SECRET})
+    session = Session(config)
+    client = Zkmq(config)
+    shown = [config, config.tls, session, client, client.queue("q"), Tls(key_password=SECRET), session.unavailable()]
+    assert not [repr(each) for each in shown if SECRET in f"{each!r} {each}"]
