@@ -27,7 +27,7 @@ _MARGIN = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``worker``."""
-    parser.add_argument("queue")
+    parser.add_argument("queue", help="one that is not there yet is waited for, unless --until-empty is given")
     add_wanted(parser)
     work = parser.add_mutually_exclusive_group()
     work.add_argument("--handler", metavar="MODULE:FUNCTION", help="called with each task; its return is the result")

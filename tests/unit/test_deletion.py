@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Op, Pipeline
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import claims, existence, roots
@@ -289,3 +291,78 @@ def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(name:
         assert "new" in client.work()
         number += 1
     assert number > 1
+
+
+class Actor:
+    """A client that makes one call after the other, a step at a time; what came of its calls that ended."""
+
+    def __init__(self, zk: Any, name: str, make: Any) -> None:
+        self.client, self.make = Client(zk, name), make
+        self.calls: list[tuple[str, Any]] = []
+        self.call: Stepper | None = None
+        self.what = ""
+
+    def step(self, rand: random.Random) -> None:
+        """Go on with the call under way, or begin the next one. Raises what no caller expects."""
+        try:
+            if self.call is None:
+                self.what, procedure = self.make(self.client, rand)
+                procedure = existence.unless_missing(self.client.context, procedure)
+                self.call = Stepper(self.client.zk, self.client.session, procedure)
+            else:
+                self.call.step()
+        except (QueueNotFound, ClaimLost, QueueError) as error:
+            self._end(error)
+        else:
+            if self.call.over:
+                self._end(self.call.result)
+
+    def _end(self, result: Any) -> None:
+        self.calls.append((self.what, result))
+        self.call = None
+
+
+def produces(client: Client, rand: random.Random) -> Any:
+    return "enqueue", enqueue.enqueue(client.context, Message(b"x", lock=rand.choice([None, 60])))
+
+
+def consumes(client: Client, _rand: random.Random) -> Any:
+    for held in list(client.context.claims.in_hand.values()):
+        return "complete", of_claim(client, held, settle.complete(client.context, held, b"r"))
+    return "claim", kept(client, claim.claim(client.context, Wanted(EVERYTHING)))
+
+
+def kept(client: Client, claiming: Any) -> Any:
+    """A claim whose caller keeps it in hand."""
+    claimed = yield from claiming
+    client.hand = claimed  # type: ignore[attr-defined]
+    return claimed
+
+
+def deletes(client: Client, rand: random.Random) -> Any:
+    return "delete", deletion.delete(client.context, confirm=True, force=rand.random() < 0.7)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_deletions_among_producers_and_consumers_keep_what_comes_after_them(seed: int) -> None:
+    """In any order of their operations each call ends; what was enqueued after the last deletion is handled."""
+    rand, zk = random.Random(seed), new_queue().zk
+    deleter = Actor(zk, "deleter", deletes)
+    others = [Actor(zk, f"{make.__name__}{n}", make) for make in (produces, consumes) for n in range(2)]
+    for _ in range(1_500):
+        rand.choice([*others, *others, deleter]).step(rand)
+    while deleter.call is not None:
+        deleter.step(rand)
+    for actor in others:
+        while actor.call is not None:
+            actor.step(rand)
+    last = Client(zk, "last")
+    before = {last.put() for _ in range(3)}
+    states = last.check()
+    assert before <= states.keys()
+    assert any(what == "delete" and isinstance(result, int) for what, result in deleter.calls)
+    assert sum(what == "complete" and result is None for each in others for what, result in each.calls)
+    for actor in others:
+        actor.client.zk.expire(actor.client.session)
+    assert before <= set(last.work())
+    assert all(state.state is State.FINISHED for state in last.check().values())

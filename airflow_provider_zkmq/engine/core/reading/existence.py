@@ -10,7 +10,7 @@ from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
-from airflow_provider_zkmq.engine.errors import CorruptRecord, QueueNotFound, TaskNotFound, TransportError, ZkmqError
+from airflow_provider_zkmq.engine.errors import CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
 
 T = TypeVar("T")
 
@@ -91,5 +91,5 @@ def _is_there(context: Context) -> Procedure[bool]:
     """Whether the queue is there, as far as can be found out."""
     try:
         return (yield from exists(context))
-    except TransportError:
+    except ZkmqError:
         return True
