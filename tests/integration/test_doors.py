@@ -345,7 +345,11 @@ def mistakes(doors: Doors) -> dict[str, tuple[dict[str, Any], type[Exception], s
         "no key": (base | {"tls": ca | {"cert": doors.ann.cert}}, ConfigError, "without its private key"),
         "no certificate": (base | {"tls": ca | {"key": doors.ann.key}}, ConfigError, "without a certificate"),
         "another's key": (base | {"tls": ann | {"key": doors.bob.key}}, ConfigError, "is not that of the certificate"),
-        "no PEM": (base | {"tls": ann | {"ca": str(folder / "text.pem")}}, ConfigError, "no certificates in PEM"),
+        "no PEM": (
+            base | {"tls": ann | {"ca": str(folder / "text.pem")}},
+            ConfigError,
+            "must hold certificates in PEM",
+        ),
         "names not checked": (base | {"tls": ann | {"check_hostname": False}}, ConfigError, "cannot be switched off"),
     }
 

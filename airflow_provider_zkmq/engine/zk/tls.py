@@ -56,13 +56,15 @@ def _load_authorities(context: ssl.SSLContext, ca: str) -> None:
     try:
         context.load_verify_locations(cafile=ca)
     except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"tls ca {ca!r} holds no certificates in PEM: {_reason(error)}") from error
+        raise ConfigError(
+            f"tls ca {ca!r} cannot be used, it must hold certificates in PEM: {_reason(error)}"
+        ) from error
 
 
 def _load_identity(context: ssl.SSLContext, tls: Tls) -> None:
     if tls.cert is None:
         raise ConfigError(f"tls key {tls.key!r} is given without a certificate: give cert, too")
-    if tls.key is None and b"PRIVATE KEY-----" not in Path(tls.cert).read_bytes():
+    if tls.key is None and not _holds_key(tls.cert):
         raise ConfigError(f"tls cert {tls.cert!r} is given without its private key: give key, too")
     key, asked = tls.key or tls.cert, False
 
@@ -75,6 +77,14 @@ def _load_identity(context: ssl.SSLContext, tls: Tls) -> None:
         context.load_cert_chain(tls.cert, tls.key, password)
     except (ssl.SSLError, OSError, ValueError) as error:
         raise ConfigError(_why_no_identity(tls, key, error, asked=asked)) from error
+
+
+def _holds_key(path: str) -> bool:
+    """Whether a file holds a private key; one that cannot be read is told of where it is used."""
+    try:
+        return b"PRIVATE KEY-----" in Path(path).read_bytes()
+    except OSError:
+        return True
 
 
 def _why_no_identity(tls: Tls, key: str, error: Exception, *, asked: bool) -> str:
