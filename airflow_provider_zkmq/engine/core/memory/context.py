@@ -71,7 +71,7 @@ class Context:
 
         One of the same name that is created later is another queue.
         """
-        self.configuration = Configuration()
+        self.configuration.conf = self.configuration.watch = None
         self.registration.consumer = self.registration.cancel_watch = None
         self.census = Census()
         self.debts.batches.clear()
