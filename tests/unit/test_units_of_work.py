@@ -29,7 +29,7 @@ from airflow_provider_zkmq.engine.core.reading import configuration
 from airflow_provider_zkmq.engine.core.tasks import configure, giveback, putting, transaction
 from airflow_provider_zkmq.engine.fronts.unit import Transaction
 from tests.fake_zookeeper import new_context
-from tests.unit.world import LOST_REPLY, Client, at, new_queue
+from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_queue
 
 NOWHERE = ConnectionConfig.of("127.0.0.1:1", request_timeout=20, session_timeout=0.2)
 
@@ -151,6 +151,23 @@ def test_a_rollback_out_of_reach_of_its_session_is_owed_to_it() -> None:
     assert client.context.claims.owed == {claimed.token: claimed}
     assert Client(client.zk, "other").take() is None
     assert client.do(giveback.give_back(client.context)) == 1
+    assert Client(client.zk, "other").work() == ["a"]
+
+
+def test_a_rollback_whose_reply_is_lost_waits_no_longer_than_its_session_lives() -> None:
+    """Sent, and cut off: it does not wait for the connection beyond the end of the session, and raises nothing."""
+    client, _, unit = taken()
+    asked: list[Any] = []
+    lost = giveback.Holder(lambda: any(isinstance(op, Multi) for op in asked), giveback.REACHABLE.reach)
+
+    def cut_off(op: Any) -> Any:
+        asked.append(op)
+        return LOST_REQUEST if isinstance(op, Multi) else None
+
+    client.do(transaction.rollback(unit, lost), cut_off)
+    assert unit.ended
+    assert isinstance(asked[-1], Multi)
+    client.zk.expire(client.session)
     assert Client(client.zk, "other").work() == ["a"]
 
 

@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.core.protocol.transact import transact
 from airflow_provider_zkmq.engine.core.reading.claims import claim_stands
 from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
 from airflow_provider_zkmq.engine.core.tasks.settle import fail, release
-from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
+from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, Unavailable, ZkmqError
 
 
 def give_back(context: Context) -> Procedure[int]:
@@ -89,6 +89,30 @@ class Holder:
 
 #: A session that lives, and whose server is there.
 REACHABLE: Final = Holder(lambda: False, _at_once)
+
+
+def while_held(holder: Holder, procedure: Procedure[None]) -> Procedure[None]:
+    """Carry out a procedure that waits for the connection no longer than the session lives: then it is `Unavailable`.
+
+    By itself each of its operations, and each of its writes of unknown outcome, would wait as long as any other does.
+    """
+    result: object = None
+    error: Exception | None = None
+    try:
+        while True:
+            op = procedure.send(result) if error is None else procedure.throw(error)
+            result = error = None
+            try:
+                yield from holder.reach()
+                if holder.is_over():
+                    raise Unavailable("the session that held what was taken is over")
+                result = yield op
+            except Exception as raised:  # noqa: BLE001  every failure belongs to the procedure that asked
+                error = raised
+    except StopIteration:
+        return
+    finally:
+        procedure.close()
 
 
 def owe(taken: Iterable[tuple[Context, Claimed]]) -> None:

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Outcome, request_size
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.tasks.giveback import REACHABLE, Holder, owe, roll_back
+from airflow_provider_zkmq.engine.core.tasks.giveback import REACHABLE, Holder, owe, roll_back, while_held
 from airflow_provider_zkmq.engine.core.tasks.holder import still_ours
 from airflow_provider_zkmq.engine.core.tasks.putting import Put, check_size, make_room
 from airflow_provider_zkmq.engine.core.writing import transitions
@@ -184,23 +184,22 @@ def rollback(transaction: Transaction, holder: Holder = REACHABLE) -> Procedure[
     is left before it claims again.
     """
     try:
-        yield from holder.reach()
-        if transaction.sent is not None or not holder.is_over():
+        if transaction.sent is not None:  # what became of a commit is told by the server only, whatever session asks
             yield from _rollback(transaction)
+        else:
+            yield from while_held(holder, _rollback(transaction))
     except TransportError:
         owe(transaction.taken)
         if transaction.sent is not None or not holder.is_over():
             raise
+        _leave_to_the_end_of_the_session(transaction)
     except BaseException:
         owe(transaction.taken)
         raise
-    if not transaction.ended:
-        _leave_to_the_end_of_the_session(transaction)
 
 
 def _leave_to_the_end_of_the_session(transaction: Transaction) -> None:
     """Nothing is asked any more; should the session come back after all, its client gives back what it owes."""
-    owe(transaction.taken)
     transaction.taken.clear()
     transaction.put.clear()
     transaction.ended = transaction.rolling_back = True
