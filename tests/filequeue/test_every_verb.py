@@ -105,10 +105,13 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "configure": lambda side: side.q.configure(lock=5, order="fifo"),
     "consumers": lambda side: side.q.consumers(),
     "counts": lambda side: side.q.counts(),
+    "delete": lambda side: (side.q.delete(confirm=True, force=True), side.q.configure(filters=TYPES))[0],
+    "departed_between": lambda side: side.q.departed_between(0, 1),
     "drop": lambda side: side.q.drop("dead"),
     "ended_between": lambda side: side.q.ended_between(0, 1),
     "enqueue": lambda side: side.q.enqueue("x", {"size": "small"}, task_id="new"),
     "enqueue_many": lambda side: side.q.enqueue_many([Message("x", task_id="new")]),
+    "exists": lambda side: side.q.exists(),
     "explain": lambda side: side.q.explain("queued"),
     "extend": lambda side: side.q.extend("claimed", side.token, 60),
     "fail": lambda side: side.q.fail("claimed", side.token, "broken"),
@@ -120,6 +123,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "pause": lambda side: side.q.pause(),
     "progress": lambda side: side.q.progress("claimed", side.token, 0.5),
     "publish_archive": lambda side: side.q.publish_archive(Archive(0, "/nowhere", 0)),
+    "read_departed": lambda side: side.q.read_departed([]),
     "read_many": lambda side: side.q.read_many(["queued"], parts=["data"]),
     "redrive": lambda side: side.q.redrive("dead"),
     "release": lambda side: side.q.release("claimed", side.token),
@@ -140,8 +144,9 @@ CALLS: dict[str, Callable[[Side], object]] = {
 
 #: What a file has not.
 NOT_IN_FILES = {
-    "archive", "batch", "cancel", "clear", "collect_garbage", "consumers", "drop", "ended_between", "explain", "find",
-    "pause", "progress", "publish_archive", "redrive", "replace", "resume", "tree", "wait_batch", "zxid",
+    "archive", "batch", "cancel", "clear", "collect_garbage", "consumers", "departed_between", "drop", "ended_between",
+    "explain", "find", "pause", "progress", "publish_archive", "read_departed", "redrive", "replace", "resume", "tree",
+    "wait_batch", "zxid",
 }  # fmt: skip
 
 
@@ -203,6 +208,7 @@ COMMANDS: dict[str, list[list[str]]] = {
         [QUEUE, "--lock", "7", "--attempts", "3", "--final", "ValueError"],
         ["another", "--filter", "size=integer", "--order", "fifo"],
         [QUEUE, "--task-gc-lifetime", "60"],
+        [QUEUE, "--archive"],
     ],
     "enqueue": [
         [
@@ -219,6 +225,7 @@ COMMANDS: dict[str, list[list[str]]] = {
             "--lock",
             "5",
         ],
+        [QUEUE, "data", "--not-before", "2100-01-01T00:00:00Z"],
         [QUEUE, "data", "--priority", "3"],
         [QUEUE, "data", "--task-id", "queued", "--update"],
         [QUEUE, "data", "--task-id", "claimed", "--requeue"],
@@ -245,6 +252,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "import": [["DEAD"], ["DEAD", "--dry-run"]],
     "cancel": [[QUEUE, "queued"]],
     "clear": [[QUEUE, "--yes"], [QUEUE, "--yes", "--state", "dead"]],
+    "delete": [[QUEUE, "--yes", "--force"]],
     "pause": [[QUEUE]],
     "resume": [[QUEUE]],
     "worker": [
@@ -256,7 +264,7 @@ LINES = [(verb, words) for verb, lines in COMMANDS.items() for words in lines]
 
 #: Command lines that ask for what a file has not, by the verb and what stands in them.
 REFUSED = {
-    ("configure", "--task-gc-lifetime"), ("enqueue", "--priority"), ("enqueue", "--update"), ("enqueue", "--requeue"),
+    ("configure", "--task-gc-lifetime"), ("configure", "--archive"), ("enqueue", "--priority"), ("enqueue", "--update"), ("enqueue", "--requeue"),
     ("enqueue", "--batch"), ("complete", "--dedupe"), ("show", "--why"), ("progress", QUEUE), ("batch", QUEUE),
     ("gc", QUEUE), ("redrive", QUEUE), ("cancel", QUEUE), ("clear", QUEUE), ("pause", QUEUE), ("resume", QUEUE),
 }  # fmt: skip

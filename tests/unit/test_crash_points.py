@@ -93,8 +93,7 @@ def taken_and_timed(world: World) -> None:
     """A transaction that puts a task with a delay, and one with a moment."""
     taken(world)
     for options in ({"task_id": "c", "delay": 5}, {"task_id": "d", "not_before": moment(world, 150)}):
-        tree = world.do(transaction.check_put(world.context, Message(b"x", **options)))
-        world.memory["unit"].put.append((world.context, tree))
+        putting.put(world.memory["unit"].put, world.context, Message(b"x", **options))
 
 
 def moment(world: World, seconds: float) -> datetime:

@@ -155,7 +155,7 @@ def test_a_damaged_task_is_stepped_over(client: Client) -> None:
     since, other = now(client), Client(client.zk, "other")
     steps = iter([lambda: other.put(task_id="new", filters={"size": 9})])
     assert find(client, BIG, since=since, steps=steps) == ["new"]
-    assert [path for path, _ in client.reports].count(client.context.paths.task("bad")) == 1
+    assert [path for path, _ in client.reports].count(client.context.paths.task("bad", "state")) == 1
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.0, "1", None])

@@ -18,7 +18,7 @@ from airflow_provider_zkmq.engine.core.model.moments import milliseconds, moment
 from airflow_provider_zkmq.engine.core.protocol.ops import Op
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.inspect import read_task
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, transaction
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, putting, transaction
 from airflow_provider_zkmq.engine.core.tasks.repeat import content
 from tests.unit.world import Client, new_queue
 
@@ -156,8 +156,7 @@ def test_what_a_transaction_puts_waits_for_its_time() -> None:
     client.put(task_id="in")
     unit = transaction.Transaction(taken=[(client.context, client.claimed())])
     for options in ({"task_id": "a", "delay": 10}, {"task_id": "b", "not_before": at(client, 20)}):
-        tree = client.do(transaction.check_put(client.context, Message(b"x", **options)))
-        unit.put.append((client.context, tree))
+        putting.put(unit.put, client.context, Message(b"x", **options))
     begun = client.zk.ms
     client.zk.advance(5)
     assert client.do(transaction.commit(unit)) == ["a", "b"]
@@ -174,8 +173,8 @@ def test_a_commit_whose_time_bucket_was_cleared_away_is_carried_out() -> None:
     """The server takes an empty bucket away between the plan and the commit: it is made anew, and all of it happens."""
     client = new_queue()
     client.put(task_id="in")
-    tree = client.do(transaction.check_put(client.context, Message(b"x", task_id="a", delay=600)))
-    unit = transaction.Transaction(taken=[(client.context, client.claimed())], put=[(client.context, tree)])
+    unit = transaction.Transaction(taken=[(client.context, client.claimed())])
+    putting.put(unit.put, client.context, Message(b"x", task_id="a", delay=600))
     cleared: list[str] = []
 
     def clear_away(op: Op) -> None:

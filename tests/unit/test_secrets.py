@@ -40,5 +40,14 @@ def test_no_representation_of_a_connection_shows_a_password() -> None:
     config = ConnectionConfig.of("127.0.0.1:1", auth=("ann", SECRET), tls={"key_password": SECRET})
     session = Session(config)
     client = Zkmq(config)
-    shown = [config, config.tls, session, client, client.queue("q"), Tls(key_password=SECRET), session.unavailable()]
+    limit = session.patience().limit
+    shown = [
+        config,
+        config.tls,
+        session,
+        client,
+        client.queue("q"),
+        Tls(key_password=SECRET),
+        session.unavailable(limit),
+    ]
     assert not [repr(each) for each in shown if SECRET in f"{each!r} {each}"]

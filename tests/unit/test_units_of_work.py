@@ -51,7 +51,7 @@ def test_a_put_is_in_memory_only() -> None:
     for wrong in (
         {"priority": 10**6},
         {"task_id": "a/b"},
-        {"delay": 5},
+        {"delay": -5},
         {"update": True},
         {"metadata": {"a": object()}},
     ):

@@ -12,9 +12,9 @@ from airflow_provider_zkmq.engine.core.model.durations import seconds, spell_sec
 from airflow_provider_zkmq.engine.core.model.paths import LAYOUT
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, load
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.existence import queue_missing
-from airflow_provider_zkmq.engine.core.reading.nodes import unless_corrupt
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, unless_corrupt
 from airflow_provider_zkmq.engine.core.reading.parts import reread, watched_parts
 from airflow_provider_zkmq.engine.core.reading.readable import declarations, retry_policy
 from airflow_provider_zkmq.engine.core.reading.skeleton import create_skeleton
@@ -92,8 +92,9 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
 
 def _not_there(context: Context) -> Procedure[ZkmqError]:
     """The error for a queue without a layout: it is damaged, or is not there, or being deleted."""
-    there = (yield Exists(context.paths.at("tasks"))) is not None
-    if there and (yield Exists(context.paths.at("deleting"))) is None:
+    parts = (context.paths.conf("layout"), context.paths.at("tasks"), context.paths.at("deleting"))
+    layout, tasks, deleting = yield from read_nodes(parts)  # at one moment: it may have been created since
+    if tasks is not None and layout is None and deleting is None:
         return CorruptRecord(f"{context.paths.conf('layout')} is missing, although queue {context.queue!r} is there")
     return (yield from queue_missing(context))
 

@@ -6,24 +6,21 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Exists, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Multi, Ops, Outcome
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Multi, Ops, Outcome
 
 
 def restored(context: Context, path: str) -> Procedure[bool]:
     """Whether something failed at `path` since a permanent znode of the queue was missing, which is there again now.
 
-    Only of a queue that is there: what was deleted as a whole is not to come back in parts.
+    Only of a queue that has its layout: what was deleted as a whole, or is being so, is not to come back in parts.
     """
-    permanent = set(context.paths.skeleton()[2:])
-    missing = [each for each in (path.rpartition("/")[0], path) if each in permanent]
-    if not missing or (yield Exists(context.paths.conf("layout"))) is None:
-        return False
+    permanent, layout = set(context.paths.skeleton()[2:]), Check(context.paths.conf("layout"))
     made = False
-    for each in missing:
-        outcome: Outcome = yield Multi((Create(each),))
-        if outcome.committed:
+    for each in (path.rpartition("/")[0], path):
+        outcome: Outcome | None = (yield Multi((layout, Create(each)))) if each in permanent else None
+        if outcome is not None and outcome.committed:
             context.tell(each, "it was missing; made anew")
             made = True
     return made
