@@ -264,7 +264,8 @@ LINES = [(verb, words) for verb, lines in COMMANDS.items() for words in lines]
 
 #: Command lines that ask for what a file has not, by the verb and what stands in them.
 REFUSED = {
-    ("configure", "--task-gc-lifetime"), ("configure", "--archive"), ("enqueue", "--priority"), ("enqueue", "--update"), ("enqueue", "--requeue"),
+    ("configure", "--task-gc-lifetime"), ("configure", "--archive"),
+    ("enqueue", "--priority"), ("enqueue", "--update"), ("enqueue", "--requeue"),
     ("enqueue", "--batch"), ("complete", "--dedupe"), ("show", "--why"), ("progress", QUEUE), ("batch", QUEUE),
     ("gc", QUEUE), ("redrive", QUEUE), ("cancel", QUEUE), ("clear", QUEUE), ("pause", QUEUE), ("resume", QUEUE),
 }  # fmt: skip
