@@ -56,7 +56,7 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
         options["auth"] = [conn.login, conn.password]
     tls = {name: values[f"tls_{name}"] for name in _TLS if f"tls_{name}" in values}
     # The form sends its check boxes whether or not they were touched: a file says that TLS is meant, whatever they say.
-    if flag(f"{where}: tls", values.get("tls", False)) or tls:
+    if flag(f"{where}: tls", values.get("tls", False)) or tls.keys() - {"key_password"}:
         options["tls"] = tls
     if flag(f"{where}: allow_open", values.get("allow_open", False)):
         options["allow_open"] = True

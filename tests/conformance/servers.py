@@ -9,6 +9,7 @@ from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.protocol.ops import CreateContainer, Exists, Op, Pipeline, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi
 from airflow_provider_zkmq.engine.zk.drivers import run
+from airflow_provider_zkmq.engine.zk.opening import open_session
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.simulation.zookeeper import Ensemble
 from tests.support import eventually
@@ -48,7 +49,7 @@ def _single(op: Op) -> Iterator[Any]:
 class _RealClient:
     def __init__(self, hosts: str) -> None:
         self._session = Session(ConnectionConfig.of(hosts, "/unused", session_timeout=20))
-        self._session.start()
+        open_session(self._session)
         self.session = self._session.id
 
     def perform(self, op: Op) -> Any:
