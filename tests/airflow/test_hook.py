@@ -61,7 +61,8 @@ def test_extra_becomes_options():
     """Every field of the form arrives where it belongs, texts of numbers and flags included."""
     extra = (
         '{"root": "/r", "queue": "q", "tls": "true", "tls_ca": "/ca", "tls_check_hostname": "true", '
-        '"allow_open": "yes", "session_timeout": "7", "connect_timeout": 8, "request_timeout": "PT1M", "tls_cert": null}'
+        '"allow_open": "yes", "session_timeout": "7", "connect_timeout": 8, "request_timeout": "PT1M", '
+        '"tls_cert": null}'
     )
     options = connection_options(conn(host="zk", login="u", password="p", extra=extra))
     assert options == {
