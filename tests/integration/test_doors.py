@@ -378,7 +378,7 @@ async def test_the_same_on_an_event_loop(doors: Doors, root: str) -> None:
 def test_a_port_without_tls_is_named(doors: Doors, root: str) -> None:
     """TLS to a port that does not speak it, and the other way round: the error shows what was met."""
     secure, plain = doors.server.hosts, doors.server.plain_hosts
-    for hosts, tls, met in ((plain, doors.tls(doors.ann), "failed"), (secure, None, "a port for TLS only")):
+    for hosts, tls, met in ((plain, doors.tls(doors.ann), "a port without TLS"), (secure, None, "a port for TLS only")):
         with pytest.raises(Unavailable, match=rf"{hosts} within .*\({hosts} .*{met}"):
             Zkmq.connect(hosts, root=root, tls=tls, connect_timeout=1)
 
