@@ -530,6 +530,11 @@ def test_a_servers_key_is_readable_by_its_owner_alone(doors: Doors) -> None:
         EmbeddedServer(doors.folder / "other", tls=ServerTls(shut.cert, shut.key)).start()
 
 
+def test_a_server_s_data_are_its_owner_s_alone(doors: Doors) -> None:
+    """Snapshots and logs hold the payloads of closed queues, too; a folder that was there keeps its mode."""
+    assert (doors.folder / "zookeeper").stat().st_mode & 0o077 == 0
+
+
 def test_the_command_serves_tls(doors: Doors, root: str, tmp_path: Path) -> None:
     """An ensemble, too: its secure ports are told first, and those of loopback beside them."""
     own = doors.authority.issue("node", "127.0.0.1")
