@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from airflow_provider_zkmq.cli.guard import TERMINATE_SECONDS, end_commands
@@ -40,14 +40,17 @@ class CommandFailed(Exception):
 class Commands:
     """A handler that runs a command in a session of its own for each task, and can end them all.
 
-    `credentials`: the commands inherit ours, which stand in variables such as ``ZKMQ_AUTH``.
+    `credentials`: the commands inherit ours, which stand in variables such as ``ZKMQ_AUTH``, and in those of `secret`.
     """
 
-    def __init__(self, command: str, queue: str, *, credentials: bool = False) -> None:
+    def __init__(
+        self, command: str, queue: str, *, credentials: bool = False, secret: Collection[str] = frozenset()
+    ) -> None:
         self._command = command
-        self._environment = {**environment(os.environ, credentials=credentials), "ZKMQ_QUEUE": queue}
+        inherited = os.environ if credentials else environment(os.environ, secret)
+        self._environment = {**inherited, "ZKMQ_QUEUE": queue}
         self._running: set[int] = set()
-        self._guard = Guard(environment(os.environ))
+        self._guard = Guard(environment(os.environ, secret))
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
@@ -109,9 +112,9 @@ class Commands:
         self._guard.discard(leader)
 
 
-def environment(variables: Mapping[str, str], *, credentials: bool = False) -> dict[str, str]:
-    """What of an environment goes to others: not our credentials, unless they are asked for."""
-    return {name: value for name, value in variables.items() if credentials or not _SECRET.match(name)}
+def environment(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, str]:
+    """What of an environment goes to others: not our credentials, nor what is `secret` besides."""
+    return {name: value for name, value in variables.items() if not (_SECRET.match(name) or name in secret)}
 
 
 @contextlib.contextmanager

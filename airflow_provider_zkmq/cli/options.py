@@ -48,6 +48,8 @@ class Common:
     request_timeout: float | None = None
     access: Mapping[str, Any] = field(default_factory=lambda: {"tls": None, "allow_open": None}, repr=False)
     """The options ``tls``, which may hold a password, and ``allow_open``."""
+    secret: frozenset[str] = frozenset()
+    """The variables of the environment that the command line names as holding a password."""
 
     def connect(self, *, gc: bool = False) -> AnyClient:
         """Open a connection; by default one that takes no part in clean-up."""
@@ -102,6 +104,7 @@ def common(args: argparse.Namespace) -> Common:
     What the environment says of servers is not about queue files.
     """
     hosts = _pick(args, "hosts", os.environ.get("ZKMQ_HOSTS") or DEFAULT_HOSTS)
+    password = _pick(args, "tls_key_password_env", None)
     ambient = {} if hosts.startswith(FILES) else os.environ
     return Common(
         hosts=hosts,
@@ -112,6 +115,7 @@ def common(args: argparse.Namespace) -> Common:
         connect_timeout=_pick(args, "connect_timeout", None),
         request_timeout=_pick(args, "request_timeout", None),
         access=tls_options(lambda name: _pick(args, name, None), read_file),
+        secret=frozenset() if password is None else frozenset({password}),
     )
 
 

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, common: Common) -> int:
     _check(args)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
-    handler, end, extra = _handler(args)
+    handler, end, extra = _handler(args, common)
     options = _options(args) | wanted(args)
     with common.connect(gc=not args.no_gc) as zk:
         queue = zk.queue(args.queue)
@@ -132,13 +132,13 @@ def _monitor(size: int | None) -> Monitor | None:
     return None if size is None else monitor(max_size=size)
 
 
-def _handler(args: argparse.Namespace) -> tuple[Callable[..., Any], Callable[[], None], float]:
+def _handler(args: argparse.Namespace, common: Common) -> tuple[Callable[..., Any], Callable[[], None], float]:
     """The handler, how to end what it started, and the time that takes beyond the grace."""
     if args.handler is not None:
         return load(args.handler), lambda: None, 0.0
     if args.command is None:
         return _unused, lambda: None, 0.0
-    commands = Commands(args.command, args.queue, credentials=args.pass_credentials)
+    commands = Commands(args.command, args.queue, credentials=args.pass_credentials, secret=common.secret)
     return commands, commands.end, TERMINATE_SECONDS + _MARGIN
 
 

@@ -31,7 +31,7 @@ class Folder:
         """Make and lock ``path`` for so many nodes. Raises `ServerError`: not writable, in use, another size."""
         self.path = path
         with self.usable():
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(0o700, parents=True, exist_ok=True)  # Java writes payloads there for all to read
             self.lock = _open_above_digits(self.path / "lock")
         try:
             self._take_lock()

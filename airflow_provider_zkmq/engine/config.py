@@ -16,6 +16,8 @@ DEFAULT_HOSTS = "127.0.0.1:2181"
 DEFAULT_ROOT = "/zkmq"
 #: Hosts that begin so are a folder of queue files on this machine; see `airflow_provider_zkmq.filequeue`.
 FILES = "textqueue://"
+#: Servers take no longer packet than 1 MiB.
+_LONGEST_AUTH = 1 << 16
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?\Z")
 
 
@@ -43,6 +45,9 @@ class Tls:
             if path is not None and not Path(path).is_file():
                 msg = f"tls {name} {path!r} is not a readable file"
                 raise ConfigError(msg)
+        if not isinstance(self.key_password, str | None):
+            msg = f"tls key_password must be text, not {type(self.key_password).__name__}"
+            raise ConfigError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +114,22 @@ def _auth(value: object) -> tuple[str, str] | None:
         if user == "digest" and ":" in password:
             user, password = password.split(":", 1)
         if ":" not in user:
+            _check_sendable(user, password)
             return user, password
     msg = "auth is not understood: give 'user:password' or (user, password), the user without a colon"
     raise ConfigError(msg)
+
+
+def _check_sendable(user: str, password: str) -> None:
+    """Raise `ConfigError` for what would end the connection's thread, or have every server drop the connection."""
+    try:
+        size = len(f"{user}:{password}".encode())
+    except UnicodeEncodeError:
+        size = None
+    if size is None or size > _LONGEST_AUTH:
+        why = "cannot be written as UTF-8" if size is None else f"has {size:,} bytes, more than {_LONGEST_AUTH:,}"
+        msg = f"auth is not understood: what is given {why}"
+        raise ConfigError(msg) from None
 
 
 def _tls(value: object) -> Tls | None:

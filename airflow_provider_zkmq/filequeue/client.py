@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from airflow_provider_zkmq.engine.config import DEFAULT_ROOT, ConnectionConfig
 from airflow_provider_zkmq.engine.errors import ZkmqError
@@ -13,6 +14,9 @@ from airflow_provider_zkmq.filequeue import settling
 from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.queue import FileQueue
 from airflow_provider_zkmq.filequeue.refusals import SERVERS, TRANSACTIONS, refusal, refuse, refused
+
+#: For so long closing waits for locks of others, all in all; what is not given back is at the end of its time.
+_CLOSING_SECONDS: Final = 2.0
 
 
 class FileClient:
@@ -69,9 +73,10 @@ class FileClient:
 
     def close(self) -> None:
         """Give back what was claimed without a lease; its next claim is another attempt. Idempotent."""
+        end = time.monotonic() + _CLOSING_SECONDS
         for queue, task_id, token in list(self._folder.in_hand):
             try:
-                self._folder.carry_out(queue, partial(settling.expire, task_id=task_id, token=token))
+                self._folder.carry_out(queue, partial(settling.expire, task_id=task_id, token=token), end=end)
             except ZkmqError as error:
                 log.info("giving back %r: %s", task_id, error)
         self._folder.in_hand.clear()

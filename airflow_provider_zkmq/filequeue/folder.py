@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -13,7 +14,7 @@ from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.conf import Conf, read_conf, write_conf
 from airflow_provider_zkmq.filequeue.looking import Alarms
 from airflow_provider_zkmq.filequeue.notices import Notices
-from airflow_provider_zkmq.textqueue import HostileFile, StaleMessage, TextQueue, TextQueueError
+from airflow_provider_zkmq.textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
 from airflow_provider_zkmq.textqueue.mutex import new_owner
 
 T = TypeVar("T")
@@ -21,6 +22,8 @@ SCHEME: Final = "textqueue://"
 SUFFIX: Final = ".tq"
 #: How often a change is begun anew because somebody replaced the file meanwhile.
 TRIES: Final = 20
+#: For so long a call waits for the lock of a queue's file, unless it has a time of its own.
+LOCK_SECONDS: Final = 30.0
 
 
 class Folder:
@@ -68,8 +71,10 @@ class Folder:
             self.in_hand = {held for held in self.in_hand if held[0] != queue}
         self.alarms.fire()
 
-    def carry_out(self, queue: str, work: Callable[[Book], T], *, create: bool = False) -> T:
+    def carry_out(self, queue: str, work: Callable[[Book], T], *, create: bool = False, end: float | None = None) -> T:
         """Do something with a queue's file while it is locked; from the start again if it is replaced meanwhile.
+
+        A lock of others is waited for until `end`, by the monotonic clock, and at most `LOCK_SECONDS`.
 
         Raises `QueueNotFound` where there is no file, unless it is to be made; `SessionLost` once the connection is
         closed; `CorruptRecord` for a file that is no queue's, too large, or a symbolic link; `Unavailable` where it
@@ -80,18 +85,23 @@ class Folder:
             raise SessionLost(msg)
         path = self.file(queue)
         try:
-            return self._try(path, work, create=create)
+            return self._try(path, work, create=create, end=end)
         except FileNotFoundError:
             raise QueueNotFound.among(queue, f"in {self.path}", self.queues()) from None
+        except LockHeld as error:
+            limit = f"lock wait ({LOCK_SECONDS:g} s)" if end is None else "timeout"
+            raise Unavailable(f"{error}; nothing was done within {limit}") from error
         except HostileFile as error:
             raise CorruptRecord(str(error)) from error
         except (OSError, TextQueueError) as error:
             raise Unavailable(str(error)) from error
 
-    def _try(self, path: Path, work: Callable[[Book], T], *, create: bool) -> T:
+    def _try(self, path: Path, work: Callable[[Book], T], *, create: bool, end: float | None) -> T:
+        latest = time.monotonic() + LOCK_SECONDS
+        end = latest if end is None else min(end, latest)
         for _ in range(TRIES):
             try:
-                with TextQueue.open(path, create=create) as file, file.locked():
+                with TextQueue.open(path, create=create) as file, file.locked(end - time.monotonic()):
                     self.notices.look_at(file)
                     return work(Book(file, read_conf(conf_path(path)), self.notices.tell))
             except StaleMessage:

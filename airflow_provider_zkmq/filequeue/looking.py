@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.textqueue.watch import changes
 
 T = TypeVar("T")
+#: A call whose own time is over goes on so many seconds with what takes no time unless somebody is in the way.
+_GRACE: Final = 1.0
 #: A look: what was found, and when (seconds since 1970) there may be something new without any change.
 Look: TypeAlias = Callable[[], tuple[T | None, float | None]]
 
@@ -62,6 +64,11 @@ class Alarms:
             alarm.silence()
             with self._lock:
                 self._all.discard(alarm)
+
+
+def end_of(timeout: float | None) -> float | None:
+    """Until when a call with a time of its own waits for a file's lock: a little longer; None without such a time."""
+    return time.monotonic() + timeout + _GRACE if timeout else None
 
 
 def look_until(path: Path, look: Look[T], timeout: float | None, alarms: Alarms, over: Callable[[], bool]) -> T | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.errors import ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
@@ -26,7 +27,7 @@ from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.claims import FileClaim
 from airflow_provider_zkmq.filequeue.conf import lock_span
 from airflow_provider_zkmq.filequeue.folder import Folder
-from airflow_provider_zkmq.filequeue.looking import look_until
+from airflow_provider_zkmq.filequeue.looking import end_of, look_until
 from airflow_provider_zkmq.filequeue.putting import Putting
 from airflow_provider_zkmq.filequeue.refusals import refuse, refused
 from airflow_provider_zkmq.filequeue.view import FileView
@@ -132,7 +133,9 @@ class FileQueue(FileView):
             chosen = choose(book.conf.types, node=node, filter_method=filter_method, selector=selector)
             return settling.take(book, folder.owner, chosen, span)
 
-        taken = look_until(self.path, lambda: self._do(work), seconds("timeout", timeout), folder.alarms, stopping)
+        most = seconds("timeout", timeout)
+        look, end = partial(folder.carry_out, self.name, work), end_of(most)
+        taken = look_until(self.path, partial(look, end=end), most, folder.alarms, stopping)
         if taken is None:
             return None
         claim = FileClaim(self, *taken)

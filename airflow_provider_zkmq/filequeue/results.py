@@ -20,10 +20,13 @@ _NO_FOLDER: Final = {errno.ELOOP, errno.EMLINK, errno.ENOTDIR}
 def keep(queue: Path, task_id: str, data: bytes, mode: int) -> None:
     """Write a task's result. Raises `HostileFile` where the folder of the results leads elsewhere, and `OSError`."""
     folder = _path(queue)
+    made = False
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)
-        folder.chmod(mode | (mode & 0o444) >> 2)  # who may read a file of it may look it up
+        made = True
     with _opened(folder) as descriptor:
+        if made:  # by its descriptor: meanwhile a symbolic link may have taken its place
+            os.fchmod(descriptor, mode | (mode & 0o444) >> 2)  # who may read a file of it may look it up
         replace_plain(Path(task_id), data, mode, folder=descriptor)
 
 

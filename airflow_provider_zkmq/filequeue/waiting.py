@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.model import (
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.items import Item
-from airflow_provider_zkmq.filequeue.looking import look_until
+from airflow_provider_zkmq.filequeue.looking import end_of, look_until
 
 #: The tasks, or None while something is to be waited for; and when a claim of one of them ends without any change.
 _Seen: TypeAlias = tuple[list[Task] | None, float | None]
@@ -39,9 +39,10 @@ def wait(
     waiting = _Waiting(checked_ids(task_ids), wanted)
     if not waiting.ids:
         return []
+    end = end_of(span)
     tasks = look_until(
         folder.file(queue),
-        lambda: folder.carry_out(queue, waiting.look),
+        lambda: folder.carry_out(queue, waiting.look, end=end),
         span,
         folder.alarms,
         lambda: False,
@@ -88,10 +89,11 @@ def follow(folder: Folder, queue: str, task_id: str, on_change: OnChange, timeou
     """
     name, span = check_name("task id", task_id), optional_seconds("timeout", timeout)
     known: Task | None = None
+    end = end_of(span)
 
     def look() -> tuple[Task | None, float | None]:
         nonlocal known
-        task, again = folder.carry_out(queue, lambda book: _look_at(book, book.find(name)))
+        task, again = folder.carry_out(queue, lambda book: _look_at(book, book.find(name)), end=end)
         if task != known:
             known = task
             on_change(task)

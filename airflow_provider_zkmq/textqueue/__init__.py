@@ -1,9 +1,19 @@
 """TextQueue: queues in files that people can read and edit. The format is that of the PyPI package ``textqueue``."""
 
-from airflow_provider_zkmq.textqueue.errors import HostileFile, StaleMessage, TextQueueError
+from airflow_provider_zkmq.textqueue.errors import HostileFile, LockHeld, StaleMessage, TextQueueError
 from airflow_provider_zkmq.textqueue.file import TextQueue, read_all
 from airflow_provider_zkmq.textqueue.lines import Limits
 from airflow_provider_zkmq.textqueue.message import Message
 from airflow_provider_zkmq.textqueue.parse import Status
 
-__all__ = ["HostileFile", "Limits", "Message", "StaleMessage", "Status", "TextQueue", "TextQueueError", "read_all"]
+__all__ = [
+    "HostileFile",
+    "Limits",
+    "LockHeld",
+    "Message",
+    "StaleMessage",
+    "Status",
+    "TextQueue",
+    "TextQueueError",
+    "read_all",
+]

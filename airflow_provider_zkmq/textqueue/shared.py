@@ -7,14 +7,19 @@ import fcntl
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
-from airflow_provider_zkmq.textqueue.errors import HostileFile, StaleMessage
+from airflow_provider_zkmq.textqueue.errors import HostileFile, LockHeld, StaleMessage
 from airflow_provider_zkmq.textqueue.lines import Limits, newline_of
 from airflow_provider_zkmq.textqueue.parse import BYTE, Record, Status
+
+#: Between two looks at a lock that is held by another, in seconds.
+_FIRST_PAUSE: Final = 0.0005
+_LONGEST_PAUSE: Final = 0.01
 
 
 class SharedFile:
@@ -51,14 +56,15 @@ class SharedFile:
         return stat.S_IMODE(os.fstat(self._descriptor).st_mode)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, within: float | None = None) -> Iterator[None]:
         """Hold the file's mutex: no other process of this library writes meanwhile. May be nested.
 
-        Raises `StaleMessage` if the file was replaced, as some editors do on saving: open it again.
+        It is waited for at most so many seconds; None: for ever, for a process that was stopped holds it on. Raises
+        `LockHeld`, and `StaleMessage` if the file was replaced, as some editors do on saving: open it again.
         """
         with self._threads:
             if self._depth == 0:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                self._lock(within)
             self._depth += 1
             try:
                 self._same_file()
@@ -67,6 +73,24 @@ class SharedFile:
                 self._depth -= 1
                 if self._depth == 0:
                     fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _lock(self, within: float | None) -> None:
+        """The system waits for a lock for ever or not at all, so that a bounded wait is a look now and then."""
+        if within is None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            return
+        end, pause = time.monotonic() + within, _FIRST_PAUSE
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    msg = f"{self.path} is locked by another process, which may be stopped"
+                    raise LockHeld(msg) from None
+            else:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _same_file(self) -> None:
         mine = os.fstat(self._descriptor)

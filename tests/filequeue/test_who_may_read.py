@@ -144,6 +144,27 @@ def test_results_that_lead_elsewhere_are_not_followed(
     assert len(list(elsewhere.iterdir())) == 1
 
 
+def test_a_link_that_takes_the_place_of_new_results_opens_nothing(
+    q: FileQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write to the folder, and is quick, changes nobody's mode elsewhere."""
+    elsewhere, make = tmp_path / "elsewhere", Path.mkdir
+    make(elsewhere, 0o700)
+    q.path.chmod(0o666)
+
+    def make_and_lose(path: Path, *arguments: int, **options: bool) -> None:
+        make(path, *arguments, **options)
+        path.rmdir()
+        path.symlink_to(elsewhere)
+
+    q.enqueue("x", task_id="a")
+    monkeypatch.setattr(Path, "mkdir", make_and_lose)
+    with pytest.raises(ZkmqError, match="symbolic link"):
+        finish_one(q)
+    assert elsewhere.stat().st_mode & 0o777 == 0o700
+    assert list(elsewhere.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["../out", "a/b", "..", "/etc/passwd", "a\0b", ""])
 def test_a_name_that_leads_out_is_refused(files: FileClient, folder: Path, tmp_path: Path, name: str) -> None:
     """Neither a queue's name nor a task's leads out of the folder."""

@@ -378,7 +378,7 @@ async def test_the_same_on_an_event_loop(doors: Doors, root: str) -> None:
 def test_a_port_without_tls_is_named(doors: Doors, root: str) -> None:
     """TLS to a port that does not speak it, and the other way round: the error shows what was met."""
     secure, plain = doors.server.hosts, doors.server.plain_hosts
-    for hosts, tls, met in ((plain, doors.tls(doors.ann), "failed"), (secure, None, "a port for TLS only")):
+    for hosts, tls, met in ((plain, doors.tls(doors.ann), "a port without TLS"), (secure, None, "a port for TLS only")):
         with pytest.raises(Unavailable, match=rf"{hosts} within .*\({hosts} .*{met}"):
             Zkmq.connect(hosts, root=root, tls=tls, connect_timeout=1)
 
@@ -528,6 +528,11 @@ def test_a_servers_key_is_readable_by_its_owner_alone(doors: Doors) -> None:
     shut = doors.authority.issue("closed", password="open sesame")
     with pytest.raises(ConfigError, match="PKCS #8 without a password"):
         EmbeddedServer(doors.folder / "other", tls=ServerTls(shut.cert, shut.key)).start()
+
+
+def test_a_server_s_data_are_its_owner_s_alone(doors: Doors) -> None:
+    """Snapshots and logs hold the payloads of closed queues, too; a folder that was there keeps its mode."""
+    assert (doors.folder / "zookeeper").stat().st_mode & 0o077 == 0
 
 
 def test_the_command_serves_tls(doors: Doors, root: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -375,7 +376,7 @@ def test_enqueue_transactions_count_what_enqueue_wrote() -> None:
     assert show.enqueue_transactions([*tree[:4], torn, *tree[5:]]) == 2
 
 
-def executed(command: str, task: InHand | None = None, **options: bool) -> bytes:
+def executed(command: str, task: InHand | None = None, **options: Any) -> bytes:
     """The output of a command on a task."""
     run = Commands(command, "q", **options)
     try:
@@ -435,6 +436,16 @@ def test_exec_does_not_pass_credentials_unless_told(monkeypatch: pytest.MonkeyPa
     assert {name: seen.get(name) for name in SECRETS} == (SECRETS if credentials else dict.fromkeys(SECRETS))
     assert (seen["ZKMQ_HOSTS"], seen["OTHER"], seen["ZKMQ_TASK_ID"]) == ("h:1", "o", "t-1")
     assert "ZKMQ_BEGIN" not in seen
+
+
+def test_exec_does_not_pass_a_variable_that_is_named_as_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody inherits the variable that --tls-key-password-env names, unless that is asked for."""
+    monkeypatch.setenv("MINE", "open sesame")
+    named = options.common(cli.parse(["worker", "q", "--exec", "env", "--tls-key-password-env", "MINE"])).secret
+    assert named == {"MINE"}
+    assert b"sesame" in executed("env")
+    assert b"sesame" not in executed("env", secret=named)
+    assert b"sesame" in executed("env", secret=named, credentials=True)
 
 
 def held_open(path: Path) -> str:

@@ -125,6 +125,37 @@ def test_what_is_no_queue_is_not_deleted() -> None:
     assert below(client) == set()
 
 
+@pytest.mark.parametrize("path", ["conf/layout/x", "conf/layout/x/y", "deleting/x", "deleting/x/y", "conf/x/y"])
+def test_whatever_stands_below_a_queue_s_znodes_is_deleted_with_it(path: str) -> None:
+    """Also below those that never have children, the layout and the mark; afterwards the queue can be made anew."""
+    client = used_queue()
+    if path.startswith("deleting"):  # a deletion that was cut off, and then somebody's znodes below its mark
+        client.zk.multi(0, (Delete("/zkmq/q/conf/layout"), Create("/zkmq/q/deleting")))
+    above = "/zkmq/q"
+    for name in path.split("/"):
+        above = f"{above}/{name}"
+        if above not in client.zk.nodes:
+            client.zk.multi(0, (Create(above),))
+    client.do(delete(client, force=True))
+    assert below(client) == set()
+    Client(client.zk, "later").put()
+
+
+@pytest.mark.parametrize("name", ["conf", "queue", "tasks"])
+def test_a_queue_that_has_lost_a_part_is_deleted_by_force(name: str) -> None:
+    """Whatever part that is: nobody could use the queue, or make one of its name."""
+    client = used_queue()
+    if name != "conf":
+        client.zk.multi(0, (Delete("/zkmq/q/conf/layout"),))
+    lost = sorted(below(client, f"/zkmq/q/{name}"), reverse=True)
+    client.zk.multi(0, tuple(map(Delete, lost)))
+    with pytest.raises(QueueNotFound):
+        client.do(delete(client))
+    client.do(delete(client, force=True))
+    assert below(client) == set()
+    Client(client.zk, "later").put()
+
+
 def test_another_version_s_queue_is_not_deleted() -> None:
     """Whoever knows its layout may do that."""
     client = new_queue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -20,6 +21,10 @@ SECRET = "s3cret"
         {"auth": ("ann:x", SECRET)},
         {"auth": ("", SECRET)},
         {"auth": {"ann": SECRET}},
+        {"auth": f"ann:{SECRET}\udcff"},
+        {"auth": ("ann\ud800", SECRET)},
+        {"auth": ("ann", SECRET * 100_000)},
+        {"tls": {"key_password": SECRET.encode()}},
         {"tls": {"key_password": SECRET, "certificate": "x"}},
         {"tls": [SECRET]},
         {"password": SECRET},
@@ -51,3 +56,13 @@ def test_no_representation_of_a_connection_shows_a_password() -> None:
         session.unavailable(limit),
     ]
     assert not [repr(each) for each in shown if SECRET in f"{each!r} {each}"]
+
+
+def test_no_level_of_the_log_lets_a_password_through(caplog: pytest.LogCaptureFixture) -> None:
+    """kazoo writes at DEBUG what it sends; whoever switches that on for every logger there is gets none of it."""
+    session = Session(ConnectionConfig.of("127.0.0.1:1", auth=("ann", SECRET)))
+    with caplog.at_level(logging.DEBUG, "airflow_provider_zkmq.kazoo"):
+        session.client.logger.debug("Sending request: %s", session.client.auth_data)
+        session.client.logger.info("told")
+    assert SECRET not in caplog.text
+    assert "told" in caplog.text

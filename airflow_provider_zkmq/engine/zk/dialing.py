@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -175,4 +176,6 @@ def _shown(error: OSError) -> str:
         return "did not answer"
     if isinstance(error, ConnectionRefusedError):
         return "refused the connection"
+    if isinstance(error, ssl.SSLEOFError):
+        return "closed the connection instead of speaking TLS: full, or a port without TLS?"
     return f"failed: {error.strerror or error}"

@@ -26,10 +26,15 @@ from airflow_provider_zkmq.engine.zk.watches import DATA, Watches
 CLOSING_SECONDS: Final = 1.0
 
 
+def _is_no_secret(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.INFO
+
+
 def _quiet_logger() -> logging.Logger:
-    """kazoo's own log, never below INFO: at DEBUG it writes credentials and payloads."""
+    """kazoo's own log, never below INFO, whatever level others set: at DEBUG it writes credentials and payloads."""
     logger = logging.getLogger("airflow_provider_zkmq.kazoo")
     logger.setLevel(logging.WARNING)
+    logger.addFilter(_is_no_secret)
     return logger
 
 

@@ -148,6 +148,11 @@ class Paths:
         )
         return (self.base, *(self.at(name) for name in names))
 
+    def resembles(self, names: Iterable[str]) -> bool:
+        """Whether something is a queue, be it a damaged one, by the names of what stands directly below it."""
+        own = {path.rpartition("/")[2] for path in self.skeleton()[1:]}
+        return len(own & set(names)) > len(own) / 2
+
     def foreign(self, names: Iterable[str]) -> list[str]:
         """Those names of what stands directly below the queue that are not a queue's, sorted."""
         own = {path.rpartition("/")[2] for path in self.skeleton()[1:]}

@@ -51,7 +51,7 @@ def delete(context: Context, *, confirm: bool = False, force: bool = False) -> P
 
 
 def _refuse_what_is_none(context: Context, *, force: bool) -> Procedure[None]:
-    """Raise unless this is a queue that this version knows; `force`: it may have lost its layout."""
+    """Raise unless this is a queue that this version knows; `force`: it may have lost its layout, or other parts."""
     path = context.paths.conf("layout")
     layout: Node | None = yield Get(path)
     if layout is None:
@@ -59,7 +59,7 @@ def _refuse_what_is_none(context: Context, *, force: bool) -> Procedure[None]:
         layout = yield Get(path)
     if layout is not None:
         check_layout(path, layout.data)
-    elif not force or None in (yield from read_stats([context.paths.at(name) for name in ("conf", "queue", "tasks")])):
+    elif not (force and context.paths.resembles((yield Children(context.paths.base)) or ())):
         raise (yield from queue_missing(context))
 
 
@@ -103,9 +103,13 @@ def _mark(context: Context) -> Procedure[None]:
     def ours() -> Procedure[Outcome | None]:
         return None if (yield Exists(marker)) is None else Outcome(committed=True)
 
-    outcome = yield from transact(multi, ours)
-    if outcome.committed or (yield Exists(marker)) is not None:
-        return
+    for _ in range(PASSES):
+        outcome = yield from transact(multi, ours)
+        if outcome.committed or (yield Exists(marker)) is not None:
+            return
+        if outcome.failure is not Failure.NOT_EMPTY:
+            break
+        yield from _delete_below(layout, Check(layout))  # somebody else's: the layout has no children
     if outcome.failure is Failure.NO_NODE:
         raise (yield from queue_missing(context))
     raise refused("deleting the queue", outcome, multi)
@@ -114,10 +118,12 @@ def _mark(context: Context) -> Procedure[None]:
 def _delete_marked(context: Context) -> Procedure[None]:
     """Delete everything of a marked queue, the mark and the queue's own znode together as the last."""
     base, marker = context.paths.base, context.paths.at("deleting")
+    marked = Check(marker)
     for _ in range(PASSES):
         for name in sorted((yield Children(base)) or ()):
             if name != "deleting":
-                yield from _delete_trees(context, [f"{base}/{name}"])
+                yield from _delete_trees([f"{base}/{name}"], marked)
+        yield from _delete_below(marker, marked)  # somebody else's: the mark has no children
         last = Multi((Delete(marker), Delete(base)))
         outcome = yield from transact(last, never)
         if outcome.committed or (outcome.failure is Failure.NO_NODE and failed_at(outcome, last) == marker):
@@ -127,23 +133,30 @@ def _delete_marked(context: Context) -> Procedure[None]:
     raise ZkmqError(f"{base} is written to faster than it can be deleted: stop its producers, and call this once more")
 
 
-def _delete_trees(context: Context, paths: Sequence[str]) -> Procedure[None]:
-    """Delete siblings and all below them, so many in a transaction."""
+def _delete_below(path: str, held: Check) -> Procedure[None]:
+    """Delete all that is below a znode."""
+    below = [f"{path}/{name}" for name in (yield Children(path)) or ()]
+    for chunk in chunked(below, DELETES_PER_MULTI):
+        yield from _delete_trees(chunk, held)
+
+
+def _delete_trees(paths: Sequence[str], held: Check) -> Procedure[None]:
+    """Delete siblings and all below them, so many in a transaction, while what `held` asks for is so."""
     listings = yield from list_children(paths)
     below = [f"{path}/{name}" for path, names in zip(paths, listings, strict=True) for name in names]
     for chunk in chunked(below, DELETES_PER_MULTI):
-        yield from _delete_trees(context, chunk)
-    marked = Check(context.paths.at("deleting"))
-    outcome = yield from transact(Multi((marked, *map(Delete, paths))), never)
+        yield from _delete_trees(chunk, held)
+    multi = Multi((held, *map(Delete, paths)))
+    outcome = yield from transact(multi, never)
     if not outcome.committed and len(paths) > 1:  # one is gone, or has got children, since it was listed
-        yield from _delete_singly(marked, paths)
+        yield from _delete_singly(held, paths)
     elif outcome.failure is Failure.OTHER:
-        raise refused("deleting the queue", outcome, Multi((marked, *map(Delete, paths))))
+        raise refused("deleting the queue", outcome, multi)
 
 
-def _delete_singly(marked: Check, paths: Sequence[str]) -> Procedure[None]:
+def _delete_singly(held: Check, paths: Sequence[str]) -> Procedure[None]:
     """Delete each by itself, all in flight together; what is left of them is seen by the next pass."""
-    multis = tuple(Multi((marked, Delete(path))) for path in paths)
+    multis = tuple(Multi((held, Delete(path))) for path in paths)
     for multi, outcome in zip(multis, (yield Pipeline(multis)), strict=True):
         if outcome.failure is Failure.OTHER:
             raise refused("deleting the queue", outcome, multi)
