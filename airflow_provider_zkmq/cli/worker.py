@@ -100,8 +100,6 @@ def run(args: argparse.Namespace, common: Common) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse options that contradict each other. Raises `UsageError`."""
-    if not 0 <= args.grace < threading.TIMEOUT_MAX:
-        raise UsageError(f"--grace {args.grace:g} s is longer than a thread can wait")
     if args.threads and args.handler is None and args.command is None:
         raise UsageError("worker needs --handler or --exec; only with --threads 0 there is nothing to handle")
     if args.pass_credentials and args.command is None:

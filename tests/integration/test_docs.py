@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_zkmq import bridge, engine
+from airflow_provider_zkmq import bridge, engine, spark
 from airflow_provider_zkmq.engine import Claim, Queue, Running, UnitOfWork, Worker, Zkmq
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.support import fresh_root
@@ -153,6 +153,7 @@ def test_every_call_of_the_semantics_exists() -> None:
     homes = {
         "TextQueue": TextQueue,
         "bridge": bridge,
+        "spark": spark,
         "q": Queue,
         "claim": Claim,
         "zk": Zkmq,

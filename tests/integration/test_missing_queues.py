@@ -192,6 +192,30 @@ def test_a_claim_whose_queue_was_deleted_is_lost(zk: Zkmq) -> None:
     assert zk.queues() == []
 
 
+def test_a_transaction_whose_queue_was_deleted_has_lost_what_it_took(zk: Zkmq) -> None:
+    """Its commit says so, by the queue's name; nothing was put, and it can be rolled back."""
+    zk.queue("q").enqueue(b"x")
+    tx = zk.transaction()
+    assert tx.try_take("q") is not None
+    tx.put("out", b"y")
+    zk.delete_queue("q", confirm=True, force=True)
+    with pytest.raises(ClaimLost, match="queue 'q' does not exist"):
+        tx.commit()
+    tx.rollback()
+    assert not zk.queue("q").exists()
+
+
+async def test_so_has_an_asynchronous_one(zookeeper: str, root: str) -> None:
+    """`AsyncUnitOfWork` likewise."""
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
+        await zk.queue("q").enqueue(b"x")
+        tx = zk.transaction()
+        assert await tx.try_take("q") is not None
+        await zk.delete_queue("q", confirm=True, force=True)
+        with pytest.raises(ClaimLost, match="queue 'q' does not exist"):
+            await tx.commit()
+
+
 async def test_the_asynchronous_front_deletes_queues_too(zk: Zkmq, zookeeper: str, root: str) -> None:
     """And asks whether one is there, waiting for it where it is told to."""
     zk.queue("q").enqueue(b"x")

@@ -97,6 +97,17 @@ async def test_an_asynchronous_producer_makes_it_too(zk: Zkmq, zookeeper: str, r
     assert [task.id for task in q.tasks()] == ["b"]
 
 
+@pytest.mark.parametrize("taking", [True, False], ids=["taken", "put"])
+def test_who_only_makes_transactions_cleans_up(zk: Zkmq, zookeeper: str, root: str, q: Queue, taking: bool) -> None:
+    """Whether it takes from a queue or puts into it."""
+    q.configure(task_gc_lifetime=0, task_gc_interval=3600)
+    finish(zk, root, q, "a")
+    with Zkmq.connect(zookeeper, root=root) as client, client.transaction() as tx:
+        assert tx.try_take("census") is None if taking else tx.put("census", b"y")
+        tx.commit()
+    assert (runs(zk, root), [task.id for task in q.tasks(state="finished")]) == (1, [])
+
+
 def test_a_client_that_opted_out_leaves_it_overdue(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
     """`gc=False`: it closes without a look."""
     q.configure(task_gc_lifetime=0, task_gc_interval=0)

@@ -327,3 +327,13 @@ def test_clean_up_steps_over_what_is_no_letter() -> None:
     publish(client, mark(client))
     assert clean_up(client).ran
     assert (departed(client), client.zk.names(bucket)) == ([], ["foreign"])
+
+
+@pytest.mark.parametrize("watermark", [-1, True, "5", 1.5, None, 1 << 63])
+def test_what_is_no_watermark_is_refused(watermark: Any) -> None:
+    """It would damage the record by which clean-up goes; what stands there stays."""
+    client = archived_queue()
+    known = client.do(archiving.archive(client.context))
+    with pytest.raises(ConfigError, match="watermark"):
+        client.do(configure.publish_archive(client.context, replace(known, watermark=watermark)))
+    assert client.do(archiving.archive(client.context)) == known

@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Op, Pipeline
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import claims, existence, roots
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, putting, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, putting, settle, transaction
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, rescue
 from tests.fake_zookeeper import Crash, new_context
 from tests.stepping import Stepper
@@ -154,6 +154,19 @@ def test_a_queue_that_has_lost_a_part_is_deleted_by_force(name: str) -> None:
     client.do(delete(client, force=True))
     assert below(client) == set()
     Client(client.zk, "later").put()
+
+
+def test_an_archived_queue_is_deleted_without_force() -> None:
+    """What it keeps for its archive is its own: dead letters that left it, and how far the archive has come."""
+    client = new_queue()
+    client.do(configure.configure(client.context, archive=True))
+    client.put(task_id="letter")
+    client.fail(client.claimed(), retry=False)
+    client.do(operate.drop(client.context, "letter"))
+    assert client.zk.names(ROOT + "/q/unarchived")
+    client.zk.expire(client.session)
+    client.do(delete(client))
+    assert below(client) == set()
 
 
 def test_another_version_s_queue_is_not_deleted() -> None:

@@ -191,7 +191,7 @@ def test_a_rollback_that_may_have_met_a_commit_says_so_whatever_became_of_the_se
 def lost_unit(client: Zkmq) -> Transaction:
     """A unit of work that was begun in a session, which is out of reach since."""
     client._session.id, client._session.away_since = 7, time.monotonic()
-    return Transaction(client._session, client._context)
+    return Transaction(client._session, client._context, client._used)
 
 
 def test_a_session_is_over_once_it_is_out_of_reach_for_its_time_out() -> None:

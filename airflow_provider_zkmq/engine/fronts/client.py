@@ -109,7 +109,7 @@ class Client(ClientVerbs, Blocking[str]):
 
     def transaction(self) -> UnitOfWork:
         """A unit of work over the queues of this connection."""
-        return UnitOfWork(self._session, Transaction(self._session, self._context))
+        return UnitOfWork(self._session, Transaction(self._session, self._context, self._used))
 
     def close(self) -> None:
         """End the session; what was claimed in it is given back at once. Idempotent."""
@@ -167,7 +167,7 @@ class AsyncZkmq(ClientVerbs, Awaited[str]):
 
     def transaction(self) -> AsyncUnitOfWork:
         """A unit of work over the queues of this connection."""
-        return AsyncUnitOfWork(self._session, Transaction(self._session, self._context))
+        return AsyncUnitOfWork(self._session, Transaction(self._session, self._context, self._used))
 
     async def close(self) -> None:
         """End the session; what was claimed in it is given back at once. Idempotent."""

@@ -111,7 +111,7 @@ class BlockingInTurn(BlockingTaker[S, C]):
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
         patience = self._begin()
         try:
-            return run(self._session, call(self._subject), patience)
+            return run(self._session, self._explained(call(self._subject)), patience)
         finally:
             self._turn.release()
 
@@ -142,7 +142,7 @@ class AwaitedInTurn(AwaitedTaker[S, C]):
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
         patience = await self._begin()
         try:
-            return await arun(self._session, call(self._subject), patience)
+            return await arun(self._session, self._explained(call(self._subject)), patience)
         finally:
             self._turn.release()
 

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
+from airflow_provider_zkmq.engine.core.reading.claims import unless_queue_gone
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks import transaction
 from airflow_provider_zkmq.engine.core.tasks.giveback import Holder
@@ -70,6 +70,7 @@ def _commit(tx: Transaction, result: bytes | str | None = None) -> Procedure[lis
     tx.check(ending=True)
     ids = yield from transaction.commit(tx.transaction, result)
     tx.open = False
+    tx.mark_used()
     return ids
 
 
@@ -104,9 +105,9 @@ class UnitVerbs(Front[Transaction]):
     settle = verb(_settle)
 
     def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
-        """What fails where one of its queues is not there any more fails for that."""
-        for context in self._subject.contexts():
-            procedure = unless_missing(context, procedure)
+        """Where a queue that it has taken from is not there any more, what it took is lost: `ClaimLost`."""
+        for context, claimed in self._subject.held().items():
+            procedure = unless_queue_gone(context, claimed, procedure)
         return procedure
 
     @property

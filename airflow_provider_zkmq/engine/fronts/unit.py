@@ -24,12 +24,14 @@ from airflow_provider_zkmq.engine.zk.session import Session
 class Transaction:
     """One unit of work of either front, and the session that it is bound to."""
 
-    def __init__(self, session: Session, context_of: Callable[[str], Context]) -> None:
+    def __init__(self, session: Session, context_of: Callable[[str], Context], used: Callable[[Context], None]) -> None:
         self.transaction = transaction.Transaction()
         self.open = True
         self.adopted: Hand | None = None
         """The claim that a worker's handler was called for."""
         self.context_of = context_of
+        self._used = used
+        """Is told of each queue that is claimed from or put into."""
         self._session = session
         self._session_id = session.id
         self._contexts: set[Context] = set()
@@ -58,6 +60,7 @@ class Transaction:
         if span > 0:
             yield Within(span)
         asked = yield from wanted(context, node, filter_method, selector, None)
+        self._used(context)
         self._contexts.add(context)
         taking = claim(context, asked, span, lambda: not self.open or caller.left, caller)
         claimed = yield from unless_missing(context, taking)
@@ -90,10 +93,14 @@ class Transaction:
                 raise self._session.unavailable(patience.limit)
             yield Wait(self._session.changed, seen, min(wait, left(deadline)))
 
-    def contexts(self) -> set[Context]:
-        """The memories of the queues that it has taken from or put into."""
-        unit = self.transaction
-        return {context for context, _ in unit.taken} | {put.context for put in unit.put}
+    def held(self) -> dict[Context, Claimed]:
+        """The queues that it has taken from, each with one of its claims; none once it has ended."""
+        return {} if self.transaction.ended else dict(self.transaction.taken)
+
+    def mark_used(self) -> None:
+        """What was put is enqueued: its client takes part in the clean-up of those queues from now on."""
+        for put in self.transaction.put:
+            self._used(put.context)
 
     def add(self, context: Context, claimed: Claimed) -> Task:
         """Make a claim part of it; returns the task."""

@@ -21,7 +21,7 @@ class Absence:
         with self._lock:
             first, self.told = not self.told, True
         if first:
-            log.warning("worker on queue %r: %s; waiting for that", self._queue, error)
+            log.warning("worker on queue %r: %s; it waits for the queue", self._queue, error)
 
     def end(self) -> None:
         """The queue has come."""

@@ -14,8 +14,8 @@ from airflow_provider_zkmq.engine.errors import ConfigError
 #: A number of seconds or a `datetime.timedelta`, which `pendulum.Duration` is, too.
 Duration: TypeAlias = float | timedelta
 
-#: Some three centuries: what is added to the time of today still fits the names of buckets.
-LONGEST: Final = 1e10
+#: Nearly three centuries: a thread can still wait for so long, and added to today's time it fits the names of buckets.
+LONGEST: Final = 9e9
 #: The longest text that is read: whatever a person writes is shorter.
 _MOST_CHARACTERS: Final = 64
 _NUMBER: Final = r"[0-9]+(?:[.,][0-9]+)?"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.checks import MAX_ZXID
 from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds, spell_seconds
 from airflow_provider_zkmq.engine.core.model.filters import FilterType, check_types, encode_types
+from airflow_provider_zkmq.engine.core.model.numbers import whole_number
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.model.shown import shown
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Ops
@@ -165,8 +168,13 @@ def set_archive(context: Context, record: bytes, version: int | None) -> Procedu
 def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
     """Say how far the archive has come; clean-up deletes up to there. `reached` is an `archive()` with other values.
 
-    Raises `ConfigError` where another run has written since ``reached.version`` was read, `OutcomeUnknown`.
+    Raises `ConfigError` for a watermark that is no zxid, and where another run has written since ``reached.version``
+    was read; `OutcomeUnknown`.
     """
+    watermark = whole_number("watermark", reached.watermark)
+    if watermark > MAX_ZXID:
+        msg = f"watermark {shown(watermark)} is not allowed: no transaction of ZooKeeper has such a number"
+        raise ConfigError(msg)
     yield from refuse_missing(context)
-    record = {"watermark": reached.watermark, "directory": reached.directory, "run": reached.run}
+    record = {"watermark": watermark, "directory": reached.directory, "run": reached.run}
     yield from set_archive(context, dump(record), reached.version)
