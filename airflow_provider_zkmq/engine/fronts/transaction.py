@@ -64,8 +64,8 @@ def _commit(tx: Transaction, result: bytes | str | None = None) -> Procedure[lis
     """Finish what was taken and write what was put, at once; returns the ids put.
 
     `result` is kept with the task that was taken first. Raises `TaskTooLarge`, `ClaimLost`, `DuplicateTask` or
-    `SessionLost`; then nothing happened. After `OutcomeUnknown` call it again: it tells what became of the first
-    call, and goes on if that did not happen.
+    `SessionLost`; then nothing happened, but that queues which were put into may have been created. After
+    `OutcomeUnknown` call it again: it tells what became of the first call, and goes on if that did not happen.
     """
     tx.check(ending=True)
     ids = yield from transaction.commit(tx.transaction, result)

@@ -95,7 +95,10 @@ def _not_there(context: Context) -> Procedure[ZkmqError]:
     parts = (context.paths.conf("layout"), context.paths.at("tasks"), context.paths.at("deleting"))
     layout, tasks, deleting = yield from read_nodes(parts)  # at one moment: it may have been created since
     if tasks is not None and layout is None and deleting is None:
-        return CorruptRecord(f"{context.paths.conf('layout')} is missing, although queue {context.queue!r} is there")
+        return CorruptRecord(
+            f"{parts[0]} is missing, although queue {context.queue!r} is there: "
+            f"put it back, holding {LAYOUT}, or delete the queue by force"
+        )
     return (yield from queue_missing(context))
 
 

@@ -52,7 +52,8 @@ def commit(transaction: Transaction, result: bytes | str | None = None) -> Proce
     first call, and goes on if that did not happen.
 
     Raises `ConfigError` for what a queue that was put into refuses, `TaskTooLarge` when it does not fit into one
-    ZooKeeper transaction, `ClaimLost` when something taken was lost, `DuplicateTask`; in each case nothing happened.
+    ZooKeeper transaction, `ClaimLost` when something taken was lost, `DuplicateTask`; in each case nothing happened,
+    but that queues which were put into may have been created.
     """
     data = b"" if result is None else encode_data("result", result)
     if not transaction.ended and (transaction.sent is not None or transaction.taken or transaction.put):
