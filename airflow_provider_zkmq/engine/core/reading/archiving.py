@@ -68,7 +68,9 @@ def ended_between(context: Context, after: int, until: int) -> Procedure[list[En
     for chunk in chunked(listed):
         nodes = yield from read_nodes([context.paths.task(each, "state") for each in chunk])
         for task_id, node in zip(chunk, nodes, strict=True):
-            if node is not None and (each := _ended_in(context, task_id, node, after, until)):
+            if node is None or node.stat.mzxid <= after:
+                continue  # not written since: it ended before, too, and need not be decoded
+            if each := _ended_in(context, task_id, node, after, until):
                 ended.append(each)
     return ended
 
