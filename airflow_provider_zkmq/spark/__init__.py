@@ -1,4 +1,4 @@
-"""Finished tasks to Parquet with Spark, and their history from there. Needs the extra ``[spark]``.
+"""Queues as DataFrames, finished tasks to Parquet, and their history from there. Needs the extra ``[spark]``.
 
 Importing this package loads neither PySpark nor a ZooKeeper client.
 """
@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.archive import ArchiveReport, archive_queue
     from airflow_provider_zkmq.spark.history import percentiles, read_history
     from airflow_provider_zkmq.spark.session import spark_session
+    from airflow_provider_zkmq.spark.source import register
 
 _HOME = {
     "ArchiveReport": "archive",
     "archive_queue": "archive",
     "percentiles": "history",
     "read_history": "history",
+    "register": "source",
     "spark_session": "session",
 }
-__all__ = ["ArchiveReport", "archive_queue", "percentiles", "read_history", "spark_session"]
+__all__ = ["ArchiveReport", "archive_queue", "percentiles", "read_history", "register", "spark_session"]
 
 
 def __getattr__(name: str) -> object:
