@@ -130,6 +130,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "replace": lambda side: side.q.replace("queued", b"y"),
     "resume": lambda side: side.q.resume(),
     "root": lambda side: side.q.root,
+    "scan": lambda side: side.q.scan(["queued", "gone"], ["id", "state", "data"], selector="size==large"),
     "snooze": lambda side: side.q.snooze("claimed", side.token, 5),
     "task": lambda side: side.q.task("queued"),
     "tasks": lambda side: side.q.tasks(state="inserted", selector="size==large", limit=5),
