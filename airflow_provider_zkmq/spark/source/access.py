@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from airflow_provider_zkmq.engine import AnyClient, ConfigError, Zkmq, parse_duration
@@ -47,7 +48,16 @@ def connection(options: Options) -> dict[str, Any]:
     An option that is given wins over the Airflow connection and the environment.
     """
     conn_id, addressed = options.text("conn_id"), _addressed(options)
-    return (environment_options(addressed.get) if conn_id is None else _airflow_connection(conn_id)) | addressed
+    if conn_id is not None:
+        return _airflow_connection(conn_id) | addressed
+    return environment_options(addressed.get, _read_file) | addressed
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _addressed(options: Options) -> dict[str, Any]:

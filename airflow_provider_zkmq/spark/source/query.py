@@ -32,13 +32,17 @@ IN_FLIGHT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which tasks, and what of them. ``states``: all where it is empty; ``since``: enqueued then or later."""
+    """Which tasks, and what of them. ``states``: all where it is empty; ``since``: enqueued then or later.
+
+    ``partitions``: about how many; 0: as many as seem good.
+    """
 
     columns: tuple[str, ...]
     states: tuple[str, ...]
     selector: str | None
     since: datetime | None
     in_flight: int
+    partitions: int
 
     @property
     def listed(self) -> bool:
@@ -55,7 +59,8 @@ class Query:
             if selector is not None:
                 parse_selector(selector)
         since = _since(options.text("since"))
-        return cls(chosen, states, selector, since, options.count("maxRequestsInFlight", IN_FLIGHT))
+        in_flight, partitions = options.count("maxRequestsInFlight", IN_FLIGHT), options.count("numPartitions", 0)
+        return cls(chosen, states, selector, since, in_flight, partitions)
 
 
 def queues_of(options: Options, client: AnyClient) -> list[str]:

@@ -70,7 +70,6 @@ class TaskReader(DataSourceReader):
         options.check(READ, "reads")
         self.options = options
         self.query = Query.of(options, columns_of(schema))
-        options.count("numPartitions", 1)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The ids of the tasks there are now, in shares."""
@@ -79,7 +78,7 @@ class TaskReader(DataSourceReader):
             _check(client, queues, self.query)
             listed = [self._listed(client.queue(name)) for name in queues]
         begin_report(self.options.text("report"))
-        return shares(listed, self.options.count("numPartitions", 0, 0))
+        return shares(listed, self.query.partitions)
 
     def _listed(self, queue: AnyQueue) -> Share:
         if self.query.listed:
