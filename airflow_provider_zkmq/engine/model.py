@@ -22,8 +22,8 @@ from airflow_provider_zkmq.engine.core.model.filters import (
     encode_types,
     parse_filters,
 )
-from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data, encode_metadata
-from airflow_provider_zkmq.engine.core.model.moments import Moment
+from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
 from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number
 from airflow_provider_zkmq.engine.core.model.outcomes import Success
 from airflow_provider_zkmq.engine.core.model.paths import check_name
@@ -55,6 +55,7 @@ __all__ = [
     "FilterTypes",
     "Message",
     "Moment",
+    "NewTasks",
     "OnChange",
     "OnProgress",
     "Part",
@@ -80,6 +81,7 @@ __all__ = [
     "encode_types",
     "load",
     "lock_seconds",
+    "optional_milliseconds",
     "optional_seconds",
     "optional_whole_number",
     "parse_duration",

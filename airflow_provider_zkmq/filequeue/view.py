@@ -9,6 +9,7 @@ from typing import TypeVar
 from airflow_provider_zkmq.engine.model import (
     PARTS,
     Duration,
+    Moment,
     OnChange,
     OnProgress,
     Part,
@@ -49,6 +50,13 @@ class FileView:
         self.folder = folder
         self.name = name
         self.path = folder.file(name)
+
+    def now(self) -> Moment:
+        """The time by this machine's clock, which is a file's. Raises `QueueNotFound`."""
+        import pendulum  # now, not before: the command line starts faster without
+
+        self._do(lambda _: None)
+        return pendulum.now("UTC")
 
     @property
     def root(self) -> str:

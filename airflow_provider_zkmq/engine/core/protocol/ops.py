@@ -53,6 +53,8 @@ class Stat:
     version: int
     owner: int
     children: int
+    cversion: int = 0
+    """Twice the children that were ever made, less those that are there."""
 
 
 @dataclass(frozen=True, slots=True)
