@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,6 +72,7 @@ class FakeZooKeeper:
         self.next_session = 1
         self.containers: set[str] = set()
         self.used: set[str] = set()
+        self.made: Counter[str] = Counter()
         self.watches: dict[tuple[str, str], set[Any]] = {}
 
     def connect(self) -> int:
@@ -101,7 +103,8 @@ class FakeZooKeeper:
         node = self.nodes.get(path)
         if node is None:
             return None
-        return Stat(node.czxid, node.mzxid, node.ctime, node.mtime, node.version, node.owner, len(node.children))
+        times, children = (node.czxid, node.mzxid, node.ctime, node.mtime), len(node.children)
+        return Stat(*times, node.version, node.owner, children, 2 * self.made[path] - children)
 
     def node(self, path: str) -> Node | None:
         stat = self.stat(path)
@@ -147,10 +150,19 @@ class FakeZooKeeper:
             undo.append((op.path, self._apply(session, op, events)))
             if isinstance(op, SetData) and outcome.time is None:
                 outcome = Outcome(committed=True, time=self.ms, zxid=self.zxid)
+        for op in ops:
+            self._count(op)
         for event in events:
             for watch in self.watches.pop(event, set()):
                 watch.fire()
         return outcome
+
+    def _count(self, op: Any) -> None:
+        """How many children each znode ever had."""
+        if isinstance(op, Delete):
+            self.made.pop(op.path, None)
+        if isinstance(op, Create):
+            self.made[parent(op.path)] += 1
 
     def _judge(self, op: Any) -> Failure | None:
         node = self.nodes.get(op.path)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         String,
         parse_type,
     )
-    from airflow_provider_zkmq.engine.core.model.messages import Message
+    from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks
     from airflow_provider_zkmq.engine.core.model.moments import Moment, parse_moment
     from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
     from airflow_provider_zkmq.engine.core.model.paths import check_name
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
     from airflow_provider_zkmq.engine.errors import (
         AccessDenied,
+        BadMessage,
         ClaimLost,
         ConfigError,
         CorruptRecord,
@@ -80,7 +81,7 @@ _HOME = {
     "core.model.outcomes": ("Error", "Retry", "Snooze", "Success"),
     "core.model.paths": ("check_name",),
     "core.model.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
-    "core.model.messages": ("Message",),
+    "core.model.messages": ("Message", "NewTasks"),
     "core.model.records": ("Attempt",),
     "core.model.selectors": ("AllOf", "AnyOf", "Selector", "parse_selector"),
     "core.model.states": ("State", "Status"),
@@ -96,6 +97,7 @@ _HOME = {
     "core.tasks.batches": ("Batch",),
     "errors": (
         "AccessDenied",
+        "BadMessage",
         "ClaimLost",
         "ConfigError",
         "CorruptRecord",
@@ -144,6 +146,7 @@ __all__ = [
     "AsyncWorker",
     "AsyncZkmq",
     "Attempt",
+    "BadMessage",
     "Batch",
     "Claim",
     "ClaimLost",
@@ -169,6 +172,7 @@ __all__ = [
     "Message",
     "Moment",
     "Monitor",
+    "NewTasks",
     "NotSecured",
     "OrderedEnum",
     "OutcomeUnknown",

@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.core.model.filters import (
     encode_types,
     parse_filters,
 )
-from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, encode_data, encode_metadata
 from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
 from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number, whole_number
 from airflow_provider_zkmq.engine.core.model.outcomes import Success
@@ -57,6 +57,7 @@ __all__ = [
     "FilterTypes",
     "Message",
     "Moment",
+    "NewTasks",
     "OnChange",
     "OnProgress",
     "Part",

@@ -63,10 +63,14 @@ class Znode:
     container: bool = False
     used: bool = False
     """Whether it has had a child: only then a container may be reaped."""
+    made: int = 0
+    """How many children were ever made."""
 
     def stat(self) -> Stat:
         """Its Stat."""
-        return Stat(self.czxid, self.mzxid, self.ctime, self.mtime, self.version, self.owner, len(self.children))
+        times = (self.czxid, self.mzxid, self.ctime, self.mtime)
+        children = len(self.children)
+        return Stat(*times, self.version, self.owner, children, 2 * self.made - children)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,7 @@ class Server:
             old = self.nodes[path]
             self.nodes[path] = Znode(
                 op.data, old.czxid, txn.zxid, old.ctime, txn.ms, old.owner, old.version + 1, old.children,
-                old.container, old.used,
+                old.container, old.used, old.made,
             )  # fmt: skip
             events.append(("data", path))
             return before
@@ -195,6 +199,7 @@ class Server:
         self.nodes[path] = node
         above.children.add(path.rpartition("/")[2])
         above.used = True
+        above.made += 1
         events += [("data", path), ("child", parent(path))]
         return before
 
@@ -204,6 +209,7 @@ class Server:
         if before is None:
             self.nodes.pop(path, None)
             self.nodes[parent(path)].children.discard(name)
+            self.nodes[parent(path)].made -= 1
         else:
             self.nodes[path] = before
             self.nodes[parent(path)].children.add(name)

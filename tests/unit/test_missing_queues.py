@@ -15,6 +15,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Sync, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete
 from airflow_provider_zkmq.engine.core.reading import (
     archiving,
+    clock,
     existence,
     finding,
     following,
@@ -31,7 +32,7 @@ from airflow_provider_zkmq.engine.core.reading import (
 from airflow_provider_zkmq.engine.core.reading import counts as counting
 from airflow_provider_zkmq.engine.core.reading import explain as explaining
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
-from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, operate
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, operate, several_writers
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion
 from airflow_provider_zkmq.engine.fronts.methods import by_token
 from airflow_provider_zkmq.engine.fronts.verbs import QueueVerbs
@@ -59,6 +60,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "find": lambda it: finding.find_matching(it, "all()"),
     "wait_batch": lambda it: batches.wait_batch(it, "b"),
     "batch": lambda it: batches.read_batch(it, "b"),
+    "seal_batch": lambda it: several_writers.seal(it, "b"),
+    "now": clock.now,
     "zxid": archiving.zxid,
     "ended_between": lambda it: archiving.ended_between(it, 0, 1),
     "departed_between": lambda it: archiving.departed_between(it, 0, 1),
@@ -80,7 +83,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "check_wanted": ask.wanted,
     "delete": lambda it: deletion.delete(it, confirm=True),
 }
-CREATE = {"configure", "enqueue", "enqueue_many"}
+CREATE = {"configure", "enqueue", "enqueue_many", "enqueue_new", "open_batch"}
 LOOK_AT_NOTHING = {"exists", "look_after", "wait_for_change"}
 
 

@@ -38,14 +38,15 @@ WRITE: Final = (
     *CONNECTION,
     "queue",
     "id",
+    "key",
     "data",
     "filters",
     "metadata",
     "priority",
     "delay",
+    "notBefore",
     "batch",
     "report",
-    "maxRequestsInFlight",
 )
 #: Spark itself hands these on to the writer of a stream.
 SINK: Final = (*WRITE, "checkpointLocation", "queryName", "path")

@@ -52,6 +52,8 @@ class Stat(NamedTuple):
     version: int
     owner: int
     children: int
+    cversion: int = 0
+    """Twice the children that were ever made, less those that are there."""
 
 
 class Node(NamedTuple):

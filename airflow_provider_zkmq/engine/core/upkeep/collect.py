@@ -2,7 +2,8 @@
 
 It may run in several places at once and costs by what it deletes. Age is judged by the server's clock and the
 Stat of the task's record, and each tree is deleted under that record's version: a task that changed is kept.
-Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept.
+Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept, and so are the
+members of a batch that is being written: whoever tries again to write them is to find them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unr
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
-from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, collect_letters, prune_lanes
+from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, collect_letters, prune_lanes, unsealed
 from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
 from airflow_provider_zkmq.engine.core.writing.commit import commit, send_together
 from airflow_provider_zkmq.engine.core.writing.pieces import tree_deletes
@@ -44,6 +45,16 @@ class Collected:
     kept_unarchived: int = 0
     kept_changed: int = 0
     rescued: int = 0
+    kept_for_batches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Keep:
+    """What is kept: what ended after ``cutoff``, is not in the archive, or is a member of an unsealed batch."""
+
+    cutoff: int
+    archived: int | None
+    batches: frozenset[str]
 
 
 def collect_garbage(context: Context, lifetime: Duration | None = None) -> Procedure[Collected]:
@@ -91,8 +102,9 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     report.rescued = (yield from rescue_dead(context)) + (yield from promote_due(context))
     now = (yield from tick(context)).time or 0
     cutoff = now - int(lifetime * 1000)
+    keep = _Keep(cutoff, archived, (yield from unsealed(context)))
     for index in INDEXES:
-        yield from _collect_index(context, index, cutoff, archived, report)
+        yield from _collect_index(context, index, keep, report)
     if context.maintenance.leaving:
         return report  # it does not say that it has run: whoever looks next goes on
     yield from collect_batches(context, cutoff)
@@ -110,34 +122,30 @@ def _note_run(context: Context, report: Collected, lifetime: float) -> Procedure
         yield from restored(context, path)
 
 
-def _collect_index(
-    context: Context, index: str, cutoff: int, archived: int | None, report: Collected
-) -> Procedure[None]:
+def _collect_index(context: Context, index: str, keep: _Keep, report: Collected) -> Procedure[None]:
     buckets = yield Children(context.paths.at(index))
     for name in sorted(buckets or ()):
         start = bucket_start(name)
         if start is None:
             context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
-        elif start <= cutoff:
-            yield from _collect_bucket(context, context.paths.at(index, name), cutoff, archived, report)
-            if start + 2 * BUCKET_MS < cutoff:
+        elif start <= keep.cutoff:
+            yield from _collect_bucket(context, context.paths.at(index, name), keep, report)
+            if start + 2 * BUCKET_MS < keep.cutoff:
                 yield Multi((Delete(context.paths.at(index, name)),))  # refused while something is kept
 
 
-def _collect_bucket(
-    context: Context, bucket: str, cutoff: int, archived: int | None, report: Collected
-) -> Procedure[None]:
+def _collect_bucket(context: Context, bucket: str, keep: _Keep, report: Collected) -> Procedure[None]:
     entries = yield Children(bucket)
-    due = [name for name in sorted(entries or ()) if (entry_time(name) or cutoff + 1) <= cutoff]
+    due = [name for name in sorted(entries or ()) if (entry_time(name) or keep.cutoff + 1) <= keep.cutoff]
     for chunk in chunked(due):
         if context.maintenance.leaving:
             return
-        trees = yield from _judge(context, bucket, chunk, cutoff, archived, report)
+        trees = yield from _judge(context, bucket, chunk, keep, report)
         yield from _delete(context, trees, report)
 
 
 def _judge(
-    context: Context, bucket: str, names: Sequence[str], cutoff: int, archived: int | None, report: Collected
+    context: Context, bucket: str, names: Sequence[str], keep: _Keep, report: Collected
 ) -> Procedure[list[Plan]]:
     """A plan for each tree that may go."""
     records = yield from read_records(context, [entry_task(name) or "" for name in names])
@@ -146,10 +154,14 @@ def _judge(
         entry = f"{bucket}/{name}"
         if record is Unread.MISSING:
             plans.append(one(Change(context, name, [Delete(entry)])))  # the tree is gone, only its entry is left
-        elif not isinstance(record, Record) or record.stat.mtime > cutoff or not _listed_by(context, record, entry):
+        elif (
+            not isinstance(record, Record) or record.stat.mtime > keep.cutoff or not _listed_by(context, record, entry)
+        ):
             report.kept_changed += 1
-        elif archived is not None and record.stat.mzxid > archived:
+        elif keep.archived is not None and record.stat.mzxid > keep.archived:
             report.kept_unarchived += 1
+        elif record.state.batch in keep.batches:
+            report.kept_for_batches += 1
         else:
             plans.append(_deletion(context, record, entry))
     return plans
