@@ -104,9 +104,7 @@ def _remove(zk: FakeZooKeeper, path: str) -> None:
 
 
 def _copied(node: Znode) -> Znode:
-    return Znode(
-        node.data, node.czxid, node.mzxid, node.ctime, node.mtime, node.owner, node.version, set(node.children)
-    )
+    return replace(node, children=set(node.children))
 
 
 def copied(zk: FakeZooKeeper) -> StrictZooKeeper:
