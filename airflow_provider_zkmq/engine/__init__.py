@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.reading.register import Consumer
     from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
     from airflow_provider_zkmq.engine.core.reading.trees import Part, Znode
+    from airflow_provider_zkmq.engine.core.reading.trimmed import Trimmed
     from airflow_provider_zkmq.engine.core.reading.wait import WaitFor, wait_event
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
     from airflow_provider_zkmq.engine.errors import (
@@ -92,6 +93,7 @@ _HOME = {
     "core.reading.register": ("Consumer",),
     "core.reading.settings": ("QueueConf",),
     "core.reading.trees": ("Part", "Znode"),
+    "core.reading.trimmed": ("Trimmed",),
     "core.reading.wait": ("WaitFor", "wait_event"),
     "core.tasks.batches": ("Batch",),
     "errors": (
@@ -197,6 +199,7 @@ __all__ = [
     "Tls",
     "TlsRefused",
     "TransportError",
+    "Trimmed",
     "Unavailable",
     "UnitOfWork",
     "Unreadable",

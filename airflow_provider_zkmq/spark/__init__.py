@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.spark.archive import ArchiveReport, archive_queue
-    from airflow_provider_zkmq.spark.history import percentiles, read_history
+    from airflow_provider_zkmq.spark.history.bronze import ArchiveReport, archive_queue
+    from airflow_provider_zkmq.spark.history.reading import percentiles, read_history
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source import register
 
 _HOME = {
-    "ArchiveReport": "archive",
-    "archive_queue": "archive",
-    "percentiles": "history",
-    "read_history": "history",
+    "ArchiveReport": "history.bronze",
+    "archive_queue": "history.bronze",
+    "percentiles": "history.reading",
+    "read_history": "history.reading",
     "register": "source",
     "spark_session": "session",
 }

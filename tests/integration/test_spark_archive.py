@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord, Message, OrderedEnum, Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue
-from airflow_provider_zkmq.spark.archive import STEPS, ArchiveIncomplete, archive_queue
-from airflow_provider_zkmq.spark.history import percentiles, read_history
-from airflow_provider_zkmq.spark.manifest import exclusive, read_manifest
+from airflow_provider_zkmq.spark.history.bronze import STEPS, ArchiveIncomplete, archive_queue
+from airflow_provider_zkmq.spark.history.manifest import exclusive, read_manifest
+from airflow_provider_zkmq.spark.history.reading import percentiles, read_history
 from airflow_provider_zkmq.spark.session import spark_session
 from tests.support import eventually
 

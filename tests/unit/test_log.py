@@ -40,7 +40,14 @@ def told(client: Client) -> list[tuple[str, str, bytes, bytes | None]]:
 
 
 def trim(client: Client) -> int | None:
-    return client.do(trimmed.trimmed(client.context))
+    """Up to where clean-up says that it has deleted."""
+    mark = client.do(trimmed.trimmed(client.context))
+    return None if mark is None else mark.upto
+
+
+def since(client: Client) -> int:
+    """The transaction that made the queue a followed one."""
+    return client.do(trimmed.trimmed(client.context)).since
 
 
 def requests(client: Client, procedure: Any) -> int:
@@ -308,17 +315,16 @@ def test_an_end_that_comes_after_the_latest_one_was_asked_for_is_above_it() -> N
 def test_clean_up_says_what_it_trims_before_it_deletes() -> None:
     """Whoever has taken less is told; what is new is kept as always, and nothing longer than elsewhere."""
     client = followed()
-    born = trim(client)
     finish(client, "a")
     finish(client, "b")
     first, second = ended(client)
-    assert trim(client) == born
+    assert trim(client) == 0
     client.zk.advance(100)
     finish(client, "c")
     writes: list[Any] = []
     client.do(collect.collect_garbage(client.context, 50), lambda op: writes.extend(getattr(op, "ops", ())))
     assert sorted(client.check()) == ["c"]
-    assert trim(client) == second.version > first.version > (born or 0)
+    assert trim(client) == second.version > first.version > since(client)
     paths = [op.path for op in writes]
     mark = paths.index(client.context.paths.at("followed"))
     assert mark < paths.index(client.context.paths.task("a", "state"))
@@ -333,7 +339,7 @@ def test_the_letters_of_a_followed_queue_live_as_long_as_ended_tasks() -> None:
     client.do(operate.drop(client.context, "a"))
     client.zk.advance(40)
     client.do(collect.collect_garbage(client.context, 60))
-    assert (len(ended(client)), (trim(client) or 0) < first.version) == (1, True)
+    assert (len(ended(client)), trim(client)) == (1, 0)
     client.zk.advance(40)
     client.do(collect.collect_garbage(client.context, 60))
     assert (ended(client), trim(client)) == ([], first.version)
@@ -361,18 +367,28 @@ def test_of_an_archived_and_followed_queue_a_letter_waits_for_both() -> None:
     assert ended(client) == []
 
 
-def test_a_queue_that_is_followed_anew_is_trimmed_up_to_then() -> None:
-    """Meanwhile nobody noted what was deleted: every older offset is behind."""
+def test_what_ended_before_the_mark_is_told_when_it_is_trimmed() -> None:
+    """A stream that begins with everything that stands learns that clean-up has overtaken it."""
+    client = new_queue()
+    finish(client, "a")
+    (first,) = ended(client)
+    client.do(configure.configure(client.context, follow=True))
+    assert (trim(client), first.version < since(client)) == (0, True)
+    client.zk.advance(100)
+    client.do(collect.collect_garbage(client.context, 0))
+    assert (trim(client), ended(client)) == (first.version, [])
+
+
+def test_a_queue_that_is_followed_anew_says_since_when() -> None:
+    """Meanwhile nobody noted what was deleted: who began before has perhaps lost something."""
     client = followed()
     finish(client, "a")
-    offset = latest(client)
+    began = since(client)
     client.do(configure.configure(client.context, follow=False))
-    client.zk.advance(100)
-    finish(client, "b")
     client.zk.advance(100)
     client.do(collect.collect_garbage(client.context, 0))
     client.do(configure.configure(client.context, follow=True))
-    assert (trim(client) or 0) > offset
+    assert (trim(client), since(client) > began) == (0, True)
 
 
 @pytest.mark.parametrize("damage", [b"", b"[", b'{"trimmed":-1}', b'{"trimmed":"x"}'])
@@ -396,9 +412,9 @@ def test_the_mark_is_set_and_taken_away_by_configure() -> None:
     client = new_queue()
     assert trim(client) is None
     client.do(configure.configure(client.context, follow=True, archive=True, lock=3), at(1, LOST_REPLY))
-    born = trim(client)
+    born = since(client)
     client.do(configure.configure(client.context, follow=True))
-    assert trim(client) == born == client.zk.nodes[client.context.paths.at("followed")].czxid
+    assert since(client) == born == client.zk.nodes[client.context.paths.at("followed")].czxid
     client.do(configure.configure(client.context, follow=False))
     client.do(configure.configure(client.context, follow=False))
     assert trim(client) is None

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, 
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading.letters import Kept, list_letters, versions_of
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_stats
-from airflow_provider_zkmq.engine.core.reading.trimmed import trimmed_by
+from airflow_provider_zkmq.engine.core.reading.trimmed import trimmed_upto
 
 
 def publish_trimmed(context: Context, versions: Iterable[int]) -> Procedure[None]:
@@ -20,7 +20,7 @@ def publish_trimmed(context: Context, versions: Iterable[int]) -> Procedure[None
     path, highest = context.paths.at("followed"), max(versions, default=0)
     while highest:
         node: Node | None = yield Get(path)
-        if node is None or trimmed_by(context, path, node) >= highest:
+        if node is None or trimmed_upto(context, path, node) >= highest:
             return
         multi = Multi((SetData(path, dump({"trimmed": highest}), node.stat.version),))
         outcome = yield from transact(multi, never)

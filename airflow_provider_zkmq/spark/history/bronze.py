@@ -19,7 +19,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, Ended, Unreadable, ZkmqError, check_name
-from airflow_provider_zkmq.spark.manifest import (
+from airflow_provider_zkmq.spark.history.manifest import (
     RUNS,
     STAGING,
     Manifest,
@@ -31,7 +31,7 @@ from airflow_provider_zkmq.spark.manifest import (
     sync,
     sync_tree,
 )
-from airflow_provider_zkmq.spark.rows import ENDED, SCHEMA, Connect, Row, open_client, reader
+from airflow_provider_zkmq.spark.history.rows import ENDED, SCHEMA, Connect, Row, open_client, reader
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.

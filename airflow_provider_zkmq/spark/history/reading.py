@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from airflow_provider_zkmq.spark.manifest import read_manifest
-from airflow_provider_zkmq.spark.rows import SCHEMA
+from airflow_provider_zkmq.spark.history.manifest import read_manifest
+from airflow_provider_zkmq.spark.history.rows import SCHEMA
 
 POINTS: Final = (0.5, 0.9, 0.99)
 
