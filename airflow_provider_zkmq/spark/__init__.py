@@ -8,20 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.spark.archive import ArchiveReport, archive_queue
-    from airflow_provider_zkmq.spark.history import percentiles, read_history
+    from airflow_provider_zkmq.spark.history.bronze import ArchiveReport, archive_queue
+    from airflow_provider_zkmq.spark.history.reading import percentiles, read_history
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source import register
     from airflow_provider_zkmq.spark.source.enqueueing import enqueue
     from airflow_provider_zkmq.spark.source.receipts import WriteReport
 
 _HOME = {
-    "ArchiveReport": "archive",
+    "ArchiveReport": "history.bronze",
     "WriteReport": "source.receipts",
-    "archive_queue": "archive",
+    "archive_queue": "history.bronze",
     "enqueue": "source.enqueueing",
-    "percentiles": "history",
-    "read_history": "history",
+    "percentiles": "history.reading",
+    "read_history": "history.reading",
     "register": "source",
     "spark_session": "session",
 }

@@ -19,11 +19,14 @@ from airflow_provider_zkmq.engine.core.reading import (
     ids,
     inspect,
     letters,
+    log,
     many,
     register,
+    runs,
     scanning,
     settings,
     trees,
+    trimmed,
 )
 from airflow_provider_zkmq.engine.core.reading.claims import unless_queue_gone
 from airflow_provider_zkmq.engine.core.reading.existence import exists, unless_missing
@@ -166,8 +169,11 @@ class QueueVerbs(Front[Context]):
     batch = verb(batches.read_batch)
     zxid = verb(archiving.zxid)
     now = verb(clock.now)
-    ended_between = verb(archiving.ended_between)
-    departed_between = verb(archiving.departed_between)
+    ended_between = verb(log.ended_between)
+    read_ended = verb(runs.read_ended)
+    latest_end = verb(log.latest_end)
+    trimmed = verb(trimmed.trimmed)
+    departed_between = verb(letters.departed_between)
     read_departed = verb(letters.read_departed)
     archive = verb(archiving.archive)
     collect_garbage = verb(collect.collect_garbage)

@@ -107,13 +107,14 @@ def stat(raw: ZnodeStat) -> Stat:
         owner=raw.ephemeralOwner,
         children=raw.numChildren,
         cversion=raw.cversion,
+        pzxid=raw.pzxid,
     )
 
 
 def _many_item(session: Session, item: Any) -> Node | None:
     if isinstance(item, tuple):
-        data, (czxid, mzxid, ctime, mtime, version, _, _, owner, _, children, _) = item
-        return Node(data, Stat(czxid, mzxid, ctime, mtime, version, owner, children))
+        data, (czxid, mzxid, ctime, mtime, version, cversion, _, owner, _, children, pzxid) = item
+        return Node(data, Stat(czxid, mzxid, ctime, mtime, version, owner, children, cversion, pzxid))
     if item == _NO_NODE:
         return None
     if item == NoAuthError.code:

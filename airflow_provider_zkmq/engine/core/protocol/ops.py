@@ -43,7 +43,11 @@ class Watch:
 
 
 class Stat(NamedTuple):
-    """What ZooKeeper knows of a znode; times are the server's, in milliseconds since 1970."""
+    """What ZooKeeper knows of a znode; times are the server's, in milliseconds since 1970.
+
+    ``cversion``: twice the children that were ever made, less those that are there. ``pzxid``: the transaction that
+    last created or deleted a child of it, or itself.
+    """
 
     czxid: int
     mzxid: int
@@ -53,7 +57,7 @@ class Stat(NamedTuple):
     owner: int
     children: int
     cversion: int = 0
-    """Twice the children that were ever made, less those that are there."""
+    pzxid: int = 0
 
 
 class Node(NamedTuple):

@@ -2,8 +2,9 @@
 
 It may run in several places at once and costs by what it deletes. Age is judged by the server's clock and the
 Stat of the task's record, and each tree is deleted under that record's version: a task that changed is kept.
-Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept, and so are the
-members of a batch that is being written: whoever tries again to write them is to find them.
+Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept; where streams follow it
+(``configure(follow=True)``), they are told of what goes before it goes. Members of a batch that is being written are
+kept: whoever tries again to write them is to find them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
+from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import dump
@@ -21,12 +23,14 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Pro
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.log import version_of
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_records
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
-from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, collect_letters, prune_lanes, unsealed
+from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes, unsealed
 from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
+from airflow_provider_zkmq.engine.core.upkeep.trim import collect_letters, publish_trimmed
 from airflow_provider_zkmq.engine.core.writing.commit import commit, send_together
 from airflow_provider_zkmq.engine.core.writing.pieces import tree_deletes
 from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, merge, mergeable, one
@@ -49,11 +53,11 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
-class _Keep:
-    """What is kept: what ended after ``cutoff``, is not in the archive, or is a member of an unsealed batch."""
+class _Rules:
+    """What goes: what ended before a time, is not kept by the configuration, and of no batch that is being written."""
 
     cutoff: int
-    archived: int | None
+    conf: Conf
     batches: frozenset[str]
 
 
@@ -96,20 +100,20 @@ def _lock_and_collect(context: Context, lifetime: float, last: Stat | None) -> P
 
 
 def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
-    archived = (yield from read_conf(context)).archive
     report = Collected()
     context.census.watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
     report.rescued = (yield from rescue_dead(context)) + (yield from promote_due(context))
     now = (yield from tick(context)).time or 0
-    cutoff = now - int(lifetime * 1000)
-    keep = _Keep(cutoff, archived, (yield from unsealed(context)))
+    # The configuration is read after what it is to hold for has ended.
+    conf, batches = (yield from read_conf(context)), (yield from unsealed(context))
+    rules = _Rules(now - int(lifetime * 1000), conf, batches)
     for index in INDEXES:
-        yield from _collect_index(context, index, keep, report)
+        yield from _collect_index(context, index, rules, report)
     if context.maintenance.leaving:
         return report  # it does not say that it has run: whoever looks next goes on
-    yield from collect_batches(context, cutoff)
+    yield from collect_batches(context, rules.cutoff)
     yield from prune_lanes(context, now)
-    yield from collect_letters(context, archived)
+    yield from collect_letters(context, rules.conf, rules.cutoff)
     yield from _note_run(context, report, lifetime)
     return report
 
@@ -122,48 +126,52 @@ def _note_run(context: Context, report: Collected, lifetime: float) -> Procedure
         yield from restored(context, path)
 
 
-def _collect_index(context: Context, index: str, keep: _Keep, report: Collected) -> Procedure[None]:
+def _collect_index(context: Context, index: str, rules: _Rules, report: Collected) -> Procedure[None]:
     buckets = yield Children(context.paths.at(index))
     for name in sorted(buckets or ()):
         start = bucket_start(name)
         if start is None:
             context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
-        elif start <= keep.cutoff:
-            yield from _collect_bucket(context, context.paths.at(index, name), keep, report)
-            if start + 2 * BUCKET_MS < keep.cutoff:
+        elif start <= rules.cutoff:
+            yield from _collect_bucket(context, context.paths.at(index, name), rules, report)
+            if start + 2 * BUCKET_MS < rules.cutoff:
                 yield Multi((Delete(context.paths.at(index, name)),))  # refused while something is kept
 
 
-def _collect_bucket(context: Context, bucket: str, keep: _Keep, report: Collected) -> Procedure[None]:
-    entries = yield Children(bucket)
-    due = [name for name in sorted(entries or ()) if (entry_time(name) or keep.cutoff + 1) <= keep.cutoff]
+def _collect_bucket(context: Context, bucket: str, rules: _Rules, report: Collected) -> Procedure[None]:
+    entries, after = (yield Children(bucket)), rules.cutoff + 1
+    due = [name for name in sorted(entries or ()) if (entry_time(name) or after) < after]
     for chunk in chunked(due):
         if context.maintenance.leaving:
             return
-        trees = yield from _judge(context, bucket, chunk, keep, report)
+        trees = yield from _judge(context, bucket, chunk, rules, report)
         yield from _delete(context, trees, report)
 
 
 def _judge(
-    context: Context, bucket: str, names: Sequence[str], keep: _Keep, report: Collected
+    context: Context, bucket: str, names: Sequence[str], rules: _Rules, report: Collected
 ) -> Procedure[list[Plan]]:
-    """A plan for each tree that may go."""
+    """A plan for each tree that may go, which those who follow the queue have been told of."""
     records = yield from read_records(context, [entry_task(name) or "" for name in names])
     plans: list[Plan] = []
+    versions: list[int] = []
     for name, record in zip(names, records, strict=True):
         entry = f"{bucket}/{name}"
         if record is Unread.MISSING:
             plans.append(one(Change(context, name, [Delete(entry)])))  # the tree is gone, only its entry is left
         elif (
-            not isinstance(record, Record) or record.stat.mtime > keep.cutoff or not _listed_by(context, record, entry)
+            not isinstance(record, Record) or record.stat.mtime > rules.cutoff or not _listed_by(context, record, entry)
         ):
             report.kept_changed += 1
-        elif keep.archived is not None and record.stat.mzxid > keep.archived:
+        elif rules.conf.archive is not None and record.stat.mzxid > rules.conf.archive:
             report.kept_unarchived += 1
-        elif record.state.batch in keep.batches:
+        elif record.state.batch in rules.batches:
             report.kept_for_batches += 1
         else:
             plans.append(_deletion(context, record, entry))
+            versions.append(version_of(record))
+    if rules.conf.follow:
+        yield from publish_trimmed(context, versions)
     return plans
 
 
