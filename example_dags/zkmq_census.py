@@ -70,8 +70,8 @@ def zkmq_census() -> None:
         """Return the largest modules and the times per class, as JSON."""
         from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
         from airflow_provider_zkmq.spark import spark_session
-        from airflow_provider_zkmq.spark.history import percentiles
-        from airflow_provider_zkmq.spark.rows import SCHEMA, row
+        from airflow_provider_zkmq.spark.history.reading import percentiles
+        from airflow_provider_zkmq.spark.history.rows import SCHEMA, row
 
         wanted = set(ids)
         with ZkmqHook() as hook:

@@ -52,6 +52,11 @@ class Znode:
     owner: int = 0
     version: int = 0
     children: set[str] = field(default_factory=set)
+    pzxid: int = 0
+
+    def stat(self) -> Stat:
+        times = (self.czxid, self.mzxid, self.ctime, self.mtime)
+        return Stat(*times, self.version, self.owner, len(self.children), self.pzxid)
 
 
 def parent(path: str) -> str:
@@ -99,9 +104,7 @@ class FakeZooKeeper:
 
     def stat(self, path: str) -> Stat | None:
         node = self.nodes.get(path)
-        if node is None:
-            return None
-        return Stat(node.czxid, node.mzxid, node.ctime, node.mtime, node.version, node.owner, len(node.children))
+        return None if node is None else node.stat()
 
     def node(self, path: str) -> Node | None:
         stat = self.stat(path)
@@ -135,14 +138,17 @@ class FakeZooKeeper:
     def multi(self, session: int, ops: tuple[Any, ...]) -> Outcome:
         """One transaction: all or nothing."""
         undo: list[tuple[str, Znode | None]] = []
+        before = {path: self.nodes[path].pzxid for op in ops if (path := parent(op.path)) in self.nodes}
         events: list[tuple[str, str]] = []
         self.zxid += 1
         outcome = Outcome(committed=True)
         for at, op in enumerate(ops):
             failure = self._judge(op)
             if failure is not None:
-                for path, before in reversed(undo):
-                    self._put(path, before)
+                for path, node in reversed(undo):
+                    self._put(path, node)
+                for path, pzxid in before.items():
+                    self.nodes[path].pzxid = pzxid
                 return Outcome(committed=False, failed=at, failure=failure, detail=failure.name)
             undo.append((op.path, self._apply(session, op, events)))
             if isinstance(op, SetData) and outcome.time is None:
@@ -169,15 +175,17 @@ class FakeZooKeeper:
         match op:
             case Create(path, data, ephemeral):
                 owner = session if ephemeral else 0
-                self._put(path, Znode(data, self.zxid, self.zxid, self.ms, self.ms, owner))
+                self._put(path, Znode(data, self.zxid, self.zxid, self.ms, self.ms, owner, pzxid=self.zxid))
+                self.nodes[parent(path)].pzxid = self.zxid
                 events += [("data", path), ("child", parent(path))]
             case SetData(path, data, _):
                 old = self.nodes[path]
-                new = Znode(data, old.czxid, self.zxid, old.ctime, self.ms, old.owner, old.version + 1, old.children)
+                new = replace(old, data=data, mzxid=self.zxid, mtime=self.ms, version=old.version + 1)
                 self._put(path, new)
                 events.append(("data", path))
             case Delete(path, _):
                 self._put(path, None)
+                self.nodes[parent(path)].pzxid = self.zxid
                 events += [("data", path), ("child", path), ("child", parent(path))]
             case Check():
                 pass

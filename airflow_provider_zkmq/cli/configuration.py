@@ -41,6 +41,11 @@ def add_configure(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="the queue is archived: clean-up keeps what no archive holds, also before the first run of one",
     )
+    parser.add_argument(
+        "--follow",
+        action=argparse.BooleanOptionalAction,
+        help="streams follow what ends: runs that leave before they were taken are kept for them",
+    )
     _add_policy(parser)
 
 
@@ -79,6 +84,7 @@ def configure(args: argparse.Namespace, options: Common) -> int:
             lock=args.lock,
             order=args.order,
             archive=args.archive,
+            follow=args.follow,
         )
         conf = queue.conf()
     value = {"queue": args.queue, "conf": conf_record(conf)}
@@ -124,6 +130,7 @@ def conf_record(conf: QueueConf) -> dict[str, object]:
         "order": conf.order,
         "archive": conf.archive,
         "archived": conf.archived,
+        "follow": conf.follow,
         "policy": asdict(conf.policy),
     }
 
@@ -137,6 +144,7 @@ def conf_facts(conf: QueueConf) -> dict[str, object]:
         "lock": _seconds(conf.lock, "none"),
         "order": conf.order,
         "archive": f"up to zxid {conf.archived}" if conf.archive else "none",
+        "follow": "yes" if conf.follow else "no",
         "policy": spread(_flat_policy(asdict(conf.policy))),
     }
 

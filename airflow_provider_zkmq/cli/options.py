@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from airflow_provider_zkmq.cli.tls import add_tls, tls_options
+from airflow_provider_zkmq.cli.tls import add_tls
+from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, environment_options
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyClient
 
 T = TypeVar("T")
-DEFAULT_HOSTS = "127.0.0.1:2181"
-DEFAULT_ROOT = "/zkmq"
-FILES = "textqueue://"
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
 _BEFORE = "before_"
 
@@ -103,18 +100,17 @@ def common(args: argparse.Namespace) -> Common:
 
     What the environment says of servers is not about queue files.
     """
-    hosts = _pick(args, "hosts", os.environ.get("ZKMQ_HOSTS") or DEFAULT_HOSTS)
     password = _pick(args, "tls_key_password_env", None)
-    ambient = {} if hosts.startswith(FILES) else os.environ
+    options = environment_options(lambda name: _pick(args, name, None), read_file)
     return Common(
-        hosts=hosts,
-        root=_pick(args, "root", ambient.get("ZKMQ_ROOT") or DEFAULT_ROOT),
-        auth=_pick(args, "auth", ambient.get("ZKMQ_AUTH") or None),
+        hosts=options["hosts"],
+        root=options["root"],
+        auth=options["auth"],
         as_json=bool(getattr(args, "json", False) or args.before_json),
         session_timeout=_pick(args, "session_timeout", None),
         connect_timeout=_pick(args, "connect_timeout", None),
         request_timeout=_pick(args, "request_timeout", None),
-        access=tls_options(lambda name: _pick(args, name, None), read_file),
+        access={name: options[name] for name in ("tls", "allow_open")},
         secret=frozenset() if password is None else frozenset({password}),
     )
 

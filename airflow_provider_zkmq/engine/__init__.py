@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         String,
         parse_type,
     )
+    from airflow_provider_zkmq.engine.core.model.letters import Ended, Unreadable
     from airflow_provider_zkmq.engine.core.model.messages import Message
     from airflow_provider_zkmq.engine.core.model.moments import Moment, parse_moment
     from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.model.records import Attempt
     from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, Selector, parse_selector
     from airflow_provider_zkmq.engine.core.model.states import State, Status
-    from airflow_provider_zkmq.engine.core.reading.archiving import Archive, Ended, Unreadable
+    from airflow_provider_zkmq.engine.core.reading.archiving import Archive
     from airflow_provider_zkmq.engine.core.reading.explain import ConsumerVerdict, Explanation
     from airflow_provider_zkmq.engine.core.reading.inspect import Task
     from airflow_provider_zkmq.engine.core.reading.letters import Departed
     from airflow_provider_zkmq.engine.core.reading.register import Consumer
     from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
     from airflow_provider_zkmq.engine.core.reading.trees import Part, Znode
+    from airflow_provider_zkmq.engine.core.reading.trimmed import Trimmed
     from airflow_provider_zkmq.engine.core.reading.wait import WaitFor, wait_event
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
     from airflow_provider_zkmq.engine.errors import (
@@ -79,17 +81,19 @@ _HOME = {
     "core.model.outcomes": ("Error", "Retry", "Snooze", "Success"),
     "core.model.paths": ("check_name",),
     "core.model.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
+    "core.model.letters": ("Ended", "Unreadable"),
     "core.model.messages": ("Message",),
     "core.model.records": ("Attempt",),
     "core.model.selectors": ("AllOf", "AnyOf", "Selector", "parse_selector"),
     "core.model.states": ("State", "Status"),
-    "core.reading.archiving": ("Archive", "Ended", "Unreadable"),
+    "core.reading.archiving": ("Archive",),
     "core.reading.explain": ("ConsumerVerdict", "Explanation"),
     "core.reading.inspect": ("Task",),
     "core.reading.letters": ("Departed",),
     "core.reading.register": ("Consumer",),
     "core.reading.settings": ("QueueConf",),
     "core.reading.trees": ("Part", "Znode"),
+    "core.reading.trimmed": ("Trimmed",),
     "core.reading.wait": ("WaitFor", "wait_event"),
     "core.tasks.batches": ("Batch",),
     "errors": (
@@ -195,6 +199,7 @@ __all__ = [
     "Tls",
     "TlsRefused",
     "TransportError",
+    "Trimmed",
     "Unavailable",
     "UnitOfWork",
     "Unreadable",

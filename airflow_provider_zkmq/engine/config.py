@@ -11,11 +11,8 @@ from typing import Any
 from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_root
 from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT
 
-DEFAULT_HOSTS = "127.0.0.1:2181"
-DEFAULT_ROOT = "/zkmq"
-#: Hosts that begin so are a folder of queue files on this machine; see `airflow_provider_zkmq.filequeue`.
-FILES = "textqueue://"
 #: Servers take no longer packet than 1 MiB.
 _LONGEST_AUTH = 1 << 16
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?\Z")

@@ -7,9 +7,10 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from airflow_provider_zkmq.engine.config import DEFAULT_ROOT, ConnectionConfig
+from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.environment import DEFAULT_ROOT
 from airflow_provider_zkmq.filequeue import settling
 from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.queue import FileQueue

@@ -65,13 +65,14 @@ class FileQueue(FileView):
         lock: Duration | None = None,
         order: str | None = None,
         archive: bool | None = None,
+        follow: bool | None = None,
     ) -> None:
         """Make the file if it is not there and set the given values. ``lock``: how long a claim holds (60 seconds).
 
         Raises `ConfigError` for values that are refused; then nothing is written.
         """
         collected = task_gc_lifetime is not None or task_gc_interval is not None
-        refuse({refusals.COLLECTION: collected, refusals.ARCHIVES: archive})
+        refuse({refusals.COLLECTION: collected, refusals.ARCHIVES: archive or follow})
         self.folder.configure(self.name, lambda conf: conf.changed(filters, policy, lock, order))
 
     def delete(self, *, confirm: bool = False, force: bool = False) -> int:

@@ -24,7 +24,10 @@ SERVERS: Final = "servers to speak to"
 EXPLAINING: Final = "explanations (explain): the file shows the task's variables"
 TREES: Final = "znodes (tree)"
 CONSUMERS: Final = "register of consumers (consumers): the mutex of a task names who has it"
-ARCHIVES: Final = "archive (configure(archive=True), zxid, ended_between, departed_between, archive, publish_archive)"
+ARCHIVES: Final = (
+    "the log of what ended, archive or stream (configure(archive=True), configure(follow=True), zxid, ended_between, "
+    "read_ended, latest_end, trimmed, departed_between, read_departed, archive, publish_archive)"
+)
 FINDING: Final = "waiting for tasks that match (find)"
 
 

@@ -63,6 +63,17 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
     return options
 
 
+def look_up_options(conn_id: str) -> dict[str, Any]:
+    """Look up a connection where this runs; see `connection_options`.
+
+    Raises:
+        AirflowNotFoundException: there is no such connection.
+        ConfigError: it is not understood.
+
+    """
+    return connection_options(BaseHook.get_connection(conn_id))
+
+
 async def async_connection_options(conn_id: str) -> dict[str, Any]:
     """Look up a connection without blocking the event loop; see `connection_options`.
 

@@ -1,4 +1,4 @@
-"""Finished tasks to Parquet with Spark, and their history from there. Needs the extra ``[spark]``.
+"""Queues as DataFrames, finished tasks to Parquet, and their history from there. Needs the extra ``[spark]``.
 
 Importing this package loads neither PySpark nor a ZooKeeper client.
 """
@@ -8,18 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.spark.archive import ArchiveReport, archive_queue
-    from airflow_provider_zkmq.spark.history import percentiles, read_history
+    from airflow_provider_zkmq.spark.history.bronze import ArchiveReport, archive_queue
+    from airflow_provider_zkmq.spark.history.reading import percentiles, read_history
     from airflow_provider_zkmq.spark.session import spark_session
+    from airflow_provider_zkmq.spark.source import register
 
 _HOME = {
-    "ArchiveReport": "archive",
-    "archive_queue": "archive",
-    "percentiles": "history",
-    "read_history": "history",
+    "ArchiveReport": "history.bronze",
+    "archive_queue": "history.bronze",
+    "percentiles": "history.reading",
+    "read_history": "history.reading",
+    "register": "source",
     "spark_session": "session",
 }
-__all__ = ["ArchiveReport", "archive_queue", "percentiles", "read_history", "spark_session"]
+__all__ = ["ArchiveReport", "archive_queue", "percentiles", "read_history", "register", "spark_session"]
 
 
 def __getattr__(name: str) -> object:

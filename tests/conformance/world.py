@@ -144,7 +144,7 @@ class World:
         assert stat.mtime >= stat.ctime > 0
         return (
             f"version {stat.version}, owner {owner}, {stat.children} children, {ages}",
-            "created", _Zxid(stat.czxid), "changed", _Zxid(stat.mzxid),
+            "created", _Zxid(stat.czxid), "changed", _Zxid(stat.mzxid), "with other children", _Zxid(stat.pzxid),
         )  # fmt: skip
 
     def record(self) -> list[str]:

@@ -120,10 +120,12 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "ids": lambda side: side.q.ids("dead"),
     "look_after": lambda side: side.q.look_after(),
     "name": lambda side: side.q.name,
+    "latest_end": lambda side: side.q.latest_end(),
     "pause": lambda side: side.q.pause(),
     "progress": lambda side: side.q.progress("claimed", side.token, 0.5),
     "publish_archive": lambda side: side.q.publish_archive(Archive(0, "/nowhere", 0)),
     "read_departed": lambda side: side.q.read_departed([]),
+    "read_ended": lambda side: side.q.read_ended([]),
     "read_many": lambda side: side.q.read_many(["queued"], parts=["data"]),
     "redrive": lambda side: side.q.redrive("dead"),
     "release": lambda side: side.q.release("claimed", side.token),
@@ -133,6 +135,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "snooze": lambda side: side.q.snooze("claimed", side.token, 5),
     "task": lambda side: side.q.task("queued"),
     "tasks": lambda side: side.q.tasks(state="inserted", selector="size==large", limit=5),
+    "trimmed": lambda side: side.q.trimmed(),
     "tree": lambda side: side.q.tree("queued"),
     "wait": lambda side: side.q.wait(["finished"], timeout=5),
     "wait_batch": lambda side: side.ended_batch() or side.q.wait_batch("b", 5),
@@ -146,7 +149,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
 NOT_IN_FILES = {
     "archive", "batch", "cancel", "clear", "collect_garbage", "consumers", "departed_between", "drop", "ended_between",
     "explain", "find", "pause", "progress", "publish_archive", "read_departed", "redrive", "replace", "resume", "tree",
-    "wait_batch", "zxid",
+    "latest_end", "read_ended", "trimmed", "wait_batch", "zxid",
 }  # fmt: skip
 
 
@@ -209,6 +212,7 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["another", "--filter", "size=integer", "--order", "fifo"],
         [QUEUE, "--task-gc-lifetime", "60"],
         [QUEUE, "--archive"],
+        [QUEUE, "--follow"],
     ],
     "enqueue": [
         [
@@ -264,7 +268,7 @@ LINES = [(verb, words) for verb, lines in COMMANDS.items() for words in lines]
 
 #: Command lines that ask for what a file has not, by the verb and what stands in them.
 REFUSED = {
-    ("configure", "--task-gc-lifetime"), ("configure", "--archive"),
+    ("configure", "--task-gc-lifetime"), ("configure", "--archive"), ("configure", "--follow"),
     ("enqueue", "--priority"), ("enqueue", "--update"), ("enqueue", "--requeue"),
     ("enqueue", "--batch"), ("complete", "--dedupe"), ("show", "--why"), ("progress", QUEUE), ("batch", QUEUE),
     ("gc", QUEUE), ("redrive", QUEUE), ("cancel", QUEUE), ("clear", QUEUE), ("pause", QUEUE), ("resume", QUEUE),

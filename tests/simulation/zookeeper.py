@@ -63,10 +63,12 @@ class Znode:
     container: bool = False
     used: bool = False
     """Whether it has had a child: only then a container may be reaped."""
+    pzxid: int = 0
 
     def stat(self) -> Stat:
         """Its Stat."""
-        return Stat(self.czxid, self.mzxid, self.ctime, self.mtime, self.version, self.owner, len(self.children))
+        times = (self.czxid, self.mzxid, self.ctime, self.mtime)
+        return Stat(*times, self.version, self.owner, len(self.children), self.pzxid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Server:
             old = self.nodes[path]
             self.nodes[path] = Znode(
                 op.data, old.czxid, txn.zxid, old.ctime, txn.ms, old.owner, old.version + 1, old.children,
-                old.container, old.used,
+                old.container, old.used, old.pzxid,
             )  # fmt: skip
             events.append(("data", path))
             return before
@@ -186,15 +188,16 @@ class Server:
         if isinstance(op, Delete):
             del self.nodes[path]
             above.children.discard(path.rpartition("/")[2])
+            above.pzxid = txn.zxid
             events += [("data", path), ("child", path), ("child", parent(path))]
             return before
         ephemeral = isinstance(op, Create) and op.ephemeral
         data = op.data if isinstance(op, Create) else b""
-        node = Znode(data, txn.zxid, txn.zxid, txn.ms, txn.ms, txn.session if ephemeral else 0)
+        node = Znode(data, txn.zxid, txn.zxid, txn.ms, txn.ms, txn.session if ephemeral else 0, pzxid=txn.zxid)
         node.container = isinstance(op, CreateContainer)
         self.nodes[path] = node
         above.children.add(path.rpartition("/")[2])
-        above.used = True
+        above.used, above.pzxid = True, txn.zxid
         events += [("data", path), ("child", parent(path))]
         return before
 
@@ -328,11 +331,14 @@ class Ensemble:
         txn = _Txn(self.zxid, self.ms, session, ops)
         leader, events = self.leader, []  # type: ignore[var-annotated]
         undo: list[tuple[str, Znode | None]] = []
+        pzxids = {path: leader.nodes[path].pzxid for op in ops if (path := parent(op.path)) in leader.nodes}
         for at, op in enumerate(ops):
             failure = leader.judge(op)
             if failure is not None:
                 for path, before in reversed(undo):
                     leader.restore(path, before)
+                for path, pzxid in pzxids.items():
+                    leader.nodes[path].pzxid = pzxid
                 return Outcome(committed=False, failed=at, failure=failure, detail=failure.name)
             undo.append((op.path, leader.change(txn, op, events)))
         self._note_ephemerals(session, ops)

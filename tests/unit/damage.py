@@ -104,9 +104,7 @@ def _remove(zk: FakeZooKeeper, path: str) -> None:
 
 
 def _copied(node: Znode) -> Znode:
-    return Znode(
-        node.data, node.czxid, node.mzxid, node.ctime, node.mtime, node.owner, node.version, set(node.children)
-    )
+    return replace(node, children=set(node.children))
 
 
 def copied(zk: FakeZooKeeper) -> StrictZooKeeper:
@@ -145,7 +143,9 @@ def world(order: str = "default") -> World:
 
 
 def _made(order: str) -> World:
-    client = new_queue(filters={"kind": String(), "size": Integer()}, order=order, policy=RetryPolicy(20, factor=0))
+    client = new_queue(
+        filters={"kind": String(), "size": Integer()}, order=order, policy=RetryPolicy(20, factor=0), follow=True
+    )
     tokens: dict[str, int] = {}
     _ended(client)
     _claimed(client, tokens)
@@ -160,6 +160,8 @@ def _ended(client: Client) -> None:
     client.complete(client.claimed(), result=b"done")
     client.put(task_id="dead", filters={"kind": "b"})
     client.fail(client.claimed(), "boom", retry=False)
+    client.put(b"old", task_id="cancelled")
+    client.complete(client.claimed(), result=b"left")
     client.put(task_id="cancelled")
     client.cancel("cancelled")
     for task_id in ("window", "awaited"):

@@ -10,9 +10,9 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.model.letters import Letter
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Delete, SetData
-from airflow_provider_zkmq.engine.core.reading import archiving, inspect, letters, settings
+from airflow_provider_zkmq.engine.core.reading import archiving, inspect, letters, log, settings
 from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, Unavailable
@@ -44,11 +44,11 @@ def clean_up(client: Client) -> collect.Collected:
 
 
 def ended(client: Client, after: int = 0) -> list[str]:
-    return [each.id for each in client.do(archiving.ended_between(client.context, after, mark(client)))]
+    return [each.id for each in client.do(log.ended_between(client.context, after, mark(client)))]
 
 
 def departed(client: Client, after: int = 0) -> list[letters.Departed]:
-    return client.do(archiving.departed_between(client.context, after, mark(client)))
+    return client.do(letters.departed_between(client.context, after, mark(client)))
 
 
 def told(client: Client, after: int = 0) -> list[inspect.Task]:
@@ -152,10 +152,10 @@ LEAVE: dict[str, Callable[[Client], Any]] = {
 @pytest.mark.parametrize("order", ["default", "fifo"])
 @pytest.mark.parametrize("name", LEAVE)
 def test_a_dead_letter_that_leaves_is_kept_for_the_archive_as_it_was(name: str, order: str) -> None:
-    """With payload, metadata, error and the history of its attempts; not while it stands; until it is archived."""
+    """With payload, metadata, error and the history of its attempts; until it is archived."""
     client = new_queue(archive=True, order=order)
     before = dead(client)
-    assert (ended(client), departed(client)) == ([], [])
+    assert (ended(client), departed(client)) == (["a"], [])
     client.zk.advance(5)
     client.do(LEAVE[name](client))
     client.check()
@@ -213,19 +213,44 @@ def test_without_an_archive_dead_letters_leave_nothing() -> None:
     assert departed(client) == []
 
 
-def test_only_dead_letters_are_kept() -> None:
-    """An operator who drops what is pending, finished or cancelled deletes it."""
+def test_what_an_operator_drops_is_kept_if_it_had_ended() -> None:
+    """Finished, cancelled and dead runs are kept as they ended, dropped or cleared; what was pending is deleted."""
     client = archived_queue()
     client.put(task_id="a")
     client.put(task_id="b")
     client.cancel("b")
     client.put(task_id="c")
     client.put(task_id="d", delay=50)
-    client.work()
-    for name in ("a", "b", "d"):
+    client.complete(client.claimed(), result=b"r")
+    for name in ("a", "b", "c"):
         client.do(operate.drop(client.context, name))
+    client.put(task_id="e")
+    client.work()
     client.do(operate.clear(client.context))
+    assert [(task.id, str(task.state), task.result) for task in told(client)] == [
+        ("b", "cancelled", None),
+        ("a", "finished", b"r"),
+        ("e", "finished", b""),
+    ]
+    assert client.check() == {}
+
+
+def test_what_the_archive_has_is_not_kept_when_it_leaves() -> None:
+    """Costs no read and no write; a dead letter counts as archived only where the archive takes them at their death."""
+    client = archived_queue()
+    for name in ("a", "b"):
+        client.put(task_id=name)
+    client.complete(client.claimed())
+    client.fail(client.claimed(), retry=False)
+    publish(client, mark(client))
+    client.do(settings.conf(client.context))
+    client.do(operate.drop(client.context, "a"))
     assert departed(client) == []
+    known = client.do(archiving.archive(client.context))
+    client.do(configure.publish_archive(client.context, replace(known, at_death=True)))
+    dead(client, "c")
+    client.do(operate.clear(client.context))
+    assert [each.id for each in departed(client)] == ["c"]
 
 
 def test_a_letter_whose_payload_does_not_fit_beside_the_new_one_is_kept_without_it() -> None:
@@ -294,7 +319,7 @@ def test_a_dead_letter_that_cannot_be_kept_does_not_leave() -> None:
 
     def looks(op: Any) -> Exception | None:
         asked.append(op)
-        return Unavailable("no server") if isinstance(op, Exists) and op.path.endswith("/archive") else None
+        return Unavailable("no server") if isinstance(op, GetMany) and op.paths[0].endswith("/archive") else None
 
     with pytest.raises(Unavailable):
         operator.do(operate.drop(operator.context, "a"), looks)

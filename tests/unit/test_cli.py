@@ -228,13 +228,10 @@ def test_what_the_environment_says_of_servers_is_not_about_files(monkeypatch: py
     assert options.common(cli.parse(["queues", "--hosts", "textqueue:///queues", "--root", "/mine"])).root == "/mine"
 
 
-def test_names_and_the_defaults_are_the_engines() -> None:
+def test_names_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
-    from airflow_provider_zkmq.engine import config
     from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS
 
-    assert (options.DEFAULT_HOSTS, options.DEFAULT_ROOT) == (config.DEFAULT_HOSTS, config.DEFAULT_ROOT)
-    assert options.FILES == config.FILES
     assert (tuple(State), ORDERS) == (options.STATES, configuration.ORDERS)
 
 

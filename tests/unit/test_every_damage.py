@@ -13,11 +13,12 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Tell, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure, Tell, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, SetData
 from airflow_provider_zkmq.engine.core.reading import (
     archiving,
@@ -27,10 +28,14 @@ from airflow_provider_zkmq.engine.core.reading import (
     following,
     ids,
     inspect,
+    letters,
+    log,
     many,
     register,
+    runs,
     settings,
     trees,
+    trimmed,
     wait,
 )
 from airflow_provider_zkmq.engine.core.reading.claims import current_claim
@@ -241,6 +246,15 @@ WRITES: dict[str, Callable[[Any, str], Any]] = {
     "update": lambda context, task_id: enqueueing(task_id, update=True, delay=9)(context),
     "requeue": lambda context, task_id: enqueueing(task_id, requeue=True)(context),
 }
+
+
+def read_everything_that_ended(context: Context) -> Procedure[object]:
+    """Each run of the log, by where it stands now, and as one that stood when it was listed."""
+    ended = yield from log.ended_between(context, 0)
+    yield from runs.read_ended(context, ended)
+    return (yield from runs.read_ended(context, [each._replace(place=None) for each in ended]))
+
+
 OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "tasks": inspect.list_tasks,
     "selected": lambda context: inspect.list_tasks(context, selector="kind==a"),
@@ -250,7 +264,11 @@ OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "consumers": register.consumers,
     "conf": settings.conf,
     "archive": archiving.archive,
-    "ended_between": lambda context: archiving.ended_between(context, 0, 1 << 50),
+    "ended_between": lambda context: log.ended_between(context, 0, 1 << 50),
+    "read_ended": read_everything_that_ended,
+    "latest_end": log.latest_end,
+    "trimmed": trimmed.trimmed,
+    "departed_between": lambda context: letters.departed_between(context, 0, 1 << 50),
     "batch": lambda context: batches.read_batch(context, "open"),
     "wait_batch": lambda context: batches.wait_batch(context, "open", 0),
     "done batch": lambda context: batches.wait_batch(context, "done", 1),

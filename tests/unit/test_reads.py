@@ -377,25 +377,6 @@ def test_an_error_of_the_follower_s_function_is_raised() -> None:
 # --- the archive
 
 
-def test_what_ended_between_two_numbers_is_told_with_its_version() -> None:
-    """Finished and cancelled tasks, each in one interval; the dead and the open in none."""
-    client = new_queue()
-    for name in ("a", "b", "c", "d"):
-        client.put(task_id=name)
-    numbers = [client.do(archiving.zxid(client.context))]
-    for end in (lambda: client.complete(client.claimed()), lambda: client.cancel("b")):
-        end()
-        numbers.append(client.do(archiving.zxid(client.context)))
-    client.fail(client.claimed(), retry=False)
-    between = lambda one, two: client.do(archiving.ended_between(client.context, one, two))
-    assert [each.id for each in between(numbers[0], numbers[1])] == ["a"]
-    assert [each.id for each in between(numbers[1], numbers[2])] == ["b"]
-    assert [each.id for each in between(0, numbers[2])] == ["a", "b"]
-    assert between(numbers[2], numbers[2] + 100) == []
-    ((task_id, version),) = between(numbers[1], numbers[2])
-    assert version == client.do(read_task(client.context, task_id)).version
-
-
 def test_who_publishes_the_archive_must_have_read_it() -> None:
     """The first writes version 0; of two that read the same, the second is refused."""
     client = new_queue()

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, SetData
-from airflow_provider_zkmq.engine.core.reading import archiving, inspect
+from airflow_provider_zkmq.engine.core.reading import archiving, inspect, log
 from airflow_provider_zkmq.engine.core.tasks import batches, operate
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_batch
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
@@ -175,7 +175,7 @@ def test_a_run_is_told_to_the_archive_once_although_its_record_is_written_again(
         client.do(rescue.tend(client.context))
         assert seen(client)[0] == "done-awaiting-gc"
     second = client.do(archiving.zxid(client.context))
-    told = lambda after, until: client.do(archiving.ended_between(client.context, after, until))
+    told = lambda after, until: client.do(log.ended_between(client.context, after, until))
     assert (len(told(0, first)), told(first, second)) == (1, [])
     assert [each.id for each in told(0, second)] == ["a"]
     assert abs((task(client).ended_ms or 0) - (before.ended_ms or 0)) <= 1000

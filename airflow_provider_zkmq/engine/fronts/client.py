@@ -9,7 +9,7 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Self
 
-from airflow_provider_zkmq.engine.config import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, ConnectionConfig
+from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
@@ -28,6 +28,7 @@ from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.limits import Patience, left
 from airflow_provider_zkmq.engine.zk.opening import open_session
 from airflow_provider_zkmq.engine.zk.session import Session
+from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
 
 
 class ClientVerbs(Front[str]):

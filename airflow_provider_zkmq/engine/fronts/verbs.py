@@ -18,10 +18,13 @@ from airflow_provider_zkmq.engine.core.reading import (
     ids,
     inspect,
     letters,
+    log,
     many,
     register,
+    runs,
     settings,
     trees,
+    trimmed,
 )
 from airflow_provider_zkmq.engine.core.reading.claims import unless_queue_gone
 from airflow_provider_zkmq.engine.core.reading.existence import exists, unless_missing
@@ -154,8 +157,11 @@ class QueueVerbs(Front[Context]):
     wait_batch = verb(batches.wait_batch)
     batch = verb(batches.read_batch)
     zxid = verb(archiving.zxid)
-    ended_between = verb(archiving.ended_between)
-    departed_between = verb(archiving.departed_between)
+    ended_between = verb(log.ended_between)
+    read_ended = verb(runs.read_ended)
+    latest_end = verb(log.latest_end)
+    trimmed = verb(trimmed.trimmed)
+    departed_between = verb(letters.departed_between)
     read_departed = verb(letters.read_departed)
     archive = verb(archiving.archive)
     collect_garbage = verb(collect.collect_garbage)

@@ -106,6 +106,7 @@ def stat(raw: ZnodeStat) -> Stat:
         version=raw.version,
         owner=raw.ephemeralOwner,
         children=raw.numChildren,
+        pzxid=raw.pzxid,
     )
 
 

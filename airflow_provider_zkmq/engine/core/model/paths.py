@@ -156,4 +156,4 @@ class Paths:
     def foreign(self, names: Iterable[str]) -> list[str]:
         """Those names of what stands directly below the queue that are not a queue's, sorted."""
         own = {path.rpartition("/")[2] for path in self.skeleton()[1:]}
-        return sorted(set(names) - own - {"lock", "paused", "archive", "unarchived", "deleting"})
+        return sorted(set(names) - own - {"lock", "paused", "archive", "followed", "unarchived", "deleting"})

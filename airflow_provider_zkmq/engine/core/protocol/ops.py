@@ -44,7 +44,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What ZooKeeper knows of a znode; times are the server's, in milliseconds since 1970."""
+    """What ZooKeeper knows of a znode; times are the server's, in milliseconds since 1970.
+
+    ``pzxid``: the transaction that last created or deleted a child of it, or itself.
+    """
 
     czxid: int
     mzxid: int
@@ -53,6 +56,7 @@ class Stat:
     version: int
     owner: int
     children: int
+    pzxid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

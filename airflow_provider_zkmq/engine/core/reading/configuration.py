@@ -111,7 +111,8 @@ def known_conf(context: Context) -> Procedure[Conf]:
 
 
 def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
-    archive = nodes["archive"]
+    record = _archived(context, nodes["archive"])
+    watermark: int | None = None if nodes["archive"] is None else record.get("watermark", 0)
     check_layout(context.paths.conf("layout"), _data(nodes["layout"]))
     policy, policy_error = retry_policy(context, nodes["policy"])
     return Conf(
@@ -123,7 +124,9 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
         paused=nodes["paused"] is not None,
         lock=_number(context, nodes, "lock", 0.0) or None,
         order=_known_order(context, _data(nodes["order"])),
-        archive=None if archive is None else _watermark(context, context.paths.at("archive"), archive.data),
+        archive=watermark,
+        archived_dead=(watermark or 0) if record.get("at_death") else 0,
+        follow=nodes["followed"] is not None,
     )
 
 
@@ -149,17 +152,18 @@ def _known_order(context: Context, data: bytes) -> str:
     return order
 
 
-def _watermark(context: Context, path: str, data: bytes) -> int:
-    """Up to which zxid finished tasks are archived; an unreadable mark allows nothing to be collected."""
-    record = unless_corrupt(context, path, partial(load_archive, path, data), "nothing is collected") or {}
-    watermark: int = record.get("watermark", 0)
-    return watermark
+def _archived(context: Context, node: Node | None) -> dict[str, Any]:
+    """How far the queue is archived; an unreadable mark allows nothing to be collected."""
+    path = context.paths.at("archive")
+    read = partial(load_archive, path, _data(node))
+    return {} if node is None else unless_corrupt(context, path, read, "nothing is collected") or {}
 
 
 _ARCHIVE: Final[dict[str, checks.Check[Any]]] = {
     "watermark": checks.zxid,
     "directory": checks.optional(checks.shown),
     "run": checks.optional(checks.text),
+    "at_death": checks.flag,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -149,11 +149,13 @@ def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task
 
 
 def task_of_letter(path: str, letter: Letter) -> Task:
-    """A dead letter that has left its queue, as the task that it was. Raises `CorruptRecord`."""
+    """A run that has left what listed it, as the task that it was. Raises `CorruptRecord`."""
     record = Node(b"", Stat(letter.version, letter.version, letter.ended, letter.ended, 0, 0, 0))
     data = Node(letter.data, Stat(letter.version, letter.version, letter.enqueued, letter.enqueued, 0, 0, 0))
     content = _Content(letter.state, {}, load(path, letter.metadata.encode()))
-    return _build(letter.task_id, _Tree(record, data, None, None, None), content, Status.DEAD)
+    result = None if letter.result is None else replace(data, data=letter.result)
+    status = derive_status(letter.state.state, scheduled=False)
+    return _build(letter.task_id, _Tree(record, data, None, result, None), content, status)
 
 
 def _ended_ms(state: TaskState, stat: Stat) -> int:
@@ -187,13 +189,14 @@ def read_many(
     tasks: list[Task] = []
     for chunk in chunked(ids, at_once(parts)):
         for task_id, nodes in (yield from read_trees(context, chunk, parts)):
-            task = yield from _assemble(context, task_id, nodes, strict=strict)
+            task = yield from assemble(context, task_id, nodes, strict=strict)
             if task is not None:
                 tasks.append(task)
     return tasks
 
 
-def _assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict: bool) -> Procedure[Task | None]:
+def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict: bool) -> Procedure[Task | None]:
+    """The task of which these znodes were read; None where it is not there, or malformed, which is reported."""
     record, *others = nodes
     if record is None:
         return None

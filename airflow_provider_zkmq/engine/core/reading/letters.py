@@ -1,77 +1,132 @@
-"""Dead letters that have left an archived queue and are kept for its archive (`core.writing.letters`)."""
+"""Runs that have left what lists them and are kept for who reads what ended (`core.writing.letters`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.buckets import bucket_start, entry_time
-from airflow_provider_zkmq.engine.core.model.letters import Letter
-from airflow_provider_zkmq.engine.core.model.paths import entry_task
+from airflow_provider_zkmq.engine.core.model.buckets import bucket_start
+from airflow_provider_zkmq.engine.core.model.letters import Ended, Letter, LetterName, parse_letter
 from airflow_provider_zkmq.engine.core.model.records import TaskState, clip
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, task_of_letter
-from airflow_provider_zkmq.engine.core.reading.nodes import (
-    chunked,
-    list_children,
-    read_nodes,
-    read_stats,
-)
+from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, chunked, list_children, read_nodes, read_stats
 from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
+#: So many znodes without much in them are read in one request: buckets, entries.
+BARE_AT_ONCE: Final = 8 * AT_ONCE
+
 
 class Departed(NamedTuple):
-    """A dead letter that has left an archived queue: its id, the transaction in which it left, where it is kept."""
+    """A run that has left: its task's id, the transaction in which it left, where it is kept."""
 
     id: str
     zxid: int
     place: str
 
 
-def list_letters(context: Context, until: int | None = None) -> Procedure[list[Departed]]:
-    """The dead letters that are kept; with `until` not those of the buckets that were made after that transaction."""
+class Kept(NamedTuple):
+    """A letter by what its name tells, and its place below ``unarchived``."""
+
+    name: LetterName
+    place: str
+
+
+def list_letters(context: Context, after: int = 0) -> Procedure[list[Kept]]:
+    """The letters that are kept; those of buckets in which nothing has come or gone after that transaction left out."""
     parent = context.paths.at("unarchived")
-    names = sorted(name for name in (yield Children(parent)) or () if bucket_start(name) is not None)
-    stats = yield from read_stats([f"{parent}/{name}" for name in names])
-    buckets = [name for name, stat in zip(names, stats, strict=True) if stat and (until is None or stat.czxid <= until)]
+    buckets = yield from changed_buckets(parent, after)
     listings = yield from list_children([f"{parent}/{name}" for name in buckets])
-    entries = [
-        f"{bucket}/{entry}"
-        for bucket, names in zip(buckets, listings, strict=True)
-        for entry in names
-        if entry_time(entry) is not None
-    ]
-    stats = yield from read_stats([f"{parent}/{entry}" for entry in entries])
-    return [
-        Departed(entry_task(entry.rpartition("/")[2]) or "", stat.czxid, entry)
-        for entry, stat in zip(entries, stats, strict=True)
-        if stat is not None
-    ]
+    places = [f"{bucket}/{entry}" for bucket, names in zip(buckets, listings, strict=True) for entry in names]
+    named = [(parse_letter(place.rpartition("/")[2]), place) for place in places]
+    return [Kept(name, place) for name, place in named if name is not None]
+
+
+def changed_buckets(parent: str, after: int) -> Procedure[dict[str, bool]]:
+    """The buckets of an index in which something has come or gone after that transaction; whether each is new since."""
+    names = sorted(name for name in (yield Children(parent)) or () if bucket_start(name) is not None)
+    nodes = yield from read_nodes([f"{parent}/{name}" for name in names], BARE_AT_ONCE)
+    return {
+        name: node.stat.czxid > after
+        for name, node in zip(names, nodes, strict=True)
+        if node is not None and node.stat.pzxid > after
+    }
+
+
+def versions_of(context: Context, letters: Sequence[Kept]) -> Procedure[list[Ended]]:
+    """The runs that letters hold. Most names tell; one that ended as its letter was written is read off the Stat."""
+    versions = {each.place: each.name.version for each in letters}
+    own = [place for place, version in versions.items() if version == 0]
+    for place, stat in zip(own, (yield from read_stats([_path(context, place) for place in own])), strict=True):
+        versions[place] = 0 if stat is None else stat.czxid
+    older = [place for place, version in versions.items() if version is None]
+    for chunk in chunked(older, WHOLE_AT_ONCE):
+        for place, node in zip(chunk, (yield from read_nodes([_path(context, each) for each in chunk])), strict=True):
+            versions[place] = 0 if node is None else _letter(context, _path(context, place), node).version
+    ended = [Ended(each.name.task_id, versions[each.place] or 0, each.place) for each in letters]
+    return [each for each in ended if each.version]
+
+
+def departed_between(context: Context, after: int, until: int) -> Procedure[list[Departed]]:
+    """The runs that left an archived or followed queue after zxid `after`, up to and with `until`: dead letters, say.
+
+    By a redrive, a drop, a clear or the next run of the same id. Complete where `until` came from `zxid` of the same
+    client. Whoever wants each run that ended, once, asks `ended_between` instead.
+    """
+    yield from read_conf(context)
+    letters = yield from list_letters(context, after)
+    stats = yield from read_stats([_path(context, each.place) for each in letters])
+    left = [(each, stat.czxid) for each, stat in zip(letters, stats, strict=True) if stat is not None]
+    return [Departed(each.name.task_id, zxid, each.place) for each, zxid in left if after < zxid <= until]
 
 
 def read_departed(context: Context, departed: Sequence[Departed]) -> Procedure[list[Task]]:
-    """Dead letters that have left, as the tasks that they were; those that are gone are left out.
+    """Runs that have left, as the tasks that they were; those that are gone are left out.
 
-    Of the results of earlier runs of their ids none is kept. What is corrupt is reported, and told with its bytes as
-    data and the reason as error: there is no other place from which it could be mended. Raises `QueueNotFound`.
+    What is corrupt is reported, and told with its bytes as data and the reason as error: there is no other place from
+    which it could be mended. Raises `QueueNotFound`.
     """
     yield from read_conf(context)
-    tasks: list[Task] = []
-    for chunk in chunked(departed, WHOLE_AT_ONCE):
-        paths = [context.paths.at("unarchived", each.place) for each in chunk]
-        for each, path, node in zip(chunk, paths, (yield from read_nodes(paths)), strict=True):
-            tasks += [] if node is None else [_task(context, each.id, path, node)]
-    return tasks
+    tasks = yield from read_letters(context, [each.place for each in departed])
+    return [task for task in tasks if task is not None]
 
 
-def _task(context: Context, task_id: str, path: str, node: Node) -> Task:
+def read_letters(context: Context, places: Sequence[str]) -> Procedure[list[Task | None]]:
+    """The runs that are kept at these places, None for what is gone."""
+    paths = [_path(context, place) for place in places]
+    nodes = yield from read_nodes(paths, WHOLE_AT_ONCE)
+    return [None if node is None else _task(context, path, node) for path, node in zip(paths, nodes, strict=True)]
+
+
+def _path(context: Context, place: str) -> str:
+    return context.paths.at("unarchived", place)
+
+
+def _task(context: Context, path: str, node: Node) -> Task:
+    letter = _letter(context, path, node)
     try:
-        return task_of_letter(path, Letter.decode(path, node.data))
+        return task_of_letter(path, letter)
     except CorruptRecord as error:
-        context.report(path, str(error))
-        state, came = TaskState(State.DEAD, "", "", error=clip(str(error))), node.stat.ctime
-        return task_of_letter(path, Letter(task_id, node.stat.mzxid, came, came, state, "{}", node.data))
+        return task_of_letter(path, _told_of(context, path, node, error))
+
+
+def _letter(context: Context, path: str, node: Node) -> Letter:
+    """The letter; of a corrupt one, which is reported, what can be told."""
+    try:
+        letter = Letter.decode(path, node.data)
+    except CorruptRecord as error:
+        return _told_of(context, path, node, error)
+    return replace(letter, version=letter.version or node.stat.czxid)
+
+
+def _told_of(context: Context, path: str, node: Node, error: CorruptRecord) -> Letter:
+    context.report(path, str(error))
+    name, came = parse_letter(path.rpartition("/")[2]), node.stat.ctime
+    state = TaskState(State.DEAD, "", "", error=clip(str(error)))
+    version = (name.version if name else None) or node.stat.czxid
+    return Letter(name.task_id if name else "", version, came, came, state, "{}", node.data)

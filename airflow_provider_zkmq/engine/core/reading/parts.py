@@ -11,7 +11,9 @@ from airflow_provider_zkmq.engine.core.memory.listings import Reading
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Procedure, Watch
 
 _NAMES: Final = ("layout", "filters", "policy", "task_gc_lifetime", "task_gc_interval", "lock", "order")
-_MARKS: Final = ("paused", "archive")
+_MARKS: Final = ("paused", "archive", "followed")
+#: Of these it matters only whether they are there.
+_BARE: Final = frozenset({"paused", "followed"})
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +62,7 @@ def _read(
         path = _part_path(context, name)
         if name in optional:
             ops.append(Exists(path, watch))
-        if name != "paused":
+        if name not in _BARE:
             ops.append(Get(path, watch))
     nodes = dict(zip([op.path for op in ops], (yield Pipeline(tuple(ops))), strict=False))
     for name, watch in watches.items():

@@ -21,6 +21,7 @@ class QueueConf:
     as in a queue file). ``lock``: how long a claim holds without being extended; None: as long as its session.
     ``order``: ``"default"`` or ``"fifo"``. ``paused``: nothing is handed out. ``archive``: the queue is archived, and
     clean-up keeps what its archive does not hold; ``archived``: up to which zxid that is, None without an archive.
+    ``follow``: streams follow what ends, and runs that leave before they were taken are kept for them.
     """
 
     filters: Mapping[str, FilterType]
@@ -32,6 +33,7 @@ class QueueConf:
     paused: bool
     archived: int | None
     archive: bool = False
+    follow: bool = False
 
 
 def conf(context: Context) -> Procedure[QueueConf]:
@@ -53,4 +55,5 @@ def conf(context: Context) -> Procedure[QueueConf]:
         paused=known.paused,
         archived=known.archive,
         archive=known.archive is not None,
+        follow=known.follow,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -26,11 +27,11 @@ def restored(context: Context, path: str) -> Procedure[bool]:
     return made
 
 
-#: What ``archive`` holds of a queue that is archived, and whose archive holds nothing yet.
-UNARCHIVED: Final = dump({"watermark": 0})
+#: What a queue's marks hold at first: that of an archive with nothing in it, and that of streams.
+MARKS: Final = {"archive": dump({"watermark": 0}), "followed": dump({})}
 
 
-def create_skeleton(context: Context, conf: dict[str, bytes], *, archived: bool = False) -> Procedure[bool]:
+def create_skeleton(context: Context, conf: dict[str, bytes], marks: Iterable[str] = ()) -> Procedure[bool]:
     """Create the queue's permanent znodes in one transaction; False if the queue was there already."""
     yield EnsureRoot(context.root)
     ops = Ops()
@@ -38,8 +39,8 @@ def create_skeleton(context: Context, conf: dict[str, bytes], *, archived: bool 
         ops.create(path)
     for name, value in conf.items():
         ops.create(context.paths.conf(name), value)
-    if archived:
-        ops.create(context.paths.at("archive"), UNARCHIVED)
+    for name in marks:
+        ops.create(context.paths.at(name), MARKS[name])
     outcome = yield from transact(ops.multi(), never)
     if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
         raise refused("creating the queue", outcome, ops.multi())

@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine.core.reading.configuration import (
 )
 from airflow_provider_zkmq.engine.core.reading.existence import queue_missing, refuse_missing
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
-from airflow_provider_zkmq.engine.core.reading.skeleton import UNARCHIVED, create_skeleton
+from airflow_provider_zkmq.engine.core.reading.skeleton import MARKS, create_skeleton
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 
@@ -38,6 +38,7 @@ def configure(
     lock: Duration | None = None,
     order: str | None = None,
     archive: bool | None = None,
+    follow: bool | None = None,
 ) -> Procedure[None]:
     """Create the queue if it does not exist and set the given values; what is not given stays as it is.
 
@@ -47,6 +48,8 @@ def configure(
     default). ``order``: ``"fifo"``: claims happen in the order in which enqueues were committed; ``"default"``: nearly
     so, consumers keeping out of each other's way. ``archive=True``: the queue is archived, so that clean-up keeps what
     no archive holds, also before the first run of one; ``False``: it is not any more, and clean-up waits for none.
+    ``follow=True``: streams follow what ends here, so that runs which leave before their time (redriven, dropped, run
+    anew) are kept for them for as long as ended tasks are.
     Raises `ConfigError` for values that are refused; then nothing is written.
     """
     values: dict[str, bytes] = {}
@@ -62,11 +65,13 @@ def configure(
         values["lock"] = spell_seconds(seconds("lock", lock))
     if order is not None:
         values["order"] = _order(order).encode()
-    created = yield from create_skeleton(context, defaults() | values, archived=_is_archived(archive))
+    marks = {"archive": _yes_or_no("archive", archive), "followed": _yes_or_no("follow", follow)}
+    created = yield from create_skeleton(context, defaults() | values, [name for name, yes in marks.items() if yes])
     if not created:
         yield from _refuse_another_layout(context)
-    if not created and (values or archive is not None):
-        yield from _set(context, values, archive)
+    asked = {name: yes for name, yes in marks.items() if yes is not None}
+    if not created and (values or asked):
+        yield from _set(context, values, asked)
 
 
 def _refuse_another_layout(context: Context) -> Procedure[None]:
@@ -82,10 +87,10 @@ def _refuse_another_layout(context: Context) -> Procedure[None]:
         raise (yield from queue_missing(context))
 
 
-def _is_archived(value: object) -> bool:
+def _yes_or_no(name: str, value: object) -> bool | None:
     if value is None or isinstance(value, bool):
-        return bool(value)
-    msg = f"archive {value!r} is not understood: True or False"
+        return value
+    msg = f"{name} {value!r} is not understood: True or False"
     raise ConfigError(msg)
 
 
@@ -96,28 +101,29 @@ def _order(value: str) -> str:
     return value
 
 
-def _set(context: Context, values: Mapping[str, bytes], archive: bool | None) -> Procedure[None]:
+def _set(context: Context, values: Mapping[str, bytes], marks: dict[str, bool]) -> Procedure[None]:
     """Write several values at once; one that somebody deleted is created again.
 
-    `archive`: whether there is to be a mark how far the archive has come; one that is there tells more, and stays.
+    `marks`: whether there is to be a mark how far the archive, or trimming, has come; one that is there tells more, and
+    stays.
     """
     missing: set[str] = set()
+    wanted = {context.paths.at(name): (name, yes) for name, yes in marks.items()}
     while True:
         ops = Ops()
         for name, value in values.items():
             path = context.paths.conf(name)
             _ = ops.create(path, value) if path in missing else ops.set(path, value, -1)
-        if archive is not None:
-            mark = context.paths.at("archive")
-            _ = ops.create(mark, UNARCHIVED) if archive else ops.delete(mark)
+        for mark, (name, yes) in wanted.items():
+            _ = ops.create(mark, MARKS[name]) if yes else ops.delete(mark)
         if not ops.items:
             return
         outcome = yield from transact(ops.multi(), never)
         if outcome.committed:
             return
         path = failed_at(outcome, ops.multi())
-        if path == context.paths.at("archive") and outcome.failure in {Failure.NODE_EXISTS, Failure.NO_NODE}:
-            archive = None  # it is as it is to be
+        if path in wanted and outcome.failure in {Failure.NODE_EXISTS, Failure.NO_NODE}:
+            del wanted[path]  # it is as it is to be
         elif outcome.failure is Failure.NO_NODE and path not in missing:
             missing.add(path)
         elif outcome.failure is Failure.NODE_EXISTS:
@@ -177,4 +183,5 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
         raise ConfigError(msg)
     yield from refuse_missing(context)
     record = {"watermark": watermark, "directory": reached.directory, "run": reached.run}
+    record |= {"at_death": True} if reached.at_death else {}
     yield from set_archive(context, dump(record), reached.version)

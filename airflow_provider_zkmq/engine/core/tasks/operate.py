@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -45,7 +46,8 @@ def read_current(context: Context, task_id: str) -> Procedure[tuple[Current, int
     if node is None:
         msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)
-    return Current(task_id, node.stat.version, TaskState.decode(path, node.data)), node.stat.mzxid
+    state = TaskState.decode(path, node.data)
+    return Current(task_id, node.stat.version, state, zxid=node.stat.mzxid), node.stat.mzxid
 
 
 def _change(context: Context, task_id: str, what: str, build: Build, version: int | None = None) -> Procedure[None]:
@@ -92,7 +94,7 @@ def _with_claim(context: Context, current: Current) -> Procedure[Current]:
     if current.state.state is not State.CLAIMED:
         return current
     gone = (yield Exists(context.paths.task(current.task_id, "claim"))) is None
-    return Current(current.task_id, current.version, current.state, claim_gone=gone)
+    return replace(current, claim_gone=gone)
 
 
 def _notice(context: Context, current: Current) -> Procedure[list[WriteOp]]:
@@ -110,8 +112,8 @@ def redrive(
 ) -> Procedure[None]:
     """Put a dead or cancelled task at the end of its lane, its attempts reset, its history kept.
 
-    A member of a batch counts as open again; one that was done opens again, see `wait_batch`. The archive of a queue
-    that has one gets the dead letter as it was.
+    A member of a batch counts as open again; one that was done opens again, see `wait_batch`. Of a queue that is
+    archived or followed, the run is kept as it ended.
     `version`: only if the task is still what was read as `Task.version`. `data` replaces the payload in the same
     transaction. Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task in any other state or version.
     """
@@ -152,8 +154,9 @@ def replace_data(context: Context, task_id: str, data: bytes | str, version: int
 def drop(context: Context, task_id: str, version: int | None = None) -> Procedure[None]:
     """Delete a task that is not claimed, whole; see `redrive` for `version`.
 
-    A member of a batch that had not ended counts as failed. Of what is dropped only dead letters get into the archive
-    of a queue that has one. Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or another version.
+    A member of a batch that had not ended counts as failed. Of a queue that is archived or followed, a run that had
+    ended is kept for who reads what ended. Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or another
+    version.
     """
 
     def build(current: Current) -> Procedure[Plan]:
@@ -168,8 +171,8 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
 def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     """Delete every task of the queue, or every one in a state, whatever is being done with it; returns how many.
 
-    A consumer that has one in hand loses its claim; a member of a batch that had not ended counts as failed. Of what is
-    cleared only dead letters get into the archive of a queue that has one. Configuration and consumers stay.
+    A consumer that has one in hand loses its claim; a member of a batch that had not ended counts as failed. Of a queue
+    that is archived or followed, runs that had ended are kept as by `drop`. Configuration and consumers stay.
     """
     yield from read_conf(context)
     wanted = as_state(state)
@@ -198,7 +201,8 @@ def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted
     """Delete one tree with all that lists it; again if it changed meanwhile. Raises `CorruptRecord`: it cannot be."""
     tries = Tries(f"deletion of task {task_id!r}")
     while isinstance(record, Record) and wanted in {None, record.state.state}:
-        current = yield from _with_claim(context, Current(task_id, record.stat.version, record.state))
+        current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
+        current = yield from _with_claim(context, current)
         plan = yield from with_letter(context, current, transitions.delete(context, current, ours=False))
         verdict = yield from commit(plan)
         if verdict.refusal is None:

@@ -26,6 +26,7 @@ from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of
 from airflow_provider_zkmq.engine.core.writing.escrow import as_asked, content_ops, hold_in_escrow, insert_run
+from airflow_provider_zkmq.engine.core.writing.letters import with_letter
 from airflow_provider_zkmq.engine.core.writing.plan import Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
 from airflow_provider_zkmq.engine.core.writing.transitions import append, relist, rewrite
@@ -117,16 +118,18 @@ def _action(tree: Tree, state: TaskState, status: Status) -> Action | None:
 
 
 def _run_anew(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
-    """The id of a task that has ended starts again; its last run is kept in the history."""
+    """The id of a task that has ended starts again; its last run is kept in the history, and for readers of the log."""
     state = current.state
     extra = content_ops(context, tree, state)
     if state.result:
         extra.append(Delete(context.paths.task(tree.task_id, "result")))
     if tree.batch:
         extra.append(Create(context.paths.batch(tree.batch, "open", tree.task_id)))
+    before = current
     if state.state is State.FINISHED:
-        current = current.with_state(state.with_attempt("finished", state.ended or 0, None))
-    return (yield from insert_run(context, current, tree, Event.ENQUEUE_AGAIN, extra, result=False))
+        before = current.with_state(state.with_attempt("finished", state.ended or 0, None))
+    plan = yield from insert_run(context, before, tree, Event.ENQUEUE_AGAIN, extra, result=False)
+    return (yield from with_letter(context, current, plan))
 
 
 def _update(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:

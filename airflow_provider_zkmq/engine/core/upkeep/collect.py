@@ -2,7 +2,8 @@
 
 It may run in several places at once and costs by what it deletes. Age is judged by the server's clock and the
 Stat of the task's record, and each tree is deleted under that record's version: a task that changed is kept.
-Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept.
+Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept; where streams follow it
+(``configure(follow=True)``), they are told of what goes before it goes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
+from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import dump
@@ -20,12 +22,14 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Pro
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.log import version_of
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_records
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
-from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, collect_letters, prune_lanes
+from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes
 from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
+from airflow_provider_zkmq.engine.core.upkeep.trim import collect_letters, publish_trimmed
 from airflow_provider_zkmq.engine.core.writing.commit import commit, send_together
 from airflow_provider_zkmq.engine.core.writing.pieces import tree_deletes
 from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, merge, mergeable, one
@@ -44,6 +48,14 @@ class Collected:
     kept_unarchived: int = 0
     kept_changed: int = 0
     rescued: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What goes: what ended before a time, and what the queue's configuration does not keep."""
+
+    cutoff: int
+    conf: Conf
 
 
 def collect_garbage(context: Context, lifetime: Duration | None = None) -> Procedure[Collected]:
@@ -85,19 +97,20 @@ def _lock_and_collect(context: Context, lifetime: float, last: Stat | None) -> P
 
 
 def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
-    archived = (yield from read_conf(context)).archive
     report = Collected()
     context.census.watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
     report.rescued = (yield from rescue_dead(context)) + (yield from promote_due(context))
     now = (yield from tick(context)).time or 0
-    cutoff = now - int(lifetime * 1000)
+    rules = _Rules(
+        now - int(lifetime * 1000), (yield from read_conf(context))
+    )  # read after what it is to hold for ended
     for index in INDEXES:
-        yield from _collect_index(context, index, cutoff, archived, report)
+        yield from _collect_index(context, index, rules, report)
     if context.maintenance.leaving:
         return report  # it does not say that it has run: whoever looks next goes on
-    yield from collect_batches(context, cutoff)
+    yield from collect_batches(context, rules.cutoff)
     yield from prune_lanes(context, now)
-    yield from collect_letters(context, archived)
+    yield from collect_letters(context, rules.conf, rules.cutoff)
     yield from _note_run(context, report, lifetime)
     return report
 
@@ -110,48 +123,50 @@ def _note_run(context: Context, report: Collected, lifetime: float) -> Procedure
         yield from restored(context, path)
 
 
-def _collect_index(
-    context: Context, index: str, cutoff: int, archived: int | None, report: Collected
-) -> Procedure[None]:
+def _collect_index(context: Context, index: str, rules: _Rules, report: Collected) -> Procedure[None]:
     buckets = yield Children(context.paths.at(index))
     for name in sorted(buckets or ()):
         start = bucket_start(name)
         if start is None:
             context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
-        elif start <= cutoff:
-            yield from _collect_bucket(context, context.paths.at(index, name), cutoff, archived, report)
-            if start + 2 * BUCKET_MS < cutoff:
+        elif start <= rules.cutoff:
+            yield from _collect_bucket(context, context.paths.at(index, name), rules, report)
+            if start + 2 * BUCKET_MS < rules.cutoff:
                 yield Multi((Delete(context.paths.at(index, name)),))  # refused while something is kept
 
 
-def _collect_bucket(
-    context: Context, bucket: str, cutoff: int, archived: int | None, report: Collected
-) -> Procedure[None]:
-    entries = yield Children(bucket)
-    due = [name for name in sorted(entries or ()) if (entry_time(name) or cutoff + 1) <= cutoff]
+def _collect_bucket(context: Context, bucket: str, rules: _Rules, report: Collected) -> Procedure[None]:
+    entries, after = (yield Children(bucket)), rules.cutoff + 1
+    due = [name for name in sorted(entries or ()) if (entry_time(name) or after) < after]
     for chunk in chunked(due):
         if context.maintenance.leaving:
             return
-        trees = yield from _judge(context, bucket, chunk, cutoff, archived, report)
+        trees = yield from _judge(context, bucket, chunk, rules, report)
         yield from _delete(context, trees, report)
 
 
 def _judge(
-    context: Context, bucket: str, names: Sequence[str], cutoff: int, archived: int | None, report: Collected
+    context: Context, bucket: str, names: Sequence[str], rules: _Rules, report: Collected
 ) -> Procedure[list[Plan]]:
-    """A plan for each tree that may go."""
+    """A plan for each tree that may go, which those who follow the queue have been told of."""
     records = yield from read_records(context, [entry_task(name) or "" for name in names])
     plans: list[Plan] = []
+    versions: list[int] = []
     for name, record in zip(names, records, strict=True):
         entry = f"{bucket}/{name}"
         if record is Unread.MISSING:
             plans.append(one(Change(context, name, [Delete(entry)])))  # the tree is gone, only its entry is left
-        elif not isinstance(record, Record) or record.stat.mtime > cutoff or not _listed_by(context, record, entry):
+        elif (
+            not isinstance(record, Record) or record.stat.mtime > rules.cutoff or not _listed_by(context, record, entry)
+        ):
             report.kept_changed += 1
-        elif archived is not None and record.stat.mzxid > archived:
+        elif rules.conf.archive is not None and record.stat.mzxid > rules.conf.archive:
             report.kept_unarchived += 1
         else:
             plans.append(_deletion(context, record, entry))
+            versions.append(version_of(record))
+    if rules.conf.follow:
+        yield from publish_trimmed(context, versions)
     return plans
 
 

@@ -1,4 +1,4 @@
-"""What clean-up does beside deleting tasks: idle lanes and archived letters go, batches are ended, old ones deleted."""
+"""What clean-up does beside deleting tasks: idle lanes go, batches are ended, old ones deleted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
 from airflow_provider_zkmq.engine.core.model.lanes import is_lane, segments_of
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Pipeline, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
-from airflow_provider_zkmq.engine.core.reading.letters import list_letters
-from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes, read_stats, unless_corrupt
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, read_stats, unless_corrupt
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING, delete_batch
 from airflow_provider_zkmq.engine.core.writing.closing import close_batches, load_batch
 from airflow_provider_zkmq.engine.core.writing.place import forget_lanes
@@ -50,15 +49,6 @@ def _prune(context: Context, name: str, now: int) -> Procedure[bool]:
     deletes = tuple(Delete(f"{lane}/{segment}") for segment in names)
     outcome = yield Multi((*(Check(op.path) for op in deletes), *deletes, Delete(lane)))
     return bool(outcome.committed)
-
-
-def collect_letters(context: Context, archived: int | None) -> Procedure[None]:
-    """Delete the dead letters that left the queue and are in its archive by now; all of them without an archive."""
-    letters = yield from list_letters(context, archived)
-    over = [each for each in letters if archived is None or each.zxid <= archived]
-    paths = [context.paths.at("unarchived", each.place) for each in over]
-    for chunk in chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
-        yield Pipeline(tuple(Multi((Delete(path),)) for path in chunk))  # that of a bucket is refused while it is used
 
 
 def collect_batches(context: Context, cutoff: int) -> Procedure[None]:

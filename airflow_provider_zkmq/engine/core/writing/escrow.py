@@ -6,7 +6,7 @@ here, as from 3.3 on, every new run has the data it was asked with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -21,6 +21,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Creat
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, pack, unpack
+from airflow_provider_zkmq.engine.core.writing.letters import with_ending, with_letter
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 from airflow_provider_zkmq.engine.core.writing.record import Current, next_record, still_ended
 from airflow_provider_zkmq.engine.core.writing.transitions import append, relist, rewrite
@@ -135,7 +136,8 @@ def rerun(
         tree = _escrowed(context, path, node, current.task_id)
         tree.nonce = nonce
         more = [*extra, *content_ops(context, tree, current.state), Delete(path)]
-        build = partial(insert_run, context, current, tree, Event.RERUN, more, result=result, guards=guards)
+        insert = partial(insert_run, context, current, tree, Event.RERUN, more, result=result, guards=guards)
+        build = partial(_insert_after, context, current, insert, extra)
 
         def anew(refusal: Refusal) -> Procedure[Plan | None]:
             _refuse_damage(refusal)
@@ -149,6 +151,20 @@ def rerun(
         if verdict.committed:
             context.report(path, f"{error}; the run is given up")
         return verdict
+
+
+def _insert_after(
+    context: Context, current: Current, insert: Callable[[], Procedure[Plan]], extra: Sequence[WriteOp]
+) -> Procedure[Plan]:
+    """The plan that inserts a run, with what is kept of the run before it."""
+    plan = yield from insert()
+    if current.state.state is State.FINISHED:
+        return (yield from with_letter(context, current, plan))
+    now, path = (yield from server_time(context)), context.paths.task(current.task_id, "result")
+    _, after = _as_ended(current, "", now)
+    result = next((op.data for op in extra if op.path == path and isinstance(op, Create | SetData)), None)
+    after = replace(after, requeue=False, result=result is not None, dedupe=None)
+    return (yield from with_ending(context, current, after, now, result, plan))
 
 
 def _refuse_damage(refusal: Refusal) -> None:
@@ -184,14 +200,8 @@ def _give_up_run(
     guards: Sequence[WriteOp],
 ) -> Procedure[Verdict]:
     """End a task whose next run is lost, as its present run ended."""
-    now = yield from server_time(context)
-    state, history = current.state, current.state.history
-    last = history[-1] if history else None
-    succeeded = state.state is State.FINISHED or (last is not None and last.outcome == "finished")
-    before = replace(state, history=history[:-1]) if succeeded else state
-    after = next_record(current.task_id, before, _last_event(state, succeeded=succeeded), nonce, now=now)
-    error = None if succeeded or last is None else last.error
-    after = replace(after, requeue=False, error=error, result=result, dedupe=None, ended_zxid=still_ended(current))
+    before, after = _as_ended(current, nonce, (yield from server_time(context)))
+    after = replace(after, requeue=False, result=result, dedupe=None, ended_zxid=still_ended(current))
     build = partial(relist, context, current.with_state(before), after, extra, guards=guards)
 
     def anew(refusal: Refusal) -> Procedure[Plan | None]:
@@ -203,6 +213,16 @@ def _give_up_run(
         return (yield from build()) if refusal.why is Why.PLACE else None
 
     return (yield from commit((yield from build()), anew))
+
+
+def _as_ended(current: Current, nonce: str, now: int) -> tuple[TaskState, TaskState]:
+    """The record of a run that ends, and what it would be without the next one: finished, or dead."""
+    state, history = current.state, current.state.history
+    last = history[-1] if history else None
+    succeeded = state.state is State.FINISHED or (last is not None and last.outcome == "finished")
+    before = replace(state, history=history[:-1]) if succeeded else state
+    after = next_record(current.task_id, before, _last_event(state, succeeded=succeeded), nonce, now=now)
+    return before, replace(after, error=None if succeeded or last is None else last.error)
 
 
 def _last_event(before: TaskState, *, succeeded: bool) -> Event:

@@ -1,0 +1,1 @@
+"""What ended, as tables: bronze as it was, silver by runs and deliveries, gold by hours."""

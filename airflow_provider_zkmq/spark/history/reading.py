@@ -1,0 +1,115 @@
+"""The tables as DataFrames."""
+
+from __future__ import annotations
+
+import os
+from datetime import date
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from airflow_provider_zkmq.spark.history.hours import CONSUMERS, HOURLY
+from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, read_manifest
+from airflow_provider_zkmq.spark.history.parts import folders, iso, load
+from airflow_provider_zkmq.spark.history.refining import DELIVERIES, RUNS
+from airflow_provider_zkmq.spark.history.rows import SCHEMA
+
+POINTS: Final = (0.5, 0.9, 0.99)
+
+
+def read_history(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queue: str | None = None,
+    *,
+    since: date | None = None,
+    until: date | None = None,
+) -> DataFrame:
+    """Return the archived tasks of `queue` (default: of every queue), each run of one once.
+
+    ``history`` holds the deliveries that ended before, the last ten, also those of earlier runs of the same id; null in
+    rows of an older version. A row whose state is ``dead`` is a dead letter that was redriven, dropped or cleared.
+    `since` and `until`, both included, leave out whole days (UTC, by the end of the task) without reading them.
+    Columns as in `rows.SCHEMA`. Raises `CorruptRecord` for a manifest that is none.
+    """
+    paths = _paths(directory, queue, "", "runs", since, until)
+    return load(spark, SCHEMA, paths, "ended_at").select(spark.createDataFrame([], SCHEMA).columns)
+
+
+def read_runs(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queue: str | None = None,
+    *,
+    since: date | None = None,
+    until: date | None = None,
+) -> DataFrame:
+    """Return silver's runs: a row for each run that ended, without payload and result. Otherwise as `read_history`."""
+    return load(spark, RUNS, _paths(directory, queue, SILVER, "runs", since, until), "ended_at")
+
+
+def read_deliveries(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queue: str | None = None,
+    *,
+    since: date | None = None,
+    until: date | None = None,
+) -> DataFrame:
+    """Return silver's deliveries, each once; of a run with more than ten those that its history still had.
+
+    `since` and `until` go by the end of the delivery. Otherwise as `read_history`.
+    """
+    return load(spark, DELIVERIES, _paths(directory, queue, SILVER, "deliveries", since, until), "ended_at")
+
+
+def read_hourly(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queue: str | None = None,
+    *,
+    since: date | None = None,
+    until: date | None = None,
+) -> DataFrame:
+    """Return gold's numbers of each filter class in each hour. Days are those of the hours, in UTC."""
+    frame = load(spark, HOURLY, _paths(directory, queue, GOLD, "hourly", since, until), "hour")
+    return frame.drop("departures", "rise", "area_ms")
+
+
+def read_consumers(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queue: str | None = None,
+    *,
+    since: date | None = None,
+    until: date | None = None,
+) -> DataFrame:
+    """Return gold's numbers of each consumer in each hour. Days are those of the hours, in UTC."""
+    return load(spark, CONSUMERS, _paths(directory, queue, GOLD, "consumers", since, until), "hour")
+
+
+def _paths(
+    directory: str | os.PathLike[str], queue: str | None, table: str, kind: str, since: date | None, until: date | None
+) -> list[str]:
+    """The folders with what a queue's table, or every queue's, holds of these days."""
+    root = Path(directory).absolute()
+    homes = [root / queue] if queue is not None else sorted(path for path in root.glob("*") if path.is_dir())
+    tables = [home / table for home in homes]
+    first, last = iso(since, ""), iso(until, "9999")
+    return [path for home in tables for path in folders(home, read_manifest(home).of(kind), first, last)]
+
+
+def percentiles(frame: DataFrame, by: str) -> DataFrame:
+    """Return waiting and running times per value of the filter `by`: p50, p90 and p99 in milliseconds.
+
+    Waiting is from the enqueue to the claim of the last attempt, running from there to the end. One row per
+    value, in its order as text; tasks without the filter have the value null.
+    """
+    spans = [
+        f.round(f.percentile(f"{span}_ms", f.lit(point)), 1).alias(f"{span}_p{point * 100:.0f}")
+        for span in ("wait", "run")
+        for point in POINTS
+    ]
+    return frame.groupBy(f.col("filters")[by].alias(by)).agg(f.count("*").alias("tasks"), *spans).orderBy(by)

@@ -1,0 +1,70 @@
+"""The data source `zkmq`: queues as DataFrames, to read, to write and to follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from airflow_provider_zkmq.spark.source.columns import schema
+from airflow_provider_zkmq.spark.source.errors import plainly
+from airflow_provider_zkmq.spark.source.options import Options
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.spark.source.following import TaskStream
+    from airflow_provider_zkmq.spark.source.reading import TaskReader
+    from airflow_provider_zkmq.spark.source.sink import TaskSink
+    from airflow_provider_zkmq.spark.source.writing import TaskWriter
+
+FORMAT = "zkmq"
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("zkmq")`` known to a session, for reading, writing and both kinds of stream."""
+    spark.dataSource.register(ZkmqDataSource)
+
+
+class ZkmqDataSource(DataSource):
+    """Spark's way to the queues. It is made, and asked for its parts, in processes that Spark starts for planning."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is given."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """The columns that a read has; asked for by ``load``, which therefore refuses what cannot be read."""
+        from airflow_provider_zkmq.spark.source.reading import check_loadable
+
+        with plainly():
+            return schema(check_loadable(Options.of(self.options)))
+
+    def reader(self, schema: StructType) -> TaskReader:
+        """The reader of a batch query."""
+        from airflow_provider_zkmq.spark.source.reading import TaskReader
+
+        with plainly():
+            return TaskReader(schema, Options.of(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> TaskWriter:
+        """The writer of a batch query."""
+        from airflow_provider_zkmq.spark.source.writing import TaskWriter
+
+        with plainly():
+            return TaskWriter(schema, Options.of(self.options), overwrite)
+
+    def streamReader(self, schema: StructType) -> TaskStream:  # noqa: N802  Spark's name
+        """The reader of a stream."""
+        from airflow_provider_zkmq.spark.source.following import TaskStream
+
+        with plainly():
+            return TaskStream(schema, Options.of(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TaskSink:  # noqa: N802  Spark's name
+        """The writer of a stream."""
+        from airflow_provider_zkmq.spark.source.sink import TaskSink
+
+        with plainly():
+            return TaskSink(schema, Options.of(self.options), overwrite)

@@ -1,0 +1,89 @@
+"""The options of the data source: text, by names whose case does not matter, each checked once, at planning time."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from airflow_provider_zkmq.spark.source.errors import SourceError
+
+#: How to reach ZooKeeper; every use of the data source takes these.
+CONNECTION: Final = ("hosts", "root", "conn_id", "connectTimeout", "requestTimeout")
+READ: Final = (*CONNECTION, "queues", "states", "columns", "since", "selector", "maxRequestsInFlight", "numPartitions")
+STREAM: Final = (
+    *CONNECTION,
+    "queues",
+    "states",
+    "columns",
+    "selector",
+    "maxRequestsInFlight",
+    "numPartitions",
+    "startingOffsets",
+    "maxTasksPerTrigger",
+    "failOnDataLoss",
+)
+WRITE: Final = (
+    *CONNECTION,
+    "queue",
+    "id",
+    "data",
+    "filters",
+    "metadata",
+    "priority",
+    "delay",
+    "batch",
+    "report",
+    "maxRequestsInFlight",
+)
+#: Spark itself hands these on to the writer of a stream.
+SINK: Final = (*WRITE, "checkpointLocation", "queryName", "path")
+_SECRETS: Final = ("auth", "password", "passwd", "secret", "token", "credential", "tls")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one use of the data source, by their names in small letters. No secret is among them."""
+
+    values: Mapping[str, str]
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
+        """Spark's options. Raises `SourceError` for whatever looks like a password."""
+        values = {name.lower(): text for name, text in options.items()}
+        for name in values:
+            if any(word in name for word in _SECRETS):
+                raise SourceError(
+                    f"option {name!r} is refused: options are kept in Spark's plans and event logs. Give conn_id, an "
+                    "Airflow connection that is looked up where it is used, or set ZKMQ_AUTH and ZKMQ_TLS_* in the "
+                    "environment of driver and executors"
+                )
+        return cls(values)
+
+    def check(self, known: Collection[str], use: str) -> None:
+        """Raise `SourceError` for an option that `use` does not have, with the names that come close."""
+        names = {name.lower(): name for name in known}
+        for name in self.values:
+            if name not in names:
+                close = [names[each] for each in difflib.get_close_matches(name, names)]
+                hint = f"did you mean {' or '.join(close)}? " if close else ""
+                raise SourceError(f"unknown option {name!r} of {use}: {hint}known are {', '.join(known)}")
+
+    def text(self, name: str) -> str | None:
+        """An option's text; None where it is not given or empty."""
+        return self.values.get(name.lower(), "").strip() or None
+
+    def names(self, name: str) -> list[str]:
+        """The names of a comma list, each once; none where it is not given."""
+        parts = (part.strip() for part in (self.text(name) or "").split(","))
+        return list(dict.fromkeys(part for part in parts if part))
+
+    def count(self, name: str, default: int, least: int = 1) -> int:
+        """A whole number. Raises `SourceError` for what is none, or less than `least`."""
+        text = self.text(name)
+        if text is None:
+            return default
+        if not text.isdecimal() or int(text) < least:
+            raise SourceError(f"option {name} must be a whole number of at least {least}, not {text!r}")
+        return int(text)
