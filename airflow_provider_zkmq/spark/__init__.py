@@ -12,16 +12,31 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.history import percentiles, read_history
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source import register
+    from airflow_provider_zkmq.spark.source.counting import ReadReport, read_report
+    from airflow_provider_zkmq.spark.source.shipping import py_files
 
 _HOME = {
     "ArchiveReport": "archive",
     "archive_queue": "archive",
     "percentiles": "history",
     "read_history": "history",
+    "ReadReport": "source.counting",
+    "py_files": "source.shipping",
+    "read_report": "source.counting",
     "register": "source",
     "spark_session": "session",
 }
-__all__ = ["ArchiveReport", "archive_queue", "percentiles", "read_history", "register", "spark_session"]
+__all__ = [
+    "ArchiveReport",
+    "ReadReport",
+    "archive_queue",
+    "percentiles",
+    "py_files",
+    "read_history",
+    "read_report",
+    "register",
+    "spark_session",
+]
 
 
 def __getattr__(name: str) -> object:
