@@ -86,7 +86,7 @@ def test_what_is_wrong_is_one_clear_error_of_load(world: World) -> None:
     """It begins with ours, and there is no way to it through the code of Spark, in Python or in Java."""
     wrong = {
         "unknown option 'colums'": {"colums": "state"},
-        "unknown column 'stat': did you mean state?": {"columns": "stat"},
+        "unknown column 'stat': did you mean state or status?": {"columns": "stat"},
         "unknown state 'done'": {"states": "done"},
         f"queue 'cencus' does not exist under '{world.root}' (did you mean 'census'?)": {"queues": "cencus"},
         "option 'password' is refused": {"password": PASSWORD},
@@ -150,4 +150,4 @@ def test_executors_of_a_cluster_read_a_secured_queue(zookeeper: str, tmp_path: P
     answer = _read_in_a_process_of_its_own(zookeeper, tmp_path, "local-cluster[2,1,700]")
     _check_secured(answer)
     assert answer["executors"] == 2
-    assert answer["pids"] == 2
+    assert answer["pids"] >= 2
