@@ -19,18 +19,8 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, Ended, Unreadable, ZkmqError, check_name
-from airflow_provider_zkmq.spark.history.manifest import (
-    RUNS,
-    STAGING,
-    Manifest,
-    Run,
-    exclusive,
-    publish,
-    read_manifest,
-    remove_orphans,
-    sync,
-    sync_tree,
-)
+from airflow_provider_zkmq.spark.history.manifest import Manifest, Part, exclusive, publish, read_manifest
+from airflow_provider_zkmq.spark.history.parts import stage, sweep
 from airflow_provider_zkmq.spark.history.rows import ENDED, SCHEMA, Connect, Row, open_client, reader
 
 ROWS_PER_PARTITION: Final = 2_000
@@ -116,8 +106,7 @@ def archive_queue(
     """
     home = Path(directory).absolute() / check_name("queue", queue)
     with open_client(connect) as client, _archived(client.queue(queue)) as source, exclusive(home):
-        manifest = read_manifest(home)
-        orphans = tuple(remove_orphans(home, manifest))
+        orphans, manifest = sweep(home, read_manifest(home))
         claim = _Claim.take(source, home, manifest)
         after("begun")
         watermark = _mark(source, manifest)
@@ -125,16 +114,17 @@ def archive_queue(
         listed = source.ended_between(manifest.watermark, watermark)
         ended = _readable(listed) + source.departed_between(manifest.watermark, watermark)
         after("listed")
-        planned = Run("", len(ended), manifest.watermark, watermark)
-        run = _write(home, planned, _rows(spark, connect, queue, ended) if ended else None, spark, after)
+        span = manifest.watermark, watermark
+        new = [_write(home, len(ended), span, _rows(spark, connect, queue, ended), after)] if ended else []
         claim.check()
-        grown = Manifest(watermark, (*manifest.runs, run) if run else manifest.runs)
+        grown = replace(manifest, watermark=watermark, runs=(*manifest.runs, *new))
         publish(home, grown)
         after("published")
         claim.advance(watermark)
         after("finished")
     damaged = tuple(each.id for each in listed if isinstance(each, Unreadable))
-    return ArchiveReport(queue, len(ended), grown.rows, watermark, run.path if run else None, orphans, damaged)
+    path = new[0].path if new else None
+    return ArchiveReport(queue, len(ended), grown.rows, watermark, path, tuple(orphans), damaged)
 
 
 @contextlib.contextmanager
@@ -160,27 +150,17 @@ def _mark(queue: AnyQueue, manifest: Manifest) -> int:
     return watermark
 
 
-def _write(
-    home: Path, run: Run, frame: DataFrame | None, spark: SparkSession, after: Callable[[str], None]
-) -> Run | None:
-    """Write the run's folder, under its final name once it is complete; None where it would be empty."""
-    if frame is None:
-        return None
-    run = replace(run, path=f"{RUNS}/{run.first}-{run.last}")
-    staging = home / f"{run.path}{STAGING}"
-    frame.write.partitionBy("day").option("compression", "zstd").parquet(str(staging))
-    _check_complete(home, run, spark.read.schema(SCHEMA).parquet(str(staging)).count())
-    sync_tree(staging)
+def _write(home: Path, expected: int, span: tuple[int, int], frame: DataFrame, after: Callable[[str], None]) -> Part:
+    """Write the run's folder, under its final name once it is complete."""
+    staged = stage(home, "runs", frame, *span)
+    if staged.part.rows != expected:
+        raise ArchiveIncomplete(
+            f"of {expected} tasks of queue {home.name!r} {staged.part.rows} were read; run it again"
+        )
     after("staged")
-    staging.rename(home / run.path)
-    sync(home / RUNS)
+    part = staged.adopt()
     after("renamed")
-    return run
-
-
-def _check_complete(home: Path, run: Run, written: int) -> None:
-    if written != run.rows:
-        raise ArchiveIncomplete(f"of {run.rows} tasks of queue {home.name!r} {written} were read; run it again")
+    return part
 
 
 def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Row]) -> DataFrame:

@@ -1,4 +1,8 @@
-"""The archive's manifest: the pointer by which readers find complete runs, replaced at one stroke."""
+"""A table's manifest: the pointer by which readers find complete parts, replaced at one stroke.
+
+Bronze, silver and gold have one each, in their folder. What it does not name is not read: a part that was staged and
+never published, or one that another has replaced.
+"""
 
 from __future__ import annotations
 
@@ -6,67 +10,132 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 
 NAME: Final = "MANIFEST.json"
-RUNS: Final = "runs"
-STAGING: Final = ".staging"
+#: What this code writes. Version 1 had neither `version` nor `queue`, and is read as it is.
+VERSION: Final = 2
+#: The folders of tables beside bronze's own parts.
+SILVER: Final = "silver"
+GOLD: Final = "gold"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One archive run: its folder relative to the queue's, its rows, and the zxids it covers (`first`, `last`]."""
+class Part:
+    """Rows that came into a table together: their place below its folder, and the zxids they cover (`first`, `last`].
+
+    The folder's own folder says what the rows are (``runs``, ``hourly``). ``days``: those of its days that are read;
+    None for all, in parts of version 1.
+    """
 
     path: str
     rows: int
     first: int
     last: int
+    days: tuple[str, ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """What its rows are."""
+        return self.path.partition("/")[0]
+
+    def encode(self) -> dict[str, object]:
+        """Return it as it is spelt in a manifest."""
+        spelt: dict[str, object] = {"path": self.path, "rows": self.rows, "from": self.first, "to": self.last}
+        return spelt if self.days is None else spelt | {"days": list(self.days)}
+
+    @classmethod
+    def decode(cls, part: dict[str, Any]) -> Part:
+        """Read what `encode` wrote. Raises `KeyError`, `TypeError` or `ValueError`."""
+        days = part.get("days")
+        known = None if days is None else tuple(str(day) for day in days)
+        return cls(str(part["path"]), int(part["rows"]), int(part["from"]), int(part["to"]), known)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The runs that readers may read, and the zxid up to which every ended task is in one of them."""
+    """The parts that readers may read, and the zxid up to which every ended task is in one of them.
+
+    ``queue``: whose they are; none in version 1. ``horizon``: the first day that retention has left, or none.
+    ``seen``: when the latest delivery that silver holds was claimed. ``retired``: folders that were replaced, and when,
+    which somebody may still be reading.
+    """
 
     watermark: int = 0
-    runs: tuple[Run, ...] = ()
+    runs: tuple[Part, ...] = ()
+    queue: str = ""
+    horizon: str = ""
+    seen: int = 0
+    retired: tuple[tuple[str, int], ...] = field(default=())
 
     @property
     def rows(self) -> int:
-        """How many rows the archive of this queue holds."""
-        return sum(run.rows for run in self.runs)
+        """How many rows the parts hold."""
+        return sum(part.rows for part in self.runs)
+
+    def of(self, kind: str) -> tuple[Part, ...]:
+        """The parts with rows of one kind."""
+        return tuple(part for part in self.runs if part.kind == kind)
 
     def encode(self) -> str:
         """Return the JSON text of the file."""
-        runs = [_spell(run) for run in self.runs]
-        return json.dumps({"watermark": self.watermark, "runs": runs}, indent=1)
+        record = {
+            "version": VERSION,
+            "queue": self.queue,
+            "watermark": self.watermark,
+            "horizon": self.horizon,
+            "seen": self.seen,
+            "runs": [part.encode() for part in self.runs],
+            "retired": [list(each) for each in self.retired],
+        }
+        return json.dumps(record, indent=1)
+
+    @classmethod
+    def decode(cls, text: str) -> Manifest:
+        """Read what `encode` wrote, also an older version's. Raises `ConfigError`, or what `Part.decode` does."""
+        record = json.loads(text)
+        version = int(record.get("version", 1))
+        if version > VERSION:
+            raise ConfigError(f"written by a newer version ({version}; known up to {VERSION}): upgrade what reads it")
+        return cls(
+            int(record["watermark"]),
+            tuple(Part.decode(part) for part in record["runs"]),
+            str(record.get("queue", "")),
+            str(record.get("horizon", "")),
+            int(record.get("seen", 0)),
+            tuple((str(path), int(since)) for path, since in record.get("retired", ())),
+        )
 
 
-def _spell(run: Run) -> dict[str, object]:
-    values = asdict(run)
-    return {"path": values["path"], "rows": values["rows"], "from": values["first"], "to": values["last"]}
+def queue_of(home: Path) -> str:
+    """The queue whose table is in this folder."""
+    return home.parent.name if home.name in {SILVER, GOLD} and (home.parent / NAME).exists() else home.name
 
 
 def read_manifest(home: Path) -> Manifest:
-    """Read the manifest of a queue's folder; an empty one where nothing was archived. Raises `CorruptRecord`."""
-    path = home / NAME
+    """Read the manifest of a table's folder; an empty one where nothing was written.
+
+    Raises `CorruptRecord` for what is none, `ConfigError` for that of a newer version or of another queue.
+    """
+    path, queue = home / NAME, queue_of(home)
     try:
-        text = path.read_text()
+        manifest = Manifest.decode(path.read_text())
     except FileNotFoundError:
-        return Manifest()
-    try:
-        record = json.loads(text)
-        runs = tuple(
-            Run(str(run["path"]), int(run["rows"]), int(run["from"]), int(run["to"])) for run in record["runs"]
-        )
-        return Manifest(int(record["watermark"]), runs)
-    except (KeyError, TypeError, ValueError) as error:
+        return Manifest(queue=queue)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptRecord(f"{path} is not an archive's manifest: {error}") from error
+    if manifest.queue not in {"", queue}:
+        raise ConfigError(
+            f"{home} is the archive of queue {manifest.queue!r}, not of {queue!r}: give another directory"
+        )
+    return manifest
 
 
 def publish(home: Path, manifest: Manifest) -> None:
@@ -89,29 +158,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_tree(path: Path) -> None:
-    """Bring a folder with all it holds to the disk."""
-    for item in path.rglob("*"):
-        sync(item)
-    sync(path)
-
-
-def remove_orphans(home: Path, manifest: Manifest) -> list[str]:
-    """Delete the folders of runs that were never published; returns their names."""
-    known = {run.path for run in manifest.runs}
-    orphans = [path for path in (home / RUNS).glob("*") if f"{RUNS}/{path.name}" not in known]
-    for path in orphans:
-        shutil.rmtree(path)
-    return sorted(path.name for path in orphans)
-
-
 @contextlib.contextmanager
 def exclusive(home: Path) -> Iterator[None]:
-    """Hold the queue's folder for one run; it is free again when its process ends, however that ends.
+    """Hold the queue's folder for one step; it is free again when its process ends, however that ends.
 
     Raises `ConfigError` where another run holds it.
     """
-    (home / RUNS).mkdir(parents=True, exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True)
     with (home / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The archive as a DataFrame."""
+"""The tables as DataFrames."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import StructType
 
-from airflow_provider_zkmq.spark.history.manifest import read_manifest
+from airflow_provider_zkmq.spark.history.hours import CONSUMERS, HOURLY
+from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, read_manifest
+from airflow_provider_zkmq.spark.history.parts import folders, iso, load
+from airflow_provider_zkmq.spark.history.refining import DELIVERIES, RUNS
 from airflow_provider_zkmq.spark.history.rows import SCHEMA
 
 POINTS: Final = (0.5, 0.9, 0.99)
@@ -32,21 +34,71 @@ def read_history(
     `since` and `until`, both included, leave out whole days (UTC, by the end of the task) without reading them.
     Columns as in `rows.SCHEMA`. Raises `CorruptRecord` for a manifest that is none.
     """
+    paths = _paths(directory, queue, "", "runs", since, until)
+    return load(spark, SCHEMA, paths, "ended_at").select(spark.createDataFrame([], SCHEMA).columns)
+
+
+def read_runs(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queue: str | None = None,
+    *,
+    since: date | None = None,
+    until: date | None = None,
+) -> DataFrame:
+    """Return silver's runs: a row for each run that ended, without payload and result. Otherwise as `read_history`."""
+    return load(spark, RUNS, _paths(directory, queue, SILVER, "runs", since, until), "ended_at")
+
+
+def read_deliveries(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queue: str | None = None,
+    *,
+    since: date | None = None,
+    until: date | None = None,
+) -> DataFrame:
+    """Return silver's deliveries, each once; of a run with more than ten those that its history still had.
+
+    `since` and `until` go by the end of the delivery. Otherwise as `read_history`.
+    """
+    return load(spark, DELIVERIES, _paths(directory, queue, SILVER, "deliveries", since, until), "ended_at")
+
+
+def read_hourly(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queue: str | None = None,
+    *,
+    since: date | None = None,
+    until: date | None = None,
+) -> DataFrame:
+    """Return gold's numbers of each filter class in each hour. Days are those of the hours, in UTC."""
+    frame = load(spark, HOURLY, _paths(directory, queue, GOLD, "hourly", since, until), "hour")
+    return frame.drop("departures", "rise", "area_ms")
+
+
+def read_consumers(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queue: str | None = None,
+    *,
+    since: date | None = None,
+    until: date | None = None,
+) -> DataFrame:
+    """Return gold's numbers of each consumer in each hour. Days are those of the hours, in UTC."""
+    return load(spark, CONSUMERS, _paths(directory, queue, GOLD, "consumers", since, until), "hour")
+
+
+def _paths(
+    directory: str | os.PathLike[str], queue: str | None, table: str, kind: str, since: date | None, until: date | None
+) -> list[str]:
+    """The folders with what a queue's table, or every queue's, holds of these days."""
     root = Path(directory).absolute()
     homes = [root / queue] if queue is not None else sorted(path for path in root.glob("*") if path.is_dir())
-    runs = [home / run.path for home in homes for run in read_manifest(home).runs]
-    days = [str(day) for run in runs for day in sorted(run.glob("day=*")) if _within(day.name[4:], since, until)]
-    if not days:
-        return spark.createDataFrame([], SCHEMA)
-    columns = spark.createDataFrame([], SCHEMA).schema
-    stored = StructType([column for column in columns if column.name != "day"])
-    frame = spark.read.schema(stored).option("recursiveFileLookup", "true").parquet(*days)
-    day = f.to_date(f.to_utc_timestamp("ended_at", f.current_timezone()))
-    return frame.withColumn("day", day).select(columns.names)
-
-
-def _within(day: str, since: date | None, until: date | None) -> bool:
-    return (since is None or day >= since.isoformat()) and (until is None or day <= until.isoformat())
+    tables = [home / table for home in homes]
+    first, last = iso(since, ""), iso(until, "9999")
+    return [path for home in tables for path in folders(home, read_manifest(home).of(kind), first, last)]
 
 
 def percentiles(frame: DataFrame, by: str) -> DataFrame:

@@ -23,13 +23,13 @@ SCHEMA: Final = (
     "enqueued_at timestamp, claimed_at timestamp, ended_at timestamp, wait_ms bigint, run_ms bigint, "
     "day date, version bigint, "
     "history array<struct<number: int, consumer: string, claimed_at: timestamp, ended_at: timestamp, outcome: string, "
-    "error: string>>"
+    "error: string>>, batch string"
 )
 #: What the workers are given: a task that has ended, or that has left and is kept at a place of its own.
 ENDED: Final = "id string, version bigint, place string"
 Row: TypeAlias = tuple[str, int, str | None]
 #: The columns that hold what a task says, by the same name.
-_AS_IT_IS: Final = ("id", "attempt", "priority", "data", "result", "error", "consumer", "version")
+_AS_IT_IS: Final = ("id", "attempt", "priority", "data", "result", "error", "consumer", "version", "batch")
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _ATTEMPT: Final = pa.struct(
     [
@@ -62,6 +62,7 @@ _ARROW: Final = pa.schema(
         ("day", pa.date32()),
         ("version", pa.int64()),
         ("history", pa.list_(_ATTEMPT)),
+        ("batch", pa.string()),
     ]
 )
 

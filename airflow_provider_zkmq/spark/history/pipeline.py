@@ -1,0 +1,202 @@
+"""The pipeline: what ended, from ZooKeeper into bronze, silver and gold; each step may be cut off and repeated.
+
+A queue says first that it is archived, so that nobody deletes what bronze does not hold. Garbage collection comes after
+bronze and deletes exactly what that holds. One queue's trouble is reported, and raised when all queues had their turn.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_zkmq.engine import AnyClient, ZkmqError, check_name
+from airflow_provider_zkmq.spark.history.bronze import archive_queue
+from airflow_provider_zkmq.spark.history.compaction import compact
+from airflow_provider_zkmq.spark.history.delta import export, need_deltalake
+from airflow_provider_zkmq.spark.history.gold import summarise
+from airflow_provider_zkmq.spark.history.manifest import exclusive
+from airflow_provider_zkmq.spark.history.retention import Retention, retain
+from airflow_provider_zkmq.spark.history.rows import Connect, open_client
+from airflow_provider_zkmq.spark.history.silver import refine
+
+#: Steps that were done, with what they counted.
+Counts: TypeAlias = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReport:
+    """What was done for one queue: for each step in order what it counted, and how many seconds it took.
+
+    ``error``: what ended its turn, None where nothing did.
+    """
+
+    queue: str
+    steps: dict[str, Counts] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineReport:
+    """What a run of the pipeline did, queue by queue."""
+
+    queues: tuple[QueueReport, ...]
+
+    @property
+    def failed(self) -> tuple[QueueReport, ...]:
+        """The queues whose turn ended early."""
+        return tuple(queue for queue in self.queues if queue.error is not None)
+
+
+class PipelineFailed(ZkmqError):
+    """Some queues had trouble; the others are done. ``report`` tells of all. Run it again."""
+
+    def __init__(self, report: PipelineReport) -> None:
+        each = "; ".join(f"queue {queue.queue!r}: {queue.error}" for queue in report.failed)
+        super().__init__(f"{len(report.failed)} of {len(report.queues)} queues had trouble: {each}")
+        self.report = report
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One queue's turn: where it is kept, and how its steps are told of."""
+
+    client: AnyClient
+    connect: Connect
+    report: QueueReport
+    directory: Path
+    spark: SparkSession
+    progress: Callable[[str], None]
+    after: Callable[[str], None]
+
+    @property
+    def home(self) -> Path:
+        return self.directory / self.report.queue
+
+    def step(self, name: str, work: Callable[[], Counts]) -> None:
+        """Do a step, note what it counted and how long it took, and tell of it."""
+        began = time.monotonic()
+        counts = work()
+        self.report.steps[name] = counts
+        self.report.seconds[name] = round(time.monotonic() - began, 3)
+        told = ", ".join(f"{number} {what}" for what, number in counts.items()) or "done"
+        self.progress(f"queue {self.report.queue}: {name}: {told}, {self.report.seconds[name]:.1f} s")
+
+    def hook(self, name: str) -> Callable[[str], None]:
+        """What is called after each part of a step."""
+        return lambda part: self.after(f"{name}: {part}")
+
+    @contextmanager
+    def held(self) -> Iterator[Path]:
+        """The queue's folder, which nobody else changes meanwhile."""
+        with exclusive(self.home):
+            yield self.home
+
+
+def run_pipeline(
+    connect: Connect,
+    queues: Sequence[str] | None,
+    directory: str | os.PathLike[str],
+    spark: SparkSession,
+    *,
+    lifetime: float | None = None,
+    keep: Retention | None = None,
+    delta: bool = False,
+    progress: Callable[[str], None] = lambda _line: None,
+    after: Callable[[str], None] = lambda _step: None,
+) -> PipelineReport:
+    """Mark, archive, collect, then bring silver and gold up to date and compact them, for each queue (None: for all).
+
+    `connect`, `directory`: as in `archive_queue`. `lifetime`: seconds after which an archived task is collected, None:
+    the queue's own. `keep`: for how long the tables keep what ended, default: for ever. `delta`: silver and gold are
+    kept as Delta tables, too (extra ``[delta]``). `progress` is called with a line after each step, `after` with the
+    name of each part of one. A run that was cut off anywhere may be repeated: no row is lost or doubled.
+    Raises `PipelineFailed` where a queue's turn ended early, when all have had theirs.
+    """
+    if delta:
+        need_deltalake()
+    with open_client(connect) as client:
+        names = list(dict.fromkeys(queues or client.queues()))
+        turns = [
+            _Turn(
+                client,
+                connect,
+                QueueReport(check_name("queue", name)),
+                Path(directory).absolute(),
+                spark,
+                progress,
+                after,
+            )
+            for name in names
+        ]
+        reports = [_tried(turn, lambda turn: turn.step("mark", lambda: _mark(turn))) for turn in turns]
+        done = [
+            _tried(turn, lambda turn: _turn(turn, lifetime, keep or Retention(), delta=delta))
+            if marked.error is None
+            else marked
+            for turn, marked in zip(turns, reports, strict=True)
+        ]
+    report = PipelineReport(tuple(done))
+    if report.failed:
+        raise PipelineFailed(report)
+    return report
+
+
+def _tried(turn: _Turn, work: Callable[[_Turn], None]) -> QueueReport:
+    """The report of a queue whose turn ended here, or goes on; whatever ended it is told of, and raised in the end."""
+    try:
+        work(turn)
+    except Exception as error:  # noqa: BLE001  Spark's, Java's, the file system's: none of them ends the other queues
+        text = str(error).strip().split("\n", maxsplit=1)[0]
+        turn.progress(f"queue {turn.report.queue}: {type(error).__name__}: {text}")
+        return replace(turn.report, error=f"{type(error).__name__}: {text}")
+    return turn.report
+
+
+def _mark(turn: _Turn) -> Counts:
+    """From now on clean-up keeps what is not archived. Raises `ConfigError` for a queue that does not exist."""
+    queue = turn.client.queue(turn.report.queue)
+    if not queue.conf().archive:
+        queue.configure(archive=True)
+    return {}
+
+
+def _turn(turn: _Turn, lifetime: float | None, keep: Retention, *, delta: bool) -> None:
+    turn.step("bronze", lambda: _bronze(turn))
+    turn.step("gc", lambda: _collect(turn, lifetime))
+    with turn.held() as home:
+        turn.step("silver", lambda: _silver(turn, home))
+        turn.step("gold", lambda: _gold(turn, home))
+        if delta:
+            turn.step("delta", lambda: export(home, after=turn.hook("delta")))
+        turn.step("compaction", lambda: {"parts merged": compact(home, turn.spark, after=turn.hook("compaction"))})
+        if keep != Retention():
+            turn.step("retention", lambda: {"rows left bronze": retain(home, keep)})
+
+
+def _bronze(turn: _Turn) -> Counts:
+    done = archive_queue(turn.connect, turn.report.queue, turn.directory, turn.spark, after=turn.hook("bronze"))
+    counts = {"rows": done.archived, "in all": done.total}
+    return counts | ({"unreadable": len(done.unreadable)} if done.unreadable else {})
+
+
+def _collect(turn: _Turn, lifetime: float | None) -> Counts:
+    done = turn.client.queue(turn.report.queue).collect_garbage(lifetime=lifetime)
+    return {"deleted": done.collected, "kept": done.kept_unarchived + done.kept_changed}
+
+
+def _silver(turn: _Turn, home: Path) -> Counts:
+    done = refine(home, turn.spark, after=turn.hook("silver"))
+    return {"runs": done.runs, "deliveries": done.deliveries, "runs in all": done.total}
+
+
+def _gold(turn: _Turn, home: Path) -> Counts:
+    done = summarise(home, turn.spark, after=turn.hook("gold"))
+    return {"days written": done.days, "hours of classes": done.hourly, "hours of consumers": done.consumers}

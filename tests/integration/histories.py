@@ -1,0 +1,245 @@
+"""Random histories of a queue as bronze rows, and what pandas computes of them by brute force."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import SparkSession
+
+from airflow_provider_zkmq.spark.history.manifest import publish, read_manifest
+from airflow_provider_zkmq.spark.history.parts import adopt, stage
+from airflow_provider_zkmq.spark.history.rows import SCHEMA
+
+HOUR = 3_600_000
+START = 1_767_225_600_000  # 2026-01-01, in UTC
+CLASSES = ({"size": "large"}, {"size": "small", "region": "a;b=c%"}, {})
+CONSUMERS = ("one", "two", "three")
+
+
+def moment(milliseconds: int | None) -> datetime | None:
+    return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def spelt(filters: dict[str, str]) -> str:
+    def escaped(text: str) -> str:
+        return text.replace("%", "%25").replace(";", "%3B").replace("=", "%3D")
+
+    return ";".join(f"{escaped(name)}={escaped(filters[name])}" for name in sorted(filters))
+
+
+@dataclass
+class Histories:
+    """Runs of tasks in the order in which they ended, some ids more than once, some with more than ten deliveries."""
+
+    seed: int
+    days: float = 3.0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+
+    def make(self, ids: int, since: int = START, name: str = "t") -> list[dict[str, Any]]:
+        """Rows of so many ids, in order of their ends; their versions are made by `number`."""
+        made = [row for n in range(ids) for row in self._id(f"{name}{n}", since)]
+        return sorted(made, key=lambda row: row["ended"])
+
+    def _id(self, task_id: str, since: int) -> Iterator[dict[str, Any]]:
+        chance, now = self.chance, since + self.chance.randrange(int(self.days * 24 * HOUR))
+        past: list[dict[str, Any]] = []
+        for _ in range(chance.choice((1, 1, 1, 2, 3))):
+            enqueued, filters = now, chance.choice(CLASSES)
+            state = chance.choice(("finished", "finished", "finished", "dead", "cancelled"))
+            attempts = chance.choice((1, 1, 1, 2, 3, 13)) if state != "cancelled" else chance.choice((0, 1))
+            last: dict[str, Any] = {}
+            for number in range(1, attempts + 1):
+                began = now + chance.choice((0, 5, chance.randrange(HOUR), chance.randrange(9 * HOUR)))
+                now = began + chance.choice((0, 1, chance.randrange(HOUR // 4), chance.randrange(3 * HOUR)))
+                outcome = chance.choice(("failed", "rescued")) if number < attempts or state == "dead" else state
+                last = {
+                    "number": number,
+                    "consumer": chance.choice(CONSUMERS),
+                    "claimed": began,
+                    "ended": now,
+                    "outcome": outcome,
+                    "error": None if outcome == "finished" else f"error {number}",
+                }
+                if outcome != "finished":
+                    past.append(last)
+            yield self._row(task_id, state, attempts, filters, enqueued, now, last, past)
+            if last.get("outcome") == "finished":  # a later run of the id tells of it, with a time of its own
+                past.append(last | {"ended": last["ended"] + chance.choice((0, 3))})
+            now += 1 + chance.randrange(HOUR)
+
+    def _row(
+        self,
+        task_id: str,
+        state: str,
+        attempt: int,
+        filters: dict[str, str],
+        enqueued: int,
+        ended: int,
+        last: dict[str, Any],
+        past: list[dict[str, Any]],
+    ) -> dict[str, Any]:
+        claimed = last["claimed"] if state == "finished" else None
+        return {
+            "id": task_id,
+            "state": state,
+            "attempt": attempt,
+            "priority": 0,
+            "filters": filters,
+            "consumer": last.get("consumer") if state == "finished" else None,
+            "error": last.get("error") if state == "dead" else None,
+            "enqueued": enqueued,
+            "claimed": claimed,
+            "ended": ended,
+            "history": [dict(each) for each in past[-10:]],
+        }
+
+    def number(self, rows: list[dict[str, Any]], first: int) -> None:
+        """Give rows their versions, in their order, from `first` on."""
+        for n, row in enumerate(rows):
+            row["version"] = first + n
+        self.rows += rows
+
+
+def as_bronze(queue: str, row: dict[str, Any]) -> dict[str, Any]:
+    times = {f"{name}_at": moment(row[name]) for name in ("enqueued", "claimed", "ended")}
+    claimed = row["claimed"]
+    history = [
+        {name: each[name] for name in ("number", "consumer", "outcome", "error")}
+        | {"claimed_at": moment(each["claimed"]), "ended_at": moment(each["ended"])}
+        for each in row["history"]
+    ]
+    return {
+        **{
+            name: row[name]
+            for name in ("id", "state", "attempt", "priority", "filters", "consumer", "error", "version")
+        },
+        "queue": queue,
+        "metadata": "{}",
+        "data": b"payload",
+        "result": None,
+        **times,
+        "wait_ms": None if claimed is None else claimed - row["enqueued"],
+        "run_ms": None if claimed is None else row["ended"] - claimed,
+        "day": moment(row["ended"]).date(),
+        "history": history,
+    }
+
+
+def write_bronze(spark: SparkSession, home: Path, rows: list[dict[str, Any]], watermark: int) -> None:
+    """Archive these rows, as a run up to zxid `watermark` would."""
+    home.mkdir(parents=True, exist_ok=True)
+    manifest = read_manifest(home)
+    names = spark.createDataFrame([], SCHEMA).columns
+    spelt_rows = [as_bronze(home.name, row) for row in rows]
+    frame = spark.createDataFrame([tuple(row.get(name) for name in names) for row in spelt_rows], SCHEMA)
+    parts = adopt([stage(home, "runs", frame.coalesce(1), manifest.watermark, watermark)])
+    from dataclasses import replace
+
+    publish(home, replace(manifest, watermark=watermark, runs=(*manifest.runs, *parts)))
+
+
+def runs_by_pandas(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """What silver's runs should be, as far as gold needs them."""
+    runs = []
+    for row in rows:
+        own = row["history"][-1] if row["history"] and row["history"][-1]["number"] == row["attempt"] else {}
+        claimed = row["claimed"] if row["claimed"] is not None else own.get("claimed")
+        ran = row["ended"] - claimed if row["claimed"] is not None else own.get("ended", 0) - own.get("claimed", 0)
+        runs.append(
+            {
+                "task_id": row["id"],
+                "version": row["version"],
+                "state": row["state"],
+                "class": spelt(row["filters"]),
+                "enqueued": row["enqueued"],
+                "claimed": claimed,
+                "ended": row["ended"],
+                "wait_ms": None if claimed is None else claimed - row["enqueued"],
+                "run_ms": None if claimed is None else ran,
+            }
+        )
+    return pd.DataFrame(runs)
+
+
+def deliveries_by_pandas(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """What silver's deliveries should be: each once, as the first row has it that tells of it."""
+    known: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: row["version"]):
+        own = {"number": row["attempt"], "consumer": row["consumer"], "claimed": row["claimed"], "ended": row["ended"]}
+        last = [own | {"outcome": "finished", "error": None}] if row["state"] == "finished" else []
+        for each in row["history"] + last:
+            key = row["id"], each["number"], each["claimed"]
+            known.setdefault(
+                key, each | {"task_id": row["id"], "version": row["version"], "class": spelt(row["filters"])}
+            )
+    return pd.DataFrame(known.values())
+
+
+def hourly_by_pandas(runs: pd.DataFrame, deliveries: pd.DataFrame) -> dict[tuple[str, int], dict[str, float]]:
+    """Gold's numbers of each class and hour (counted since 1970), by brute force."""
+    gone = runs["claimed"].fillna(runs["ended"]).astype("int64")
+    hours = range(int(runs["enqueued"].min()) // HOUR, int(runs["ended"].max()) // HOUR + 1)
+    table = {}
+    for name in sorted(set(runs["class"]) | set(deliveries["class"])):
+        mine, leave = runs[runs["class"] == name], gone[runs["class"] == name]
+        work = deliveries[deliveries["class"] == name]
+        for hour in hours:
+            numbers = _hour(mine, leave, work, hour * HOUR)
+            if any(numbers[each] for each in ("arrivals", "ended", "deliveries", "busy_ms", "depth_max", "departures")):
+                table[name, hour] = numbers
+    return table
+
+
+def _hour(runs: pd.DataFrame, gone: pd.Series, work: pd.DataFrame, begin: int) -> dict[str, float]:
+    end = begin + HOUR
+    came = runs["enqueued"]
+    ended = runs[(runs["ended"] >= begin) & (runs["ended"] < end)]
+    closed = work[(work["ended"] >= begin) & (work["ended"] < end)]
+    moments = [at for at in {*came, *gone} if begin <= at < end]
+    depths = [int((came <= at).sum() - (gone <= at).sum()) for at in moments]
+    start = int((came < begin).sum() - (gone < begin).sum())
+    waited = (gone.clip(upper=end) - came.clip(lower=begin)).clip(lower=0).sum()
+    numbers: dict[str, float] = {
+        "arrivals": int(((came >= begin) & (came < end)).sum()),
+        "departures": int(((gone >= begin) & (gone < end)).sum()),
+        "deliveries": len(closed),
+        "retries": int((closed["number"] > 1).sum()),
+        "ended": len(ended),
+        **{state: int((ended["state"] == state).sum()) for state in ("finished", "dead", "cancelled")},
+        "throughput_per_s": (ended["state"] == "finished").sum() / 3600,
+        "depth_start": start,
+        "depth_end": int((came < end).sum() - (gone < end).sum()),
+        "depth_max": max([start, *depths]),
+        "depth_mean": waited / HOUR,
+        "busy_ms": int((work["ended"].clip(upper=end) - work["claimed"].clip(lower=begin)).clip(lower=0).sum()),
+    }
+    for span in ("wait", "run"):
+        times = ended[f"{span}_ms"].dropna().astype(float)
+        numbers |= {f"{span}_p{point}": times.quantile(point / 100) for point in (50, 95, 99)}
+        numbers[f"{span}_mean"] = times.mean()
+    return numbers
+
+
+def consumers_by_pandas(deliveries: pd.DataFrame) -> dict[tuple[str, int], dict[str, float]]:
+    """Gold's numbers of each consumer and hour, by brute force."""
+    table = {}
+    for _, each in deliveries.iterrows():
+        for hour in range(each["claimed"] // HOUR, each["ended"] // HOUR + 1):
+            row = table.setdefault(
+                (each["consumer"], hour), dict.fromkeys(("deliveries", "finished", "failed", "busy_ms"), 0)
+            )
+            here = each["ended"] // HOUR == hour
+            row["deliveries"] += here
+            row["finished"] += here and each["outcome"] == "finished"
+            row["failed"] += here and each["outcome"] not in {"finished", "cancelled"}
+            row["busy_ms"] += min(each["ended"], (hour + 1) * HOUR) - max(each["claimed"], hour * HOUR)
+    return {key: row | {"utilisation": row["busy_ms"] / HOUR} for key, row in table.items()}
