@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.reading.inspect import Task
     from airflow_provider_zkmq.engine.core.reading.letters import Departed
     from airflow_provider_zkmq.engine.core.reading.register import Consumer
+    from airflow_provider_zkmq.engine.core.reading.scanning import Scanned
     from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
     from airflow_provider_zkmq.engine.core.reading.trees import Part, Znode
     from airflow_provider_zkmq.engine.core.reading.wait import WaitFor, wait_event
@@ -89,6 +90,7 @@ _HOME = {
     "core.reading.inspect": ("Task",),
     "core.reading.letters": ("Departed",),
     "core.reading.register": ("Consumer",),
+    "core.reading.scanning": ("Scanned",),
     "core.reading.settings": ("QueueConf",),
     "core.reading.trees": ("Part", "Znode"),
     "core.reading.wait": ("WaitFor", "wait_event"),
@@ -186,6 +188,7 @@ __all__ = [
     "RetryPolicy",
     "Running",
     "RunningAsync",
+    "Scanned",
     "Selector",
     "SessionLost",
     "Snooze",

@@ -134,6 +134,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "resume": lambda side: side.q.resume(),
     "root": lambda side: side.q.root,
     "seal_batch": lambda side: side.ended_batch() or side.q.seal_batch("b"),
+    "scan": lambda side: side.q.scan(["queued", "gone"], ["id", "state", "data"], selector="size==large"),
     "snooze": lambda side: side.q.snooze("claimed", side.token, 5),
     "task": lambda side: side.q.task("queued"),
     "tasks": lambda side: side.q.tasks(state="inserted", selector="size==large", limit=5),

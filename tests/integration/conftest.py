@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from airflow_provider_zkmq.engine import OrderedEnum, Queue, Zkmq
 from tests.support import fresh_root
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CLASSES = OrderedEnum("low", "standard", "performance", "high_performance")
 
@@ -26,3 +30,14 @@ def q(zk: Zkmq) -> Queue:
     queue = zk.queue("census")
     queue.configure(filters={"performance_class": CLASSES})
     return queue
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session for all tests, with two partitions."""
+    pytest.importorskip("pyspark")
+    from airflow_provider_zkmq.spark.session import spark_session
+
+    session = spark_session("zkmq-tests", master="local[2]", **{"spark.driver.memory": "1g"})
+    yield session
+    session.stop()

@@ -21,6 +21,7 @@ from airflow_provider_zkmq.engine.core.reading import (
     letters,
     many,
     register,
+    scanning,
     settings,
     trees,
 )
@@ -150,6 +151,7 @@ class QueueVerbs(Front[Context]):
     tasks = verb(inspect.list_tasks)
     ids = verb(ids.ids)
     read_many = verb(many.read_many)
+    scan = verb(scanning.scan)
     counts = verb(counts.counts)
     conf = verb(settings.conf)
     exists = verb(exists)

@@ -112,7 +112,8 @@ def stat(raw: ZnodeStat) -> Stat:
 
 def _many_item(session: Session, item: Any) -> Node | None:
     if isinstance(item, tuple):
-        return Node(item[0], stat(item[1]))
+        data, (czxid, mzxid, ctime, mtime, version, _, _, owner, _, children, _) = item
+        return Node(data, Stat(czxid, mzxid, ctime, mtime, version, owner, children))
     if item == _NO_NODE:
         return None
     if item == NoAuthError.code:

@@ -11,7 +11,17 @@ from airflow_provider_zkmq.spark.source.errors import SourceError
 
 #: How to reach ZooKeeper; every use of the data source takes these.
 CONNECTION: Final = ("hosts", "root", "conn_id", "connectTimeout", "requestTimeout")
-READ: Final = (*CONNECTION, "queues", "states", "columns", "since", "selector", "maxRequestsInFlight", "numPartitions")
+READ: Final = (
+    *CONNECTION,
+    "queues",
+    "states",
+    "columns",
+    "since",
+    "selector",
+    "maxRequestsInFlight",
+    "numPartitions",
+    "report",
+)
 STREAM: Final = (
     *CONNECTION,
     "queues",

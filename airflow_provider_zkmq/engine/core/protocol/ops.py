@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 
@@ -42,8 +42,7 @@ class Watch:
         self.signal.fire()
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(NamedTuple):
     """What ZooKeeper knows of a znode; times are the server's, in milliseconds since 1970."""
 
     czxid: int
@@ -57,8 +56,7 @@ class Stat:
     """Twice the children that were ever made, less those that are there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A znode's data and Stat."""
 
     data: bytes
