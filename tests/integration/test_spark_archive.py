@@ -20,7 +20,6 @@ from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.spark.archive import STEPS, ArchiveIncomplete, archive_queue
 from airflow_provider_zkmq.spark.history import percentiles, read_history
 from airflow_provider_zkmq.spark.manifest import exclusive, read_manifest
-from airflow_provider_zkmq.spark.session import spark_session
 from tests.support import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
@@ -28,14 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of 
 
 class Crash(Exception):
     """Ends a run as a crash would."""
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """One Spark session for all tests, with two partitions."""
-    session = spark_session("zkmq-tests", master="local[2]")
-    yield session
-    session.stop()
 
 
 @pytest.fixture
