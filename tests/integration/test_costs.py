@@ -70,6 +70,17 @@ def test_enqueues(zk: Zkmq, q: Queue) -> None:
     assert _cost(zk, own, q.enqueue_many) == {"Multi": 20}
 
 
+def test_an_enqueue_of_what_is_new(zk: Zkmq, q: Queue) -> None:
+    """A hundred with ids of the caller's are five transactions and two reads; where all are there, the reads only."""
+    ids = count()
+    own = lambda: [Message(b"x", task_id=f"own-{next(ids)}") for _ in range(100)]
+    there = own()
+    q.enqueue_new(there)
+    cost = _cost(zk, own, q.enqueue_new)
+    assert (cost.pop("Multi"), _cost(zk, lambda: there, q.enqueue_new)) == (5, cost)
+    assert sum(cost.values()) == 2
+
+
 @pytest.mark.parametrize(("order", "claim"), [("default", CLAIM), ("fifo", FIFO_CLAIM)])
 def test_a_claim_and_its_ends(zk: Zkmq, q: Queue, order: str, claim: Cost) -> None:
     """A claim is a read and a transaction, in strict order one listing more; each way to settle it one transaction."""
