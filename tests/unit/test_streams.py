@@ -180,6 +180,17 @@ def test_what_is_available_now_has_an_end(world: FakeQueues, query: Query) -> No
     assert query.run() == []
 
 
+def test_the_same_beginning_has_the_same_batch_however_often_it_is_asked_for(world: FakeQueues, query: Query) -> None:
+    world.end(("a", "1"))
+    world.end(("a", "2"))
+    stream = query.start()
+    start = stream.initialOffset()
+    first = stream.latestOffset(start, ReadMaxRows(1))
+    second = stream.latestOffset(first, ReadMaxRows(1))
+    assert stream.latestOffset(start, ReadMaxRows(1)) == first != second
+    assert stream.latestOffset(first, ReadMaxRows(1)) == second == stream.latestOffset(second, ReadMaxRows(1))
+
+
 def test_partitions_are_shares_of_a_batch(world: FakeQueues, query: Query) -> None:
     for number in range(10):
         world.end(("a", f"{number}"))
