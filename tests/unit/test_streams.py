@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import StructType
+from pyspark.sql.types import MapType, StringType, StructType
 
 from airflow_provider_zkmq.engine import State
 from airflow_provider_zkmq.spark.source import access
@@ -465,10 +465,13 @@ def test_what_clean_up_deletes_under_a_batch_is_a_loss(world: FakeQueues, query:
 # --- what is asked for
 
 
+TYPES = {"wait_ms": "long", "run_ms": "long", "version": "long", "filters": MapType(StringType(), StringType())}
+
+
 def rows_of(world: FakeQueues, monkeypatch: pytest.MonkeyPatch, *columns: str, **options: str) -> list[dict[str, Any]]:
     schema = StructType()
     for name in columns:
-        schema.add(name, "string")
+        schema.add(name, TYPES.get(name, "string"))
     monkeypatch.setattr(access, "connect", lambda _options: world)
     monkeypatch.setattr(access, "cached", lambda _options: world)
     stream = TaskStream(schema, Options.of(options))
