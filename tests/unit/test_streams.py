@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import MapType, StringType, StructType
 
-from airflow_provider_zkmq.engine import State
+from airflow_provider_zkmq.engine import State, Unavailable
 from airflow_provider_zkmq.spark.source import access
 from airflow_provider_zkmq.spark.source.errors import SourceError
 from airflow_provider_zkmq.spark.source.following import TaskStream
@@ -133,6 +133,47 @@ def test_a_batch_has_so_many_runs_and_no_part_of_a_transaction(world: FakeQueues
     query.run()
     assert [len(query.sink[number]) for number in sorted(query.sink)] == [2, 2, 6, 1]
     assert [json.loads(offset)["runs"] for offset in query.offsets] == [2, 2, 6, 1]
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_transaction_stays_together_that_comes_while_queues_are_asked(
+    world: FakeQueues, query: Query, available_now: bool
+) -> None:
+    """One queue was asked before it, the other one after it."""
+    query.run()
+    ask, a = world.there["a"].latest_end, world.there["a"]
+
+    def latest_end() -> int:
+        newest = ask()
+        a.latest_end = ask  # type: ignore[method-assign]
+        world.end(("a", "1"), ("b", "1"))
+        return newest
+
+    a.latest_end = latest_end  # type: ignore[method-assign]
+    if available_now:
+        query.start().prepareForTriggerAvailableNow()
+    query.plan()
+    assert names(query.write()) == ["a/1", "b/1"]
+
+
+def test_a_look_that_is_cut_off_is_made_again(world: FakeQueues, query: Query) -> None:
+    """ZooKeeper goes away between two queues: the query fails and says so; started again, nothing is lost."""
+    query.run()
+    world.end(("a", "1"))
+    world.end(("b", "2"))
+    b, trimmed = world.there["b"], world.there["b"].trimmed
+
+    def away() -> None:
+        b.trimmed = trimmed  # type: ignore[method-assign]
+        raise Unavailable("no ZooKeeper server answered at h:1")
+
+    for restart in (False, True):
+        b.trimmed = away  # type: ignore[assignment]
+        with pytest.raises(SourceError, match=r"^no ZooKeeper server answered at h:1$"):
+            query.plan()
+        if restart:
+            query.kill()
+    assert names(query.run()) == ["a/1", "b/2"]
 
 
 def test_a_trigger_may_lift_the_limit(world: FakeQueues) -> None:
