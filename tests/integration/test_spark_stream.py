@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from pyspark.sql.streaming import StreamingQuery
 from airflow_provider_zkmq.engine import Error, Message, OrderedEnum, Queue, Task, Zkmq
 from airflow_provider_zkmq.spark import register
 from tests.integration.following import follow
+from tests.integration.gate import Gate
 from tests.support import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
@@ -84,6 +86,22 @@ def follow_to_the_end(spark: SparkSession, told: dict[str, Any]) -> StreamingQue
         else:
             break
     return query
+
+
+def follow_on(spark: SparkSession, told: dict[str, Any], *ids: str) -> StreamingQuery:
+    """A query that goes on, and has come so far."""
+    for _ in range(5):
+        query = follow(spark, told)
+        eventually(partial(come_so_far, query, spark, told, ids), 120)
+        if query.isActive:
+            return query
+        assert BUSY in str(query.exception())
+    raise AssertionError(BUSY)
+
+
+def come_so_far(query: StreamingQuery, spark: SparkSession, told: dict[str, Any], ids: tuple[str, ...]) -> bool:
+    """Whether these runs have been read, or the query has ended."""
+    return not query.isActive or tuple(task_id for task_id, _ in ended(spark, told)) == ids
 
 
 def table(spark: SparkSession, told: dict[str, Any]) -> list[Row]:
@@ -157,8 +175,7 @@ def test_an_idle_stream_makes_no_batch_and_writes_nothing(
     """It looks again all the time: a run that ends is read without being waited for."""
     streaming.conf.set("spark.sql.streaming.noDataProgressEventInterval", "300")
     finish(queue, "a")
-    query = follow(streaming, told)
-    eventually(lambda: ended(streaming, told) == [("a", "finished")], 60)
+    query = follow_on(streaming, told, "a")
     eventually(lambda: query.lastProgress["batchId"] == 1, 60)
     before, idle = queue.zxid(), len(query.recentProgress)
     eventually(lambda: len(query.recentProgress) >= idle + 3, 60)
@@ -198,6 +215,34 @@ def test_errors_say_in_their_first_line_what_is_wrong(
     assert [task_id for task_id, _ in ended(streaming, told)] == ["a", "c"]
 
 
+def test_zookeeper_may_go_away_for_a_while(
+    streaming: SparkSession, zookeeper: str, queue: Queue, told: dict[str, Any]
+) -> None:
+    """A stream waits for it, and ends after its ``requestTimeout``; started again, it has lost nothing."""
+    gate = Gate(zookeeper)
+    told["options"] |= {"hosts": gate.hosts, "requestTimeout": "5"}
+    finish(queue, "a")
+    query = follow_on(streaming, told, "a")
+    gate.shut()
+    finish(queue, "b")
+    gate.open()
+    eventually(lambda: len(ended(streaming, told)) == 2, 60)
+    assert query.isActive
+    gate.shut()
+    finish(queue, "c")
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(60)
+    assert f"no ZooKeeper server answered at {gate.hosts}" in str(raised.value).splitlines()[0]
+    gate.open()
+    follow_to_the_end(streaming, told)
+    assert [task_id for task_id, _ in ended(streaming, told)] == ["a", "b", "c"]
+    gate.close()
+
+
+#: So many tasks are load enough, however slow the machine is.
+ENOUGH = 5_000 if SCALE else 1_000
+
+
 class Load:
     """Work that goes on: tasks are enqueued, finish, die, are redriven, run anew; and a book of what ended."""
 
@@ -216,7 +261,7 @@ class Load:
 
     def _produce(self) -> None:
         number = 0
-        while not self.stopped.is_set():
+        while not self.stopped.is_set() and number < ENOUGH:
             ids = [f"t{number + each}" for each in range(20)]
             self.queue.enqueue_many([Message(b"x", {"size": "small"}, task_id=task_id) for task_id in ids])
             number += len(ids)
@@ -269,6 +314,7 @@ def test_killed_drivers_lose_and_double_nothing(
     with Zkmq.connect(zookeeper, root=root, session_timeout=30, gc=False) as zk, Load(zk, seed=kills) as load:
         for _ in range(kills):
             killed(told, chance.randint(1, 4), chance.uniform(0, 1.5))
+    told["options"]["maxTasksPerTrigger"] = "1000"
     follow_to_the_end(streaming, told)
     rows = table(streaming, told)
     assert len({(row.task_id, row.version) for row in rows}) == len(rows)

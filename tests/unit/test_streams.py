@@ -419,6 +419,17 @@ def test_a_queue_that_was_deleted_and_made_again_is_a_loss(world: FakeQueues, qu
     assert names(query.run()) == ["a/3"]
 
 
+def test_a_queue_that_was_not_followed_for_a_while_is_a_loss(world: FakeQueues, query: Query) -> None:
+    """What left it meanwhile was not kept. That is told when the stream comes back, although nothing has ended since."""
+    world.end(("a", "1"))
+    query.run()
+    query.kill()
+    for follow in (False, True):
+        world.there["a"].configure(follow=follow)
+    with pytest.raises(SourceError, match="'a' was deleted and made again, or was not followed for a while"):
+        query.run()
+
+
 @pytest.mark.parametrize("options", [{}, {"queues": "a,b"}])
 def test_a_queue_that_was_deleted_is_a_loss(world: FakeQueues, query: Query, options: dict[str, str]) -> None:
     query.options |= options
