@@ -420,7 +420,7 @@ def test_a_queue_that_was_deleted_and_made_again_is_a_loss(world: FakeQueues, qu
 
 
 def test_a_queue_that_was_not_followed_for_a_while_is_a_loss(world: FakeQueues, query: Query) -> None:
-    """What left it meanwhile was not kept. That is told when the stream comes back, although nothing has ended since."""
+    """What left it meanwhile was not kept: that is told when it comes back, although nothing has ended since."""
     world.end(("a", "1"))
     query.run()
     query.kill()
