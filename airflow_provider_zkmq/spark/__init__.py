@@ -12,16 +12,29 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.history.reading import percentiles, read_history
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source import register
+    from airflow_provider_zkmq.spark.source.enqueueing import enqueue
+    from airflow_provider_zkmq.spark.source.receipts import WriteReport
 
 _HOME = {
     "ArchiveReport": "history.bronze",
+    "WriteReport": "source.receipts",
     "archive_queue": "history.bronze",
+    "enqueue": "source.enqueueing",
     "percentiles": "history.reading",
     "read_history": "history.reading",
     "register": "source",
     "spark_session": "session",
 }
-__all__ = ["ArchiveReport", "archive_queue", "percentiles", "read_history", "register", "spark_session"]
+__all__ = [
+    "ArchiveReport",
+    "WriteReport",
+    "archive_queue",
+    "enqueue",
+    "percentiles",
+    "read_history",
+    "register",
+    "spark_session",
+]
 
 
 def __getattr__(name: str) -> object:

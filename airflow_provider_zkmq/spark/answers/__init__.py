@@ -1,0 +1,1 @@
+"""What the history answers: who waits, who fails and why, and how many consumers are needed."""

@@ -1,0 +1,153 @@
+"""The report: what the history of queues answers, as plain data, as text, and as a page."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_zkmq.spark.answers import advice, consumers, depth, failures, waiting
+from airflow_provider_zkmq.spark.answers.capacity import Target
+from airflow_provider_zkmq.spark.answers.frames import OTHERS, Frames
+from airflow_provider_zkmq.spark.answers.load import Load
+from airflow_provider_zkmq.spark.answers.page import page
+from airflow_provider_zkmq.spark.answers.tables import Row, Section
+from airflow_provider_zkmq.spark.answers.text import render
+from airflow_provider_zkmq.spark.answers.words import several
+
+_ORDER: Final = ("bad", "warn", "good", "note")
+#: Of the tasks that failed most often, no more are named.
+_WORST: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The answers of one history, in sections of plain data.
+
+    `queues`: those it is about, the largest first; `since`, `until`: what was asked for, None: all; `made`: when.
+    """
+
+    queues: tuple[str, ...]
+    since: datetime | None
+    until: datetime | None
+    made: datetime
+    sections: tuple[Section, ...]
+
+    def section(self, name: str) -> Section:
+        """One of ``queues``, ``waiting``, ``capacity``, ``failures``, ``consumers``, ``depth``, ``retries``."""
+        return next(section for section in self.sections if section.name == name)
+
+    @property
+    def findings(self) -> list[tuple[str, str]]:
+        """What to know first: sentences, each ``bad``, ``warn``, ``good`` or ``note``."""
+        levels = {"capacity": _capacity_level, "failures": _failure_level, "retries": _dead_level}
+        ranked = [(levels[name](self.section(name)), text) for name in levels for text in self.section(name).said[:5]]
+        plainly = [("note", text) for name in ("waiting", "depth") for text in self.section(name).said[:1]]
+        return sorted(ranked, key=lambda finding: _ORDER.index(finding[0])) + plainly
+
+    def record(self) -> Row:
+        """All of it as plain data, as `json` writes it."""
+        times = {name: _iso(getattr(self, name)) for name in ("since", "until", "made")}
+        findings = [{"level": level, "text": text} for level, text in self.findings]
+        sections = {section.name: section.record() for section in self.sections}
+        return {"queues": list(self.queues), **times, "findings": findings, **sections}
+
+    def json(self, indent: int | None = None) -> str:
+        """The report as JSON; times in its tables are seconds since 1970, spans are seconds."""
+        return json.dumps(self.record(), indent=indent, allow_nan=False)
+
+    def text(self, width: int | None = None) -> str:
+        """The report as tables for a terminal of a width; default: that of this one."""
+        return render(self._title, self._lines(), self.sections, width)
+
+    def html(self) -> str:
+        """The report as one page with plots, which fetches nothing. Needs matplotlib."""
+        return page(self._title, self._lines(), self.sections, self.findings)
+
+    def write_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to a file, at one stroke, and return its path."""
+        target = Path(path).absolute()
+        draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+        draft.write_text(self.html(), encoding="utf-8")
+        draft.replace(target)
+        return target
+
+    @property
+    def _title(self) -> str:
+        named = ", ".join(self.queues[:3]) or "no queue"
+        more = f" and {several(len(self.queues) - 3, 'more queue')}" if len(self.queues) > 3 else ""
+        return f"Report on {named}{more}"
+
+    def _lines(self) -> list[str]:
+        start, stop = (f"{when:%Y-%m-%d %H:%M} UTC" if when else None for when in (self.since, self.until))
+        period = f"From {start or 'the beginning'} to {stop or 'the last end that is known'}."
+        return [f"{period} Made {self.made:%Y-%m-%d %H:%M} UTC; all times are UTC."]
+
+
+def _capacity_level(section: Section) -> str:
+    verdicts = {row["verdict"] for table in section.tables for row in table.rows}
+    if verdicts & {"nobody serves it", "overloaded", "too few"}:
+        return "bad"
+    return "warn" if verdicts & {"too few at the peak", "slower than modelled"} else "good"
+
+
+def _failure_level(section: Section) -> str:
+    return "warn" if section.tables[0].rows else "good"
+
+
+def _dead_level(section: Section) -> str:
+    return "warn" if any(row["dead"] for row in section.tables[0].rows) else "good"
+
+
+def _iso(when: datetime | None) -> str | None:
+    return None if when is None else when.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def answer(frames: Frames, *, recent: float, target: Target, top: int) -> tuple[Section, ...]:
+    """The sections of a report on a history."""
+    frames = frames.with_seconds()
+    queue_rows = waiting.queues(frames, top)
+    queues = [row["queue"] for row in queue_rows]
+    if OTHERS in queues:
+        frames = frames.of(queues)
+    frames = frames.with_classes(waiting.classes(frames, top))
+    class_rows = waiting.rows(frames.runs)
+    load = Load(frames, recent)
+    return (
+        waiting.overview(queue_rows),
+        advice.section(advice.rows(load.demands(), load.crews(), target), target, load.stretches),
+        waiting.waiting(class_rows),
+        failures.section(failures.groups(frames, top), failures.worst(frames, min(top, _WORST))),
+        consumers.section(consumers.rows(frames, top)),
+        depth.section(depth.rows(frames, top)),
+        waiting.ends(class_rows),
+    )
+
+
+def report(
+    directory: str | os.PathLike[str],
+    queues: str | Sequence[str] | None = None,
+    *,
+    spark: SparkSession,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    recent: float = 3600.0,
+    target_wait: float | None = 60.0,
+    target_utilisation: float | None = None,
+    top: int = 20,
+) -> Report:
+    """Answer from the history below `directory`: who waits, whether there are enough consumers, what fails and why.
+
+    `queues`: a name or several; default all. `since`, `until`: moments, the first included; default all there is.
+    `recent`: so many seconds at the end of each queue's history stand for now. Enough consumers are there where 95 of
+    100 tasks wait no longer than `target_wait` seconds, and are busy no more than `target_utilisation` (0 to 1); None
+    asks for nothing. `top`: so many rows at the most, of queues, classes, errors and consumers; the rest is summed.
+    Aggregates in Spark; only tables of this size reach the driver. Raises `ConfigError` for what is no history.
+    """
+    raise NotImplementedError

@@ -1,0 +1,66 @@
+"""A report on a terminal: tables that fit its width."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from airflow_provider_zkmq.spark.answers.tables import Column, Section, Sort, Table
+from airflow_provider_zkmq.spark.answers.words import spell
+
+#: In narrower terminals the columns are left out that are not needed most.
+WIDE: Final = 130
+_LEFT: Final[frozenset[Sort]] = frozenset({"text", "name", "trend"})
+
+
+def render(title: str, lines: Iterable[str], sections: Sequence[Section], width: int | None = None) -> str:
+    """The report as text of a width; default: the terminal's."""
+    columns = width or shutil.get_terminal_size((100, 24)).columns
+    target = io.StringIO()
+    console = Console(file=target, width=max(40, columns), color_system=None, legacy_windows=False, emoji=False)
+    console.print(Text(title))
+    for line in lines:
+        console.print(Text(f"  {line}"))
+    for section in sections:
+        console.print(_section(section, columns))
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
+
+
+def _section(section: Section, width: int) -> RenderableType:
+    tables = [table for table in section.tables if not table.folded]
+    parts: list[RenderableType] = [Text(f"\n{section.title.upper()}")]
+    parts += [Padding(Text(text), (0, 0, 0, 2)) for text in section.said]
+    for table in tables:
+        parts.append(Text(f"\n  {table.caption}:" if table.rows else f"\n  {table.empty}"))
+        if table.rows:
+            parts.append(_grid(table, width))
+    return Group(*parts, *(Padding(Text(f"· {note}"), (0, 0, 0, 2)) for note in section.notes))
+
+
+def _grid(table: Table, width: int) -> Grid:
+    shown = _columns(table, width)
+    grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=True, padding=(0, 1, 0, 0))
+    for column in shown:
+        left = column.sort in _LEFT
+        least = len(column.title)
+        fold = left and column.name != "verdict"
+        justify: JustifyMethod = "left" if left else "right"
+        grid.add_column(Text(column.title), justify=justify, overflow="fold", no_wrap=not fold, min_width=least)
+    for row in table.rows:
+        grid.add_row(*(Text(spell(column.sort, row[column.name])) for column in shown))
+    return grid
+
+
+def _columns(table: Table, width: int) -> list[Column]:
+    """Those that there is room for; a queue that is the only one need not be named in each row."""
+    one = len({row.get("queue") for row in table.rows}) == 1 and table.name != "queues"
+    wanted = [column for column in table.columns if width >= WIDE or not column.more]
+    return [column for column in wanted if not (one and column.name == "queue")]

@@ -1,0 +1,167 @@
+"""Histories made up for reports: silver's and gold's tables of tasks that were never in a queue."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_zkmq.spark.answers.frames import Frames
+from tests.unit.queueing import Served
+
+START = datetime(2026, 11, 22, 6, tzinfo=UTC)
+RUNS = (
+    "queue string, task_id string, version bigint, state string, class string, filters map<string,string>, "
+    "priority int, attempt int, consumer string, batch string, enqueued_at timestamp, claimed_at timestamp, "
+    "ended_at timestamp, wait_ms bigint, run_ms bigint, error string"
+)
+DELIVERIES = (
+    "queue string, task_id string, version bigint, number int, class string, consumer string, claimed_at timestamp, "
+    "ended_at timestamp, run_ms bigint, outcome string, error string"
+)
+HOURLY = (
+    "queue string, class string, hour timestamp, arrivals bigint, deliveries bigint, ended bigint, finished bigint, "
+    "dead bigint, cancelled bigint, retries bigint, throughput_per_s double, depth_start bigint, depth_end bigint, "
+    "depth_max bigint, depth_mean double, wait_p50 double, wait_p95 double, wait_p99 double, run_p50 double, "
+    "run_p95 double, run_p99 double, wait_mean double, run_mean double, busy_ms bigint"
+)
+CONSUMERS = (
+    "queue string, consumer string, hour timestamp, deliveries bigint, finished bigint, failed bigint, busy_ms bigint, "
+    "utilisation double"
+)
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True)
+class Try:
+    """One delivery; times in seconds after `START`."""
+
+    claimed: float
+    ended: float
+    consumer: str = "worker-1"
+    outcome: str = "finished"
+    error: str | None = None
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(milliseconds=round(seconds * 1000))
+
+
+@dataclass
+class History:
+    """What ended, run by run."""
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    deliveries: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self, name: str, enqueued: float, tries: Iterable[Try], *, queue: str = "q", task: str = "", state: str = ""
+    ) -> History:
+        tries = list(tries)
+        last = tries[-1] if tries else None
+        dead = last is not None and last.outcome != "finished"
+        key = {
+            "queue": queue,
+            "task_id": task or f"{queue}-{len(self.runs)}",
+            "version": len(self.runs) + 1,
+            "class": name,
+        }
+        self.runs.append(
+            key
+            | {
+                "state": state or ("dead" if dead else "finished"),
+                "filters": dict(part.split("=", 1) for part in name.split(";") if part),
+                "priority": 0,
+                "attempt": len(tries),
+                "consumer": last and last.consumer,
+                "batch": None,
+                "enqueued_at": at(enqueued),
+                "claimed_at": last and at(last.claimed),
+                "ended_at": at(last.ended if last else enqueued),
+                "wait_ms": last and round((last.claimed - enqueued) * 1000),
+                "run_ms": last and round((last.ended - last.claimed) * 1000),
+                "error": last and last.error,
+            }
+        )
+        for number, each in enumerate(tries, 1):
+            times = {"claimed_at": at(each.claimed), "ended_at": at(each.ended)}
+            span = {"run_ms": round((each.ended - each.claimed) * 1000)}
+            told = {"consumer": each.consumer, "outcome": each.outcome, "error": each.error}
+            self.deliveries.append(key | {"number": number} | times | span | told)
+        return self
+
+    def simulated(self, served: Iterable[Served], queue: str = "q", names: str = "class={}") -> History:
+        """All tasks of a simulation, in the classes that its letters stand for."""
+        for task in served:
+            one = Try(task.claimed, task.ended, task.consumer)
+            self.add(names.format(task.name), task.enqueued, [one], queue=queue)
+        return self
+
+    def frames(self, spark: SparkSession) -> Frames:
+        """The tables, with the columns that the pipeline gives them."""
+        tables = (
+            (self.runs, RUNS),
+            (self.deliveries, DELIVERIES),
+            (self._hourly(), HOURLY),
+            (self._consumers(), CONSUMERS),
+        )
+        return Frames(*(_frame(spark, rows, schema) for rows, schema in tables))
+
+    def _hourly(self) -> list[dict[str, Any]]:
+        cells: dict[tuple[str, str, datetime], dict[str, Any]] = defaultdict(lambda: defaultdict(int))
+        for run in self.runs:
+            key = run["queue"], run["class"]
+            cells[*key, _hour(run["enqueued_at"])]["arrivals"] += 1
+            ended = cells[*key, _hour(run["ended_at"])]
+            ended["ended"] += 1
+            ended[run["state"]] += 1
+            ended["retries"] += max(0, run["attempt"] - 1)
+            if run["wait_ms"] is not None:
+                _spread(cells, key, run)
+        names = ("arrivals", "ended", "finished", "dead", "cancelled", "retries", "depth_max", "depth_end")
+        return [
+            {"queue": queue, "class": name, "hour": hour, "depth_mean": float(cell["depth_mean"])}
+            | {each: cell[each] for each in names}
+            for (queue, name, hour), cell in cells.items()
+        ]
+
+    def _consumers(self) -> list[dict[str, Any]]:
+        cells: dict[tuple[str, str, datetime], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        for each in self.deliveries:
+            cell = cells[each["queue"], each["consumer"], _hour(each["ended_at"])]
+            cell["deliveries"] += 1
+            cell["finished" if each["outcome"] == "finished" else "failed"] += 1
+            cell["busy_ms"] += each["run_ms"]
+        return [
+            {"queue": queue, "consumer": consumer, "hour": hour, "utilisation": cell["busy_ms"] / HOUR_MS} | cell
+            for (queue, consumer, hour), cell in cells.items()
+        ]
+
+
+def _spread(cells: Any, key: tuple[str, str], run: dict[str, Any]) -> None:
+    """Add a task's wait to the depth of the hours in which it waited."""
+    hour, end = _hour(run["enqueued_at"]), run["claimed_at"]
+    while hour <= end:
+        inside = min(end, hour + timedelta(hours=1)) - max(run["enqueued_at"], hour)
+        cell = cells[*key, hour]
+        cell["depth_mean"] += inside.total_seconds() / 3600
+        cell["depth_max"] += 1
+        cell["depth_end"] += end > hour + timedelta(hours=1)
+        hour += timedelta(hours=1)
+
+
+def _hour(moment: datetime) -> datetime:
+    return moment.replace(minute=0, second=0, microsecond=0)
+
+
+def _frame(spark: SparkSession, rows: list[dict[str, Any]], schema: str) -> Any:
+    """Rows as a DataFrame of a schema; columns that they do not have are null."""
+    empty = spark.createDataFrame([], schema)
+    if not rows:
+        return empty
+    names = empty.schema.names
+    return spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], empty.schema)
