@@ -40,8 +40,6 @@ SEAMS = (
     "silver: adopted",
     "gold: staged hours",
     "gold: adopted",
-    "compaction: staged",
-    "compaction: published",
 )
 
 
