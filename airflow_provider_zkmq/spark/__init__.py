@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from airflow_provider_zkmq.spark.answers.report import Report, report
     from airflow_provider_zkmq.spark.history.bronze import ArchiveReport, archive_queue
     from airflow_provider_zkmq.spark.history.reading import percentiles, read_history
     from airflow_provider_zkmq.spark.session import spark_session
@@ -15,13 +16,24 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ArchiveReport": "history.bronze",
+    "Report": "answers.report",
     "archive_queue": "history.bronze",
     "percentiles": "history.reading",
     "read_history": "history.reading",
     "register": "source",
+    "report": "answers.report",
     "spark_session": "session",
 }
-__all__ = ["ArchiveReport", "archive_queue", "percentiles", "read_history", "register", "spark_session"]
+__all__ = [
+    "ArchiveReport",
+    "Report",
+    "archive_queue",
+    "percentiles",
+    "read_history",
+    "register",
+    "report",
+    "spark_session",
+]
 
 
 def __getattr__(name: str) -> object:

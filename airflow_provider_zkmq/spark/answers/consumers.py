@@ -21,8 +21,8 @@ _COLUMNS: Final = (
     Column("run_p95", "run p95", "span"),
     Column("busy", "busy in all", "span"),
     Column("utilisation", "busy of its hours", "share"),
-    Column("first", "first claim", "moment", more=True),
-    Column("last", "last end", "moment", more=True),
+    Column("first", "first claim", "moment", rank=2),
+    Column("last", "last end", "moment", rank=2),
 )
 
 _NOTE: Final = (

@@ -16,9 +16,10 @@ from rich.text import Text
 from airflow_provider_zkmq.spark.answers.tables import Column, Section, Sort, Table
 from airflow_provider_zkmq.spark.answers.words import spell
 
-#: In narrower terminals the columns are left out that are not needed most.
-WIDE: Final = 130
+#: Texts are folded, but not below so many columns.
+_FOLDED: Final = 20
 _LEFT: Final[frozenset[Sort]] = frozenset({"text", "name", "trend"})
+_FOLDING: Final[frozenset[Sort]] = frozenset({"text", "name"})
 
 
 def render(title: str, lines: Iterable[str], sections: Sequence[Section], width: int | None = None) -> str:
@@ -50,8 +51,8 @@ def _grid(table: Table, width: int) -> Grid:
     grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=True, padding=(0, 1, 0, 0))
     for column in shown:
         left = column.sort in _LEFT
-        least = len(column.title)
-        fold = left and column.name != "verdict"
+        fold = column.sort in _FOLDING
+        least = min(_least(table, column) - 2, _FOLDED) if fold else None
         justify: JustifyMethod = "left" if left else "right"
         grid.add_column(Text(column.title), justify=justify, overflow="fold", no_wrap=not fold, min_width=least)
     for row in table.rows:
@@ -62,5 +63,13 @@ def _grid(table: Table, width: int) -> Grid:
 def _columns(table: Table, width: int) -> list[Column]:
     """Those that there is room for; a queue that is the only one need not be named in each row."""
     one = len({row.get("queue") for row in table.rows}) == 1 and table.name != "queues"
-    wanted = [column for column in table.columns if width >= WIDE or not column.more]
-    return [column for column in wanted if not (one and column.name == "queue")]
+    shown = [column for column in table.columns if not (one and column.name == "queue")]
+    while sum(_least(table, column) for column in shown) > width and (top := max(column.rank for column in shown)):
+        shown.remove([column for column in shown if column.rank == top][-1])
+    return shown
+
+
+def _least(table: Table, column: Column) -> int:
+    """How many columns of the terminal it takes at the least."""
+    widest = max([len(column.title), *(len(spell(column.sort, row[column.name])) for row in table.rows)])
+    return (min(widest, _FOLDED) if column.sort in _FOLDING else widest) + 2

@@ -18,7 +18,7 @@ _QUEUES: Final = (
     *(Column(state, state, "count") for state in ("finished", "dead", "cancelled")),
     Column("retries", "retries", "count"),
     Column("wait_p95", "wait p95", "span"),
-    Column("first", "first enqueued", "moment", more=True),
+    Column("first", "first enqueued", "moment", rank=2),
     Column("last", "last end", "moment"),
 )
 _WAITS: Final = (
@@ -28,8 +28,8 @@ _WAITS: Final = (
     Column("wait_mean", "wait mean", "span"),
     *(Column(f"wait_p{point}", f"p{point}", "span") for point in (50, 95, 99)),
     Column("wait_max", "longest", "span"),
-    Column("run_p50", "run p50", "span", more=True),
-    Column("run_p95", "run p95", "span", more=True),
+    Column("run_p50", "run p50", "span", rank=2),
+    Column("run_p95", "run p95", "span", rank=2),
 )
 _ENDS: Final = (
     Column("queue", "queue"),
@@ -40,7 +40,7 @@ _ENDS: Final = (
     Column("most", "most tries", "count"),
     Column("dead", "dead", "count"),
     Column("dead_share", "dead of all", "share"),
-    Column("cancelled", "cancelled", "count", more=True),
+    Column("cancelled", "cancelled", "count", rank=2),
 )
 
 _NOTE: Final = (
