@@ -7,7 +7,7 @@ export AIRFLOW__CORE__LOAD_EXAMPLES := False
 # Two cores: more test processes only take them from the servers under test.
 WORKERS ?= 2
 
-.PHONY: demo test soak mutants lint format clean
+.PHONY: demo flights test soak mutants lint format clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
@@ -17,6 +17,10 @@ $(VENV)/.ready: pyproject.toml
 
 demo: $(VENV)/.ready
 	$(BIN)/python example_dags/demo.py $(if $(KEEP),--keep)
+
+# Who was late, of all flights from New York in 2013: Spark, queue, workers and Airflow together. DAYS=14: two weeks only.
+flights: $(VENV)/.ready
+	$(BIN)/python example_dags/flights.py $(if $(DAYS),--days $(DAYS))
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)

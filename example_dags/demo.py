@@ -23,6 +23,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -336,30 +337,46 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
+@dataclass(frozen=True)
+class Running:
+    """ZooKeeper and Airflow, running, with an open connection to the one and a login to the other."""
+
+    airflow: Airflow
+    client: Zkmq
+    processes: Processes
+    environment: dict[str, str]
+
+
+def start_all(stack: contextlib.ExitStack, **more: str) -> Running:
+    """Start ZooKeeper and Airflow, with `more` in their environment; the stack stops them. Raises `DemoFailed`."""
+    password = secrets.token_urlsafe(12)
+    say("starting ZooKeeper")
+    server = stack.enter_context(EmbeddedServer(HOME / "zookeeper"))
+    port, *log_ports = free_ports(HOST, 3)
+    environment = airflow_environment(server.hosts, port, log_ports, password) | more
+    migrate(environment)
+    processes = Processes(HOME / "logs")
+    processes.logs.mkdir()
+    stack.callback(processes.stop)
+    for name in ("api-server", "scheduler", "dag-processor", "triggerer"):
+        processes.start(name, [sys.executable, "-m", "airflow", name], environment)
+    airflow = Airflow(port, password)
+    wait_until("Airflow's four processes", processes, airflow.healthy)
+    airflow.log_in()
+    say(f"Airflow: {airflow.url}  login: {USER}  password: {password}")
+    client = stack.enter_context(Zkmq.connect(server.hosts, ROOT, gc=False))
+    return Running(airflow, client, processes, environment)
+
+
 def demo(keep: bool) -> int:
     """Run it all; returns the exit code."""
-    password = secrets.token_urlsafe(12)
     with contextlib.ExitStack() as stack:
-        say("starting ZooKeeper")
-        server = stack.enter_context(EmbeddedServer(HOME / "zookeeper"))
-        port, *log_ports = free_ports(HOST, 3)
-        environment = airflow_environment(server.hosts, port, log_ports, password)
-        migrate(environment)
-        processes = Processes(HOME / "logs")
-        processes.logs.mkdir()
-        stack.callback(processes.stop)
-        for name in ("api-server", "scheduler", "dag-processor", "triggerer"):
-            processes.start(name, [sys.executable, "-m", "airflow", name], environment)
-        airflow = Airflow(port, password)
-        wait_until("Airflow's four processes", processes, airflow.healthy)
-        airflow.log_in()
-        say(f"Airflow: {airflow.url}  login: {USER}  password: {password}")
-        client = stack.enter_context(Zkmq.connect(server.hosts, ROOT, gc=False))
-        code = run(airflow, client, processes, environment)
+        running = start_all(stack)
+        code = run(running.airflow, running.client, running.processes, running.environment)
         if keep:
-            say(f"{airflow.url} stays (login {USER}, password {password}) until Ctrl-C")
+            say(f"{running.airflow.url} stays, with the login above, until Ctrl-C")
             while True:
-                processes.check()
+                running.processes.check()
                 time.sleep(POLL_SECONDS)
         return code
 
@@ -398,7 +415,8 @@ def fresh_home() -> Iterator[None]:
         yield
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
+def interrupt(_number: int, _frame: FrameType | None) -> None:
+    """End the program by `KeyboardInterrupt`, once."""
     # What follows stops everything in a bounded time; a second signal must not cut it short.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -411,7 +429,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the web page open until Ctrl-C")
     keep = parser.parse_args().keep
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     try:
         with fresh_home():
             return demo(keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,7 +57,7 @@ class Znode:
 
     def stat(self) -> Stat:
         times = (self.czxid, self.mzxid, self.ctime, self.mtime)
-        return Stat(*times, self.version, self.owner, len(self.children), self.pzxid)
+        return Stat(*times, self.version, self.owner, len(self.children), pzxid=self.pzxid)
 
 
 def parent(path: str) -> str:
@@ -76,6 +77,7 @@ class FakeZooKeeper:
         self.next_session = 1
         self.containers: set[str] = set()
         self.used: set[str] = set()
+        self.made: Counter[str] = Counter()
         self.watches: dict[tuple[str, str], set[Any]] = {}
 
     def connect(self) -> int:
@@ -104,7 +106,9 @@ class FakeZooKeeper:
 
     def stat(self, path: str) -> Stat | None:
         node = self.nodes.get(path)
-        return None if node is None else node.stat()
+        if node is None:
+            return None
+        return node.stat()._replace(cversion=2 * self.made[path] - len(node.children))
 
     def node(self, path: str) -> Node | None:
         stat = self.stat(path)
@@ -153,10 +157,19 @@ class FakeZooKeeper:
             undo.append((op.path, self._apply(session, op, events)))
             if isinstance(op, SetData) and outcome.time is None:
                 outcome = Outcome(committed=True, time=self.ms, zxid=self.zxid)
+        for op in ops:
+            self._count(op)
         for event in events:
             for watch in self.watches.pop(event, set()):
                 watch.fire()
         return outcome
+
+    def _count(self, op: Any) -> None:
+        """How many children each znode ever had."""
+        if isinstance(op, Delete):
+            self.made.pop(op.path, None)
+        if isinstance(op, Create):
+            self.made[parent(op.path)] += 1
 
     def _judge(self, op: Any) -> Failure | None:
         node = self.nodes.get(op.path)

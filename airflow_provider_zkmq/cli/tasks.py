@@ -56,6 +56,7 @@ def _add_reuse(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="while it is claimed, or in its dedupe window: run this one when that has ended",
     )
+    known.add_argument("--only-new", action="store_true", help="leave alone whatever has the id, and be content")
     batch = parser.add_argument_group("a batch (see zkmq batch)")
     batch.add_argument("--batch", metavar="NAME", help="write the tasks as one batch; they are called NAME.<number>")
     batch.add_argument("--then", metavar="DATA", help="a task to enqueue when the last of the batch has ended")
@@ -66,7 +67,13 @@ def enqueue(args: argparse.Namespace, options: Common) -> int:
     _check_enqueue(args)
     messages, then = _messages(args), _follow_up(args)
     with options.connect() as zk:
-        ids = zk.queue(args.queue).enqueue_many(messages, batch=args.batch, then=then)
+        queue = zk.queue(args.queue)
+        if args.only_new:
+            written = bool(queue.enqueue_new(messages).written)
+            told = {"queue": args.queue, "id": args.task_id, "written": written, "ids": [args.task_id]}
+            say(told, f"{args.task_id}{'' if written else ' (was there already)'}", as_json=options.as_json)
+            return 0
+        ids = queue.enqueue_many(messages, batch=args.batch, then=then)
     one = {} if args.lines else {"id": ids[0]}
     batch = {} if args.batch is None else {"batch": args.batch}
     say({"queue": args.queue, **one, **batch, "ids": ids}, "\n".join(ids), as_json=options.as_json)
@@ -78,6 +85,8 @@ def _check_enqueue(args: argparse.Namespace) -> None:
         raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
     if (args.update or args.requeue) and args.task_id is None:
         raise UsageError("--update and --requeue need --task-id: they are about the task that has it")
+    if args.only_new and (args.task_id is None or args.batch is not None):
+        raise UsageError("--only-new needs --task-id, and goes without --batch: it is about the task that has the id")
 
 
 def _follow_up(args: argparse.Namespace) -> Message | None:

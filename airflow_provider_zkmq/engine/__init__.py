@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         parse_type,
     )
     from airflow_provider_zkmq.engine.core.model.letters import Ended, Unreadable
-    from airflow_provider_zkmq.engine.core.model.messages import Message
+    from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks
     from airflow_provider_zkmq.engine.core.model.moments import Moment, parse_moment
     from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
     from airflow_provider_zkmq.engine.core.model.paths import check_name
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.reading.inspect import Task
     from airflow_provider_zkmq.engine.core.reading.letters import Departed
     from airflow_provider_zkmq.engine.core.reading.register import Consumer
+    from airflow_provider_zkmq.engine.core.reading.scanning import Scanned
     from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
     from airflow_provider_zkmq.engine.core.reading.trees import Part, Znode
     from airflow_provider_zkmq.engine.core.reading.trimmed import Trimmed
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
     from airflow_provider_zkmq.engine.errors import (
         AccessDenied,
+        BadMessage,
         ClaimLost,
         ConfigError,
         CorruptRecord,
@@ -81,8 +83,8 @@ _HOME = {
     "core.model.outcomes": ("Error", "Retry", "Snooze", "Success"),
     "core.model.paths": ("check_name",),
     "core.model.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
+    "core.model.messages": ("Message", "NewTasks"),
     "core.model.letters": ("Ended", "Unreadable"),
-    "core.model.messages": ("Message",),
     "core.model.records": ("Attempt",),
     "core.model.selectors": ("AllOf", "AnyOf", "Selector", "parse_selector"),
     "core.model.states": ("State", "Status"),
@@ -91,6 +93,7 @@ _HOME = {
     "core.reading.inspect": ("Task",),
     "core.reading.letters": ("Departed",),
     "core.reading.register": ("Consumer",),
+    "core.reading.scanning": ("Scanned",),
     "core.reading.settings": ("QueueConf",),
     "core.reading.trees": ("Part", "Znode"),
     "core.reading.trimmed": ("Trimmed",),
@@ -98,6 +101,7 @@ _HOME = {
     "core.tasks.batches": ("Batch",),
     "errors": (
         "AccessDenied",
+        "BadMessage",
         "ClaimLost",
         "ConfigError",
         "CorruptRecord",
@@ -146,6 +150,7 @@ __all__ = [
     "AsyncWorker",
     "AsyncZkmq",
     "Attempt",
+    "BadMessage",
     "Batch",
     "Claim",
     "ClaimLost",
@@ -171,6 +176,7 @@ __all__ = [
     "Message",
     "Moment",
     "Monitor",
+    "NewTasks",
     "NotSecured",
     "OrderedEnum",
     "OutcomeUnknown",
@@ -186,6 +192,7 @@ __all__ = [
     "RetryPolicy",
     "Running",
     "RunningAsync",
+    "Scanned",
     "Selector",
     "SessionLost",
     "Snooze",

@@ -5,6 +5,7 @@
     ZkmqError
     ├── ConfigError (also ValueError)   what was asked for cannot be; nothing was written
     │   ├── AccessDenied                the credentials do not open the queue's znodes
+    │   ├── BadMessage                  one of many messages is refused; it says which, and which part of it
     │   ├── QueueNotFound               there is no such queue; the message names those that come close
     │   ├── NotSecured                  credentials were given, and anyone may use what is there already
     │   └── Unsupported                 a queue file cannot promise it
@@ -43,6 +44,17 @@ class ConfigError(ZkmqError, ValueError):
 
 class AccessDenied(ConfigError):
     """ZooKeeper refused the credentials, or their lack, for the queue's znodes."""
+
+
+class BadMessage(ConfigError):
+    """One of many messages is refused; nothing was written.
+
+    ``position``: which, from 0. ``part``: the part of it that is refused, such as ``"priority"``; None for all of it.
+    """
+
+    def __init__(self, message: str, *, position: int, part: str | None = None) -> None:
+        super().__init__(message)
+        self.position, self.part = position, part
 
 
 class QueueNotFound(ConfigError):

@@ -22,9 +22,9 @@ from airflow_provider_zkmq.engine.core.model.filters import (
     encode_types,
     parse_filters,
 )
-from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data, encode_metadata
-from airflow_provider_zkmq.engine.core.model.moments import Moment
-from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number
+from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
+from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number, whole_number
 from airflow_provider_zkmq.engine.core.model.outcomes import Success
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -32,11 +32,13 @@ from airflow_provider_zkmq.engine.core.model.records import dump, load
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, as_selector, choose
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, derive_status
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST
+from airflow_provider_zkmq.engine.core.reading.columns import checked_columns
 from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS
 from airflow_provider_zkmq.engine.core.reading.counts import as_state
 from airflow_provider_zkmq.engine.core.reading.following import OnChange
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.reading.many import checked_ids
+from airflow_provider_zkmq.engine.core.reading.scanning import Scanned
 from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, Part, checked_parts
 from airflow_provider_zkmq.engine.core.reading.wait import OnProgress, WaitFor, wait_event
@@ -55,11 +57,13 @@ __all__ = [
     "FilterTypes",
     "Message",
     "Moment",
+    "NewTasks",
     "OnChange",
     "OnProgress",
     "Part",
     "QueueConf",
     "RetryPolicy",
+    "Scanned",
     "Selector",
     "State",
     "Success",
@@ -69,6 +73,7 @@ __all__ = [
     "as_state",
     "check_name",
     "check_types",
+    "checked_columns",
     "checked_ids",
     "checked_parts",
     "choose",
@@ -80,10 +85,12 @@ __all__ = [
     "encode_types",
     "load",
     "lock_seconds",
+    "optional_milliseconds",
     "optional_seconds",
     "optional_whole_number",
     "parse_duration",
     "parse_filters",
     "seconds",
     "wait_event",
+    "whole_number",
 ]

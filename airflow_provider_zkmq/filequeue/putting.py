@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, TaskTooLarge
+from airflow_provider_zkmq.engine.errors import BadMessage, ConfigError, DuplicateTask, TaskTooLarge
 from airflow_provider_zkmq.engine.model import (
     MAX_PAYLOAD,
     Message,
+    NewTasks,
     State,
     check_name,
     dump,
@@ -31,10 +32,15 @@ class Putting:
     """Messages on their way into a file; carried on with, where the file is replaced meanwhile."""
 
     messages: Sequence[Message]
+    only_new: bool = False
+    """What is there stays as it is: no id is refused, and none runs again."""
     ids: list[str] = field(init=False)
     written: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        if self.only_new and (nameless := [n for n, each in enumerate(self.messages) if each.task_id is None]):
+            msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
+            raise BadMessage(msg, position=nameless[0], part="task_id")
         self.ids = [
             new_id() if check_message(message).task_id is None else check_name("task id", message.task_id)
             for message in self.messages
@@ -50,6 +56,8 @@ class Putting:
         Raises `ConfigError`, `TaskTooLarge`, and `DuplicateTask`, which tells what was refused and what was written.
         """
         spelled = [spell_message(book.conf, *pair) for pair in zip(self.messages, self.ids, strict=True)]
+        if self.only_new:
+            return self._write_new(book, spelled)
         used = {name: book.task(book.tasks[name]) for name in self.ids if name in book.tasks}
         taken = {name: task for name, task in used.items() if name not in self.written}
         refused = [name for name, task in taken.items() if task.state is not State.FINISHED]
@@ -62,6 +70,18 @@ class Putting:
         if refused:
             raise _duplicates(refused, str(used[refused[0]].status), [name for name in self.ids if name not in refused])
         return self.ids
+
+    def _write_new(self, book: Book, spelled: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
+        for name, (text, values) in zip(self.ids, spelled, strict=True):
+            if name not in book.tasks:
+                book.append(text, values)
+                self.written.add(name)
+        return self.ids
+
+    def new_tasks(self) -> NewTasks:
+        """Which were written, and which were there already."""
+        written = tuple(name for name in self.ids if name in self.written)
+        return NewTasks(written, tuple(name for name in self.ids if name not in self.written))
 
 
 def _duplicates(refused: list[str], status: str, enqueued: list[str]) -> DuplicateTask:

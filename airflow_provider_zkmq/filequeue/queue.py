@@ -14,11 +14,13 @@ from airflow_provider_zkmq.engine.model import (
     FilterType,
     Message,
     Moment,
+    NewTasks,
     RetryPolicy,
     Selector,
     State,
     choose,
     encode_data,
+    optional_milliseconds,
     optional_seconds,
     seconds,
 )
@@ -50,6 +52,7 @@ class FileQueue(FileView):
     cancel = refused(refusals.CANCELLING)
     progress = refused(refusals.PROGRESS)
     publish_archive = refused(refusals.ARCHIVES)
+    open_batch = seal_batch = refused(refusals.BATCHES)
 
     def __init__(self, folder: Folder, name: str) -> None:
         super().__init__(folder, name)
@@ -110,6 +113,19 @@ class FileQueue(FileView):
         """Append many tasks, each all or nothing; returns their ids in order. Raises what `Putting.write` does."""
         refuse({refusals.BATCHES: batch is not None or then is not None})
         return self._do(Putting(messages).write, create=True)
+
+    def enqueue_new(
+        self, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None
+    ) -> NewTasks:
+        """Append the messages whose ids no line has; what is there stays as it is. Raises what `Putting.write` does.
+
+        `since` is checked and no more: the file keeps what is done until somebody deletes its lines.
+        """
+        refuse({refusals.BATCHES: batch})
+        optional_milliseconds("since", since)
+        putting = Putting(messages, only_new=True)
+        self._do(putting.write, create=True)
+        return putting.new_tasks()
 
     # --- claims
 

@@ -9,20 +9,25 @@ from typing import TypeVar
 from airflow_provider_zkmq.engine.model import (
     PARTS,
     Duration,
+    Moment,
     OnChange,
     OnProgress,
     Part,
     QueueConf,
+    Scanned,
     Selector,
     State,
     Task,
     WaitFor,
     as_selector,
     as_state,
+    checked_columns,
     checked_ids,
     checked_parts,
+    optional_milliseconds,
     optional_seconds,
     optional_whole_number,
+    whole_number,
 )
 from airflow_provider_zkmq.filequeue import refusals
 from airflow_provider_zkmq.filequeue.book import Book
@@ -50,6 +55,13 @@ class FileView:
         self.folder = folder
         self.name = name
         self.path = folder.file(name)
+
+    def now(self) -> Moment:
+        """The time by this machine's clock, which is a file's. Raises `QueueNotFound`."""
+        import pendulum  # now, not before: the command line starts faster without
+
+        self._do(lambda _: None)
+        return pendulum.now("UTC")
 
     @property
     def root(self) -> str:
@@ -107,6 +119,30 @@ class FileView:
 
         return self._do(look)
 
+    def scan(
+        self,
+        task_ids: Sequence[str],
+        columns: Sequence[str],
+        *,
+        states: Sequence[State | str] | None = None,
+        selector: Selector | str | None = None,
+        since: Moment | None = None,
+        in_flight: int = 8,
+    ) -> Scanned:
+        """Columns of the tasks among `task_ids` that are there, as `Queue.scan` reads them; all of one moment."""
+        ids, names, begin = checked_ids(task_ids), checked_columns(columns), optional_milliseconds("since", since)
+        chosen = None if states is None else set(map(as_state, states))
+        whole_number("in_flight", in_flight, 1)
+
+        def look(book: Book) -> Scanned:
+            fitting = {item.id: book.task(item) for item in _fitting(book, None, selector)}
+            tasks = [task for each in ids if (task := fitting.get(each)) is not None]
+            rows = [task for task in tasks if _in(chosen, task) and (begin is None or task.enqueued_ms >= begin)]
+            gone = tuple(each for each in ids if each not in book.tasks)
+            return Scanned({name: [getattr(task, name) for task in rows] for name in names}, gone, ())
+
+        return self._do(look)
+
     def counts(self) -> dict[str, int]:
         """How many tasks are in each state, ``scheduled`` being the part of ``inserted`` that waits for its time."""
 
@@ -151,6 +187,10 @@ def _fitting(book: Book, wanted: State | None, selector: Selector | str | None) 
     chosen = None if selector is None else as_selector(selector).bind(types)
     items = (item for item in book.tasks.values() if wanted is None or book.state(item) is wanted)
     return [item for item in items if chosen is None or chosen.matches(item.filters, types)]
+
+
+def _in(states: Collection[State | None] | None, task: Task) -> bool:
+    return states is None or task.state in states
 
 
 def _only(task: Task, parts: Collection[str]) -> Task:

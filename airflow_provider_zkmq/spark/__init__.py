@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.history.reading import percentiles, read_history
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source import register
+    from airflow_provider_zkmq.spark.source.enqueueing import enqueue
+    from airflow_provider_zkmq.spark.source.receipts import WriteReport
 
 _HOME = {
     "ArchiveReport": "history.bronze",
     "Report": "answers.report",
+    "WriteReport": "source.receipts",
     "archive_queue": "history.bronze",
+    "enqueue": "source.enqueueing",
     "percentiles": "history.reading",
     "read_history": "history.reading",
     "register": "source",
@@ -27,7 +31,9 @@ _HOME = {
 __all__ = [
     "ArchiveReport",
     "Report",
+    "WriteReport",
     "archive_queue",
+    "enqueue",
     "percentiles",
     "read_history",
     "register",

@@ -143,7 +143,7 @@ class World:
         ages = "mtime = ctime" if stat.version == 0 and stat.mtime == stat.ctime else "mtime >= ctime"
         assert stat.mtime >= stat.ctime > 0
         return (
-            f"version {stat.version}, owner {owner}, {stat.children} children, {ages}",
+            f"version {stat.version}, owner {owner}, {stat.children} children, cversion {stat.cversion}, {ages}",
             "created", _Zxid(stat.czxid), "changed", _Zxid(stat.mzxid), "with other children", _Zxid(stat.pzxid),
         )  # fmt: skip
 

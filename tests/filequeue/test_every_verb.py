@@ -111,6 +111,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "ended_between": lambda side: side.q.ended_between(0, 1),
     "enqueue": lambda side: side.q.enqueue("x", {"size": "small"}, task_id="new"),
     "enqueue_many": lambda side: side.q.enqueue_many([Message("x", task_id="new")]),
+    "enqueue_new": lambda side: side.q.enqueue_new([Message("x", task_id=name) for name in ("new", "finished")]),
     "exists": lambda side: side.q.exists(),
     "explain": lambda side: side.q.explain("queued"),
     "extend": lambda side: side.q.extend("claimed", side.token, 60),
@@ -120,6 +121,8 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "ids": lambda side: side.q.ids("dead"),
     "look_after": lambda side: side.q.look_after(),
     "name": lambda side: side.q.name,
+    "now": lambda side: bool(side.q.now().utcoffset()),
+    "open_batch": lambda side: side.q.open_batch("b").written,
     "latest_end": lambda side: side.q.latest_end(),
     "pause": lambda side: side.q.pause(),
     "progress": lambda side: side.q.progress("claimed", side.token, 0.5),
@@ -132,6 +135,8 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "replace": lambda side: side.q.replace("queued", b"y"),
     "resume": lambda side: side.q.resume(),
     "root": lambda side: side.q.root,
+    "scan": lambda side: side.q.scan(["queued", "gone"], ["id", "state", "data"], selector="size==large"),
+    "seal_batch": lambda side: side.ended_batch() or side.q.seal_batch("b"),
     "snooze": lambda side: side.q.snooze("claimed", side.token, 5),
     "task": lambda side: side.q.task("queued"),
     "tasks": lambda side: side.q.tasks(state="inserted", selector="size==large", limit=5),
@@ -148,8 +153,9 @@ CALLS: dict[str, Callable[[Side], object]] = {
 #: What a file has not.
 NOT_IN_FILES = {
     "archive", "batch", "cancel", "clear", "collect_garbage", "consumers", "departed_between", "drop", "ended_between",
-    "explain", "find", "pause", "progress", "publish_archive", "read_departed", "redrive", "replace", "resume", "tree",
-    "latest_end", "read_ended", "trimmed", "wait_batch", "zxid",
+    "explain", "find", "open_batch", "pause", "progress", "publish_archive", "read_departed", "redrive", "replace",
+    "resume", "seal_batch", "tree", "wait_batch", "zxid",
+    "latest_end", "read_ended", "trimmed",
 }  # fmt: skip
 
 
@@ -233,6 +239,7 @@ COMMANDS: dict[str, list[list[str]]] = {
         [QUEUE, "data", "--priority", "3"],
         [QUEUE, "data", "--task-id", "queued", "--update"],
         [QUEUE, "data", "--task-id", "claimed", "--requeue"],
+        [QUEUE, "data", "--task-id", "finished", "--only-new"],
         [QUEUE, "data", "--batch", "b", "--then", "more"],
     ],
     "claim": [[QUEUE, "--selector", "size==large", "--lease", "5"]],

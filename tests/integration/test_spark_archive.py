@@ -6,7 +6,9 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,14 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_zkmq.embedded import fourletter
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord, Message, OrderedEnum, Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.spark.history.bronze import STEPS, ArchiveIncomplete, archive_queue
 from airflow_provider_zkmq.spark.history.manifest import exclusive, read_manifest
 from airflow_provider_zkmq.spark.history.reading import percentiles, read_history
+from airflow_provider_zkmq.spark.source.options import Options
+from tests.integration.ended import ended_tasks
 from tests.support import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
@@ -156,32 +161,101 @@ def test_rows_hold_the_attempts_of_a_run_and_of_those_before(spark, connect, que
     assert (bytes(row["data"]), row["attempt"]) == (b"two", 1)
 
 
-def test_dead_letters_are_archived_when_they_leave(spark, connect, queue, tmp_path) -> None:
-    """Dropped, cleared, redriven with other data: each as it was; one that stands is not in the archive yet."""
+def test_each_run_is_archived_once_when_it_ended_and_wherever_its_task_is(spark, connect, queue, tmp_path) -> None:
+    """Dead at its death; dropped, cleared, redriven with other data, run anew before the archive came: as it ended."""
     queue.configure(archive=True)
-    for name in ("stays", "dropped", "redriven", "cleared"):
+    names = ("stays", "dropped", "redriven", "cleared")
+    for name in names:
         queue.enqueue(f"data of {name}", {"size": "small"}, task_id=name, metadata={"n": 1})
-        claim = queue.claim(timeout=5)
-        claim.fail("once", backoff=0)
+        queue.claim(timeout=5).fail("once", backoff=0)
         queue.claim(timeout=5).fail(f"no {name}", retry=False)
     before = {task.id: task for task in queue.tasks(state="dead")}
+    for number in range(3):
+        queue.enqueue(f"run {number}", task_id="again")
+        queue.claim(timeout=5).complete(b"result %d" % number)
     queue.drop("dropped")
     queue.redrive("redriven", data=b"mended")
     queue.claim(timeout=5).complete()
-    assert archive_queue(connect, "q", tmp_path, spark).archived == 3
-    rows = {(row.id, row.state): row for row in read_history(spark, tmp_path, "q").collect()}
-    assert set(rows) == {("dropped", "dead"), ("redriven", "dead"), ("redriven", "finished")}
-    for name in ("dropped", "redriven"):
-        row, task = rows[name, "dead"], before[name]
-        assert (bytes(row.data), row.error, row.version) == (task.data, f"no {name}", task.version)
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 4 + 3 + 1
+    rows = {(row.id, row.version): row for row in read_history(spark, tmp_path, "q").collect()}
+    for name in names:
+        row, task = rows[name, before[name].version], before[name]
+        assert (row.state, bytes(row.data), row.error) == ("dead", task.data, f"no {name}")
         assert (row.filters, json.loads(row.metadata), row.result) == ({"size": "small"}, {"n": 1}, None)
         assert [error for _, _, error in attempts(row)] == ["once", f"no {name}"]
         assert (row.day, row.run_ms) == (datetime.fromtimestamp(task.ended_ms / 1000, UTC).date(), None)
-    assert bytes(rows["redriven", "finished"].data) == b"mended"
+    runs = sorted((bytes(row.data), bytes(row.result)) for row in rows.values() if row.id == "again")
+    assert runs == [(b"run %d" % n, b"result %d" % n) for n in range(3)]
+    assert queue.clear() == 4
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 0
     queue.collect_garbage(lifetime=0)
-    assert queue.clear() == 2
-    assert archive_queue(connect, "q", tmp_path, spark).archived == 2
-    assert archived(spark, tmp_path) == ["cleared", "dropped", "redriven", "redriven", "stays"]
+    assert queue.departed_between(0, queue.zxid()) == []
+    assert read_history(spark, tmp_path, "q").count() == 8
+
+
+def test_dead_letters_from_before_an_older_archive_are_taken_once(spark, connect, queue, tmp_path) -> None:
+    """It took them only when they left: those that stand now, and those that left since, come with the next run."""
+    queue.configure(archive=True)
+    for name in ("stands", "leaves", "left"):
+        queue.enqueue(b"x", task_id=name)
+        queue.claim(timeout=5).fail("no", retry=False)
+    finish(queue, 2)
+    queue.drop("left")
+    archive_queue(connect, "q", tmp_path, spark)
+    path = tmp_path / "q" / "MANIFEST.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({"watermark": record["watermark"], "runs": []}))  # it holds what is not told of here
+    pointer = queue.archive()
+    queue.publish_archive(replace(pointer, at_death=False))
+    queue.drop("leaves")
+    finish(queue, 1)
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 3
+    rows = [(row.id, row.state) for row in read_history(spark, tmp_path, "q").collect()]
+    assert sorted(row for row in rows if row[1] == "dead") == [("leaves", "dead"), ("stands", "dead")]
+    assert queue.archive().at_death
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 0
+    queue.drop("stands")
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 0
+
+
+def test_a_run_costs_by_what_has_ended_since_the_last_one(spark, connect, queue, tmp_path, zookeeper) -> None:
+    """Counted by the server: with 1 500 archived before, a run with 40 new tasks asks for about as much as those."""
+    ended_tasks(queue, 1_500)
+    archive_queue(connect, "q", tmp_path, spark)
+    finish(queue, 40)
+    before = received(zookeeper)
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 40
+    few = received(zookeeper) - before
+    assert few <= 120
+    before = received(zookeeper)
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 0
+    assert received(zookeeper) - before <= few
+
+
+def received(hosts: str) -> int:
+    """How many packets the server has received."""
+    host, _, port = hosts.split(",", maxsplit=1)[0].partition(":")
+    return int(fourletter.mntr(host, int(port))["zk_packets_received"])
+
+
+def test_the_options_of_the_data_source_lead_to_the_queue(spark, connect, queue, tmp_path) -> None:
+    """As arguments and a function that connects do; what names no server is refused by it."""
+    (first,) = finish(queue, 1)
+    options = Options.of({"hosts": str(connect["hosts"]), "root": str(connect["root"])})
+    assert archive_queue(options, "q", tmp_path, spark).archived == 1
+    (second,) = finish(queue, 1)
+    assert archive_queue(partial(Zkmq.connect, **connect, gc=False), "q", tmp_path, spark).archived == 1
+    assert archived(spark, tmp_path) == sorted([first, second])
+
+
+def test_a_batch_s_name_is_in_its_rows(spark, connect, queue, tmp_path) -> None:
+    queue.enqueue_many([Message(b"x", task_id="a"), Message(b"x", task_id="b")], batch="night")
+    queue.enqueue(b"x", task_id="c")
+    for _ in range(3):
+        queue.claim(timeout=5).complete()
+    archive_queue(connect, "q", tmp_path, spark)
+    rows = read_history(spark, tmp_path, "q").select("id", "batch").orderBy("id").collect()
+    assert [tuple(row) for row in rows] == [("a", "night"), ("b", "night"), ("c", None)]
 
 
 @pytest.mark.parametrize("step", ["listed", "staged", "published"])

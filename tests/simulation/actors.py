@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
-from airflow_provider_zkmq.engine.core.reading import wait
+from airflow_provider_zkmq.engine.core.reading import log, runs, wait
 from airflow_provider_zkmq.engine.core.tasks import (
     batches,
     configure,
@@ -223,6 +223,26 @@ def operator(client: Client, rand: random.Random, rounds: int, world: World) -> 
         if verb == "pause":
             yield Pause(0.5)
             yield from told(lambda: Call("resume", configure.resume(context)))
+
+
+def follower(client: Client, rand: random.Random, rounds: int) -> Program:
+    """Reads what ended, as a stream does: from where it stopped to the latest end, and the same again now and then."""
+    context, offset, reader = client.context(), 0, f"{client.name} {rand.random()}"
+    for _ in range(rounds):
+        yield Pause(rand.choice([0, 0.3, 2.0]))
+        asked = {"queue": "q", "reader": reader, "zxid": client.world.zk.leader.zxid}
+        until = yield Call("latest_end", log.latest_end(context), asked)
+        if until is None or not until.ok:
+            continue
+        span = {"queue": "q", "after": offset, "until": until.value}
+        ended = yield Call("ended_between", log.ended_between(context, offset, until.value), span)
+        if ended is None or not ended.ok:
+            continue
+        yield Pause(rand.choice([0, 0, 1.0]))
+        which = [each._replace(place=None) if rand.random() < 0.3 else each for each in ended.value]
+        yield Call("read_ended", runs.read_ended(context, which), {"queue": "q", "ended": which})
+        if rand.random() < 0.6:
+            offset = until.value
 
 
 def transactor(client: Client, rand: random.Random, rounds: int) -> Program:

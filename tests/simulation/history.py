@@ -10,6 +10,7 @@ from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, S
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
+from tests.simulation.ended import Book
 from tests.simulation.parts import Call, Client, Violation
 from tests.simulation.world import World
 
@@ -45,6 +46,8 @@ class History:
         self.payloads: dict[bytes, set[str]] = {}
         self.removed: set[Key] = set()
         self.closed: dict[str, int] = {}
+        self.book = Book()
+        self.letters: dict[str, int] = {}
         world.zk.committed = self.on_commit
 
     def fail(self, oracle: str, detail: str) -> None:
@@ -57,6 +60,7 @@ class History:
         """Judge one committed transaction by the tasks it touches."""
         touched: dict[Key, None] = {}
         claims_before = {}
+        data_before = dict(self.book.data)
         for op in txn.ops:
             parts = op.path.split("/")
             if len(parts) < 5 or (isinstance(op, SetData) and parts[3] != "tasks"):
@@ -70,6 +74,8 @@ class History:
                 if rest[1:] == ["state"]:
                     touched[key] = None
                 continue
+            if top == "unarchived" and len(rest) == 2:
+                self._note_letter(queue, op, txn)
             task = self._listed(top, rest)
             if task is not None:
                 key = (queue, task)
@@ -79,10 +85,20 @@ class History:
             if top == "batches" and rest[1:] == ["open"]:
                 self._judge_batch(rest[0], op, txn)
         for key in touched:
-            self._judge(key, txn, claims_before)
+            self._judge(key, txn, claims_before, data_before.get(key, b""))
+
+    def _note_letter(self, queue: str, op: Any, txn: Any) -> None:
+        """Remember when a letter was written; one that is deleted was trimmed, if the queue is followed."""
+        if isinstance(op, Create):
+            self.letters[op.path] = txn.zxid
+        elif isinstance(op, Delete):
+            mark = self.world.zk.leader.nodes.get(self.paths_of.context(queue).paths.at("followed"))
+            self.book.deleted(queue, op.path, self.letters.pop(op.path), mark)
 
     def _note(self, key: Key, rest: list[str], op: Any, txn: Any) -> None:
         """Remember what a create in a task's tree tells: that the task is new, claimed, or holds a payload."""
+        if rest[1:] == ["data"] and isinstance(op, Create | SetData):
+            self.book.data[key] = op.data
         if not isinstance(op, Create):
             return
         if len(rest) == 1:
@@ -114,7 +130,7 @@ class History:
             return rest[2]
         return None
 
-    def _judge(self, key: Key, txn: Any, claims_before: dict[Key, int | None]) -> None:
+    def _judge(self, key: Key, txn: Any, claims_before: dict[Key, int | None], data: bytes) -> None:
         queue, task = key
         context = self.paths_of.context(queue)
         node = self.world.zk.leader.nodes.get(context.paths.task(task, "state"))
@@ -122,8 +138,7 @@ class History:
         call = self.world.executing.call if self.world.executing is not None else None
         if call is not None and call.verb not in CARETAKING:
             call.wrote += 1
-        if before is not None and before.state is State.DEAD:
-            self._judge_letter(key, node, txn)
+        self._judge_log(key, before, None if node is None else TaskState.decode(task, node.data), data, txn)
         if node is None:
             self.records.pop(key, None)
             if before is not None:
@@ -143,14 +158,11 @@ class History:
         if before.state is State.CLAIMED and after.state is not State.CLAIMED:
             self._judge_end(key, before, after, call, claims_before.get(key))
 
-    def _judge_letter(self, key: Key, node: Any, txn: Any) -> None:
-        """A dead letter leaves an archived queue with what is kept of it for the archive, in one transaction."""
-        paths = self.paths_of.context(key[0]).paths
-        leaves = node is None or TaskState.decode(key[1], node.data).state is not State.DEAD
-        kept = [op for op in txn.ops if isinstance(op, Create) and op.path.startswith(paths.at("unarchived") + "/")]
-        wanted = leaves and paths.at("archive") in self.world.zk.leader.nodes
-        if wanted is not any(entry_task(op.path.rpartition("/")[2]) == key[1] for op in kept):
-            self.fail("dead letters that leave are kept for the archive", f"{key[1]}: {[op.path for op in kept]}")
+    def _judge_log(self, key: Key, before: TaskState | None, after: TaskState | None, data: bytes, txn: Any) -> None:
+        """In a queue that is archived or followed no run that ended is lost to those who read what ended."""
+        paths, nodes = self.paths_of.context(key[0]).paths, self.world.zk.leader.nodes
+        if paths.at("archive") in nodes or paths.at("followed") in nodes:
+            self.book.judge(key, before, after, data, txn, nodes.get(paths.at("followed")))
 
     def _judge_places(self, key: Key, state: TaskState) -> None:
         queue, task = key

@@ -84,6 +84,16 @@ MUTANTS: Final = (
         ("    for task_id in current or ():", "    for task_id in (current or [])[:1]:"),
     ),
     Mutant("heartbeat lost", "tasks.holding", '    span = seconds("lease", lease)\n    if claimed.lost:', "    return\n    if claimed.lost:"),
+    Mutant("a run anew forgets the run before", "tasks.reuse", "    return (yield from with_letter(context, current, plan))", "    return plan"),
+    Mutant("a run in escrow forgets the run before", "writing.escrow", "    return (yield from with_ending(context, current, after, now, result, plan))", "    return plan"),
+    Mutant("trimmed without telling", "upkeep.collect", "    if rules.conf.follow:\n", "    if False:\n"),
+    Mutant(
+        "what has left is read first",
+        "reading.log",
+        "[*(yield from _standing(context, after)), *(yield from _departed(context, after))]",
+        "[*(yield from _departed(context, after)), *(yield from _standing(context, after))]",
+    ),
+    Mutant("the torn reading of a run", "reading.runs", "== versions[task_id] and (torn or _whole(nodes))", "== versions[task_id]"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}

@@ -44,6 +44,8 @@ class Oracles(History):
             self.fail("never 'nothing was written' once something was", f"{call.verb}: {error}")
         if self.world.quiet and call.began >= self.quiet_since and self.world.now - call.began > call.limit + BEYOND:
             self.fail("each call returns within its limit", f"{call.verb} took {self.world.now - call.began:.1f} s")
+        if call.ok and call.verb in {"ended_between", "read_ended"}:
+            getattr(self.book, f"told_{call.verb}")(call)
         judge = getattr(self, f"told_{call.verb}", None)
         if judge is not None:
             judge(call)
@@ -64,6 +66,11 @@ class Oracles(History):
                 self.fail("nothing is enqueued twice", repr(payload))
         if isinstance(call.error, TransportError) and not isinstance(call.error, OutcomeUnknown) and call.wrote:
             self.fail("never 'nothing was written' once something was", f"enqueue: {call.error!r}")
+
+    def told_latest_end(self, call: Call) -> None:
+        """It goes up for each reader, and has missed nothing that had ended before it was asked for."""
+        if call.ok:
+            self.book.told_latest_end(call, call.about["reader"])
 
     def told_claim(self, call: Call) -> None:
         """A claim is handed out once, and is what its token says."""

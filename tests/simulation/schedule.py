@@ -30,6 +30,7 @@ FAULTS: Final = (
     "kill",
 )
 ROLES: Final = ("consumer", "worker", "worker", "producer", "operator", "transactor", "upkeep", "keeper", "keeper")
+READERS: Final = ("follower", "follower", "upkeep", "operator")
 STEPS: Final = 6_000
 QUIET_SECONDS: Final = 600.0
 
@@ -71,6 +72,7 @@ class Plan:
     session_timeout: float = 4.0
     request_timeout: float = 10.0
     archived: bool = False
+    followed: bool = False
     notes: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
@@ -83,6 +85,9 @@ def plan(seed: str) -> Plan:
     crew.append(Actor(rand.randrange(clients), "consumer", rand.randint(1, 4), rand.randrange(1 << 30)))
     for _ in range(rand.randint(0, 4)):
         crew.append(Actor(rand.randrange(clients), rand.choice(ROLES), rand.randint(1, 3), rand.randrange(1 << 30)))
+    followed = rand.random() < 0.3
+    if followed:
+        crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in READERS]
     kinds = rand.sample(FAULTS, rand.randint(1, 4))
     coming = [
         Fault(rand.randrange(length), rand.choice(kinds), rand.randrange(clients), rand.random())
@@ -103,6 +108,7 @@ def plan(seed: str) -> Plan:
         rand.choice([0.5, 0.9]) if servers > 1 else 0.0,
         *rand.choice([(4.0, 10.0), (4.0, 10.0), (30.0, 3.0)]),
         archived=rand.random() < 0.25,
+        followed=followed,
     )
 
 
@@ -147,7 +153,8 @@ def _prepare(chosen: Plan, world: World) -> list[Client]:
     policy = RetryPolicy(attempts=chosen.attempts, factor=0.5)
     for queue in ("q", "r"):
         _at_once(world, setter, configure.configure(
-            setter.context(queue), filters=actors.TYPES, policy=policy, order=chosen.order, archive=chosen.archived
+            setter.context(queue), filters=actors.TYPES, policy=policy, order=chosen.order, archive=chosen.archived,
+            follow=chosen.followed,
         ))  # fmt: skip
     world.zk.end(setter.session)
     for server in range(chosen.servers):
@@ -194,6 +201,8 @@ def _program(actor: Actor, client: Client, world: World) -> Any:
             return actors.transactor(client, rand, actor.rounds)
         case "keeper":
             return actors.keeper(client)
+        case "follower":
+            return actors.follower(client, rand, 4 * actor.rounds)
         case _:
             return actors.upkeep(client, rand)
 

@@ -63,12 +63,15 @@ class Znode:
     container: bool = False
     used: bool = False
     """Whether it has had a child: only then a container may be reaped."""
+    made: int = 0
+    """How many children were ever made."""
     pzxid: int = 0
 
     def stat(self) -> Stat:
         """Its Stat."""
         times = (self.czxid, self.mzxid, self.ctime, self.mtime)
-        return Stat(*times, self.version, self.owner, len(self.children), self.pzxid)
+        children = len(self.children)
+        return Stat(*times, self.version, self.owner, children, 2 * self.made - children, self.pzxid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class Server:
             old = self.nodes[path]
             self.nodes[path] = Znode(
                 op.data, old.czxid, txn.zxid, old.ctime, txn.ms, old.owner, old.version + 1, old.children,
-                old.container, old.used, old.pzxid,
+                old.container, old.used, old.made, old.pzxid,
             )  # fmt: skip
             events.append(("data", path))
             return before
@@ -198,6 +201,7 @@ class Server:
         self.nodes[path] = node
         above.children.add(path.rpartition("/")[2])
         above.used, above.pzxid = True, txn.zxid
+        above.made += 1
         events += [("data", path), ("child", parent(path))]
         return before
 
@@ -207,6 +211,7 @@ class Server:
         if before is None:
             self.nodes.pop(path, None)
             self.nodes[parent(path)].children.discard(name)
+            self.nodes[parent(path)].made -= 1
         else:
             self.nodes[path] = before
             self.nodes[parent(path)].children.add(name)

@@ -136,6 +136,8 @@ def test_exit_codes(error: Exception, code: int | None) -> None:
         ["enqueue", "q", "x", "--then", "y"],
         ["enqueue", "q", "x", "--update"],
         ["enqueue", "q", "x", "--requeue"],
+        ["enqueue", "q", "x", "--only-new"],
+        ["enqueue", "q", "x", "--task-id", "a", "--only-new", "--batch", "b"],
         ["enqueue", "q", "--lines", "--update"],
         ["enqueue", "q", "x", "--attempts", "few"],
         ["enqueue", "q", "x", "--attempts", "0"],

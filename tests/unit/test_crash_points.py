@@ -14,7 +14,17 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, holding, operate, putting, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import (
+    configure,
+    enqueue,
+    enqueue_new,
+    holding,
+    operate,
+    putting,
+    settle,
+    several_writers,
+    transaction,
+)
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from tests.fake_zookeeper import CRASHES, LOST, Crash, FakeZooKeeper, Faults, check_tree, drive, new_context
@@ -179,6 +189,30 @@ def many(world: World) -> Any:
     return enqueue.enqueue_many(world.context, messages)
 
 
+def known(world: World) -> None:
+    world.put(task_id="t3")
+    world.do(settle.complete(world.context, world.take()))
+
+
+def new(world: World) -> Any:
+    messages = [Message(b"x", task_id=f"t{n}", priority=n % 2, delay=n % 3 or None) for n in range(30)]
+    return enqueue_new.enqueue_new(world.context, messages)
+
+
+def opened(world: World) -> None:
+    world.do(several_writers.open_for_several(world.context, "several"))
+
+
+def new_members(world: World) -> Any:
+    messages = [Message(b"x", task_id=f"t{n}", priority=n % 2, delay=n % 3 or None) for n in range(30)]
+    return enqueue_new.enqueue_new(world.context, messages, batch="several")
+
+
+def written(world: World) -> None:
+    opened(world)
+    world.do(enqueue_new.enqueue_new(world.context, [Message(b"x", task_id="t0")], batch="several"))
+
+
 HELD = lambda world: world.memory["held"]
 CASES = [
     Case(
@@ -194,6 +228,9 @@ CASES = [
         {"a": State.INSERTED},
     ),
     Case("enqueue_many", lambda _: None, many, {f"t{n}": State.INSERTED for n in range(6)}),
+    Case("enqueue_new", known, new, {f"t{n}": State.INSERTED for n in range(30)} | {"t3": State.FINISHED}),
+    Case("enqueue_new of a batch", opened, new_members, {f"t{n}": State.INSERTED for n in range(30)}),
+    Case("seal", written, lambda w: several_writers.seal(w.context, "several"), {"t0": State.INSERTED}),
     Case("claim", lambda w: w.put(task_id="a"), lambda w: claim.claim(w.context, ANY), {"a": State.CLAIMED}),
     Case("claim leased", lambda w: w.put(task_id="a"), lambda w: claim.claim(w.context, LEASED), {"a": State.CLAIMED}),
     Case("complete", claimed, lambda w: settle.complete(w.context, HELD(w), b"r"), {"a": State.FINISHED}),

@@ -15,6 +15,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Sync, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete
 from airflow_provider_zkmq.engine.core.reading import (
     archiving,
+    clock,
     existence,
     finding,
     following,
@@ -25,6 +26,7 @@ from airflow_provider_zkmq.engine.core.reading import (
     many,
     register,
     runs,
+    scanning,
     settings,
     trees,
     trimmed,
@@ -33,7 +35,7 @@ from airflow_provider_zkmq.engine.core.reading import (
 from airflow_provider_zkmq.engine.core.reading import counts as counting
 from airflow_provider_zkmq.engine.core.reading import explain as explaining
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
-from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, operate
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, operate, several_writers
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion
 from airflow_provider_zkmq.engine.fronts.methods import by_token
 from airflow_provider_zkmq.engine.fronts.verbs import QueueVerbs
@@ -50,6 +52,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "tasks": inspect.list_tasks,
     "ids": ids.ids,
     "read_many": lambda it: many.read_many(it, ["a"]),
+    "scan": lambda it: scanning.scan(it, ["a"], ["id"]),
     "counts": counting.counts,
     "conf": settings.conf,
     "consumers": register.consumers,
@@ -60,6 +63,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "find": lambda it: finding.find_matching(it, "all()"),
     "wait_batch": lambda it: batches.wait_batch(it, "b"),
     "batch": lambda it: batches.read_batch(it, "b"),
+    "seal_batch": lambda it: several_writers.seal(it, "b"),
+    "now": clock.now,
     "zxid": archiving.zxid,
     "ended_between": lambda it: log.ended_between(it, 0, 1),
     "departed_between": lambda it: letters.departed_between(it, 0, 1),
@@ -84,7 +89,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "check_wanted": ask.wanted,
     "delete": lambda it: deletion.delete(it, confirm=True),
 }
-CREATE = {"configure", "enqueue", "enqueue_many"}
+CREATE = {"configure", "enqueue", "enqueue_many", "enqueue_new", "open_batch"}
 LOOK_AT_NOTHING = {"exists", "look_after", "wait_for_change"}
 
 

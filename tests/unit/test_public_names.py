@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine import AsyncQueue, Queue, model
 from airflow_provider_zkmq.filequeue import FileQueue
 
 READS = {"conf", "consumers", "ids", "read_many", "follow", "zxid", "ended_between", "archive", "publish_archive"}
-READS |= {"departed_between", "read_departed"}
+READS |= {"departed_between", "read_departed", "scan"}
 
 
 @pytest.mark.parametrize("name", engine.__all__)

@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading import (
     archiving,
+    clock,
     counts,
     explain,
     following,
@@ -22,6 +23,7 @@ from airflow_provider_zkmq.engine.core.reading import (
     many,
     register,
     runs,
+    scanning,
     settings,
     trees,
     trimmed,
@@ -31,7 +33,15 @@ from airflow_provider_zkmq.engine.core.reading.existence import exists, unless_m
 from airflow_provider_zkmq.engine.core.reading.finding import find_matching
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
-from airflow_provider_zkmq.engine.core.tasks import batches, configure, holding, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import (
+    batches,
+    configure,
+    enqueue_new,
+    holding,
+    operate,
+    settle,
+    several_writers,
+)
 from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, keeper
@@ -144,6 +154,7 @@ class QueueVerbs(Front[Context]):
     tasks = verb(inspect.list_tasks)
     ids = verb(ids.ids)
     read_many = verb(many.read_many)
+    scan = verb(scanning.scan)
     counts = verb(counts.counts)
     conf = verb(settings.conf)
     exists = verb(exists)
@@ -157,6 +168,7 @@ class QueueVerbs(Front[Context]):
     wait_batch = verb(batches.wait_batch)
     batch = verb(batches.read_batch)
     zxid = verb(archiving.zxid)
+    now = verb(clock.now)
     ended_between = verb(log.ended_between)
     read_ended = verb(runs.read_ended)
     latest_end = verb(log.latest_end)
@@ -177,6 +189,9 @@ class QueueVerbs(Front[Context]):
     extend = by_token(holding.extend)
     progress = by_token(holding.progress)
     enqueue_many = verb(enqueue_several, marks_used=True)
+    enqueue_new = verb(enqueue_new.enqueue_new, marks_used=True)
+    open_batch = verb(several_writers.open_for_several, marks_used=True)
+    seal_batch = verb(several_writers.seal)
     enqueue = verb(enqueue_one, marks_used=True)
     claim = claiming(ask, "Claim | None", "AsyncClaim | None")
     check_wanted = verb(wanted)

@@ -106,13 +106,15 @@ def stat(raw: ZnodeStat) -> Stat:
         version=raw.version,
         owner=raw.ephemeralOwner,
         children=raw.numChildren,
+        cversion=raw.cversion,
         pzxid=raw.pzxid,
     )
 
 
 def _many_item(session: Session, item: Any) -> Node | None:
     if isinstance(item, tuple):
-        return Node(item[0], stat(item[1]))
+        data, (czxid, mzxid, ctime, mtime, version, cversion, _, owner, _, children, pzxid) = item
+        return Node(data, Stat(czxid, mzxid, ctime, mtime, version, owner, children, cversion, pzxid))
     if item == _NO_NODE:
         return None
     if item == NoAuthError.code:

@@ -7,22 +7,23 @@ from collections import namedtuple
 from typing import Any
 
 from kazoo.protocol.serialization import (
-    MultiHeader,
     int_struct,
     multiheader_struct,
-    read_buffer,
     read_string,
     stat_struct,
     write_buffer,
     write_string,
 )
-from kazoo.protocol.states import ZnodeStat
 
 _GET_DATA = 4
 _ERROR = -1
 _CONTAINER = 4
 _DATA_WATCH = 2
 _NO_WATCH = struct.pack("B", 0)
+#: What stands before each part of a request or a reply of several: its kind, whether it is the last, an error's code.
+_ITEM = struct.Struct("!i?4x")
+_READ = multiheader_struct.pack(_GET_DATA, False, -1)
+_END = multiheader_struct.pack(-1, True, -1)
 
 
 class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requests are namedtuples
@@ -31,29 +32,33 @@ class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requ
     __slots__ = ()
     type = 22
 
-    def serialize(self) -> bytearray:
+    def serialize(self) -> bytes:
         """The request's body."""
-        body = bytearray()
+        parts: list[bytes] = []
         for path in self.paths:
-            body += MultiHeader(_GET_DATA, False, -1).serialize()
-            body += write_string(path) + _NO_WATCH
-        body += multiheader_struct.pack(-1, True, -1)
-        return body
+            spelt = path.encode()
+            parts += (_READ, int_struct.pack(len(spelt)), spelt, _NO_WATCH)
+        return b"".join((*parts, _END))
 
     @classmethod
     def deserialize(cls, reply: bytes, offset: int) -> list[Any]:
-        """For each path (data, ZnodeStat), or the error's code."""
+        """For each path (data, the values of its Stat), or the error's code.
+
+        A scan has a hundred thousand of these: nothing is made of a reply that nobody asks for.
+        """
         results: list[Any] = []
-        header, offset = MultiHeader.deserialize(reply, offset)
-        while not header.done:
-            if header.type == _ERROR:
-                results.append(int_struct.unpack_from(reply, offset)[0])
-                offset += int_struct.size
+        kind, done = _ITEM.unpack_from(reply, offset)
+        while not done:
+            offset += _ITEM.size
+            (number,) = int_struct.unpack_from(reply, offset)
+            offset += int_struct.size
+            if kind == _ERROR:
+                results.append(number)
             else:
-                data, offset = read_buffer(reply, offset)
-                results.append((data, ZnodeStat._make(stat_struct.unpack_from(reply, offset))))
-                offset += stat_struct.size
-            header, offset = MultiHeader.deserialize(reply, offset)
+                end = offset + max(number, 0)  # -1 stands for no data
+                results.append((reply[offset:end], stat_struct.unpack_from(reply, end)))
+                offset = end + stat_struct.size
+            kind, done = _ITEM.unpack_from(reply, offset)
         return results
 
 

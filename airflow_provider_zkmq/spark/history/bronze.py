@@ -1,10 +1,11 @@
-"""The archive: tasks that ended, to Parquet, each run of one exactly once, whatever crashes in between.
+"""The archive: runs of tasks that ended, to Parquet, each exactly once, whatever crashes in between.
 
-A queue that is archived says so (``configure(archive=True)``): its clean-up keeps what no archive holds, and its dead
-letters are kept for the archive when they leave it. A run covers the zxids after the last run's watermark up to that
-of a write of its own. It is staged, counted and renamed; then the manifest, which readers follow, is replaced; then the
-watermark is published in ZooKeeper, and only up to there does garbage collection delete. The manifest is thus never
-behind ZooKeeper. What a crashed run left is not in the manifest, so nobody reads it and the next run deletes it.
+A queue that is archived says so (``configure(archive=True)``): its clean-up keeps what no archive holds, and runs that
+leave before are kept for the archive. An archive run covers the zxids after the last one's watermark up to that of a
+write of its own, and costs by what ended in between. It is staged, counted and renamed; then the manifest, which
+readers follow, is replaced; then the watermark is published in ZooKeeper, and only up to there does garbage collection
+delete. The manifest is thus never behind ZooKeeper. What a crashed run left is not in the manifest, so nobody reads it
+and the next run deletes it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,20 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_zkmq.engine import AnyQueue, Archive, ConfigError, Ended, Unreadable, ZkmqError, check_name
+from airflow_provider_zkmq.engine import (
+    AnyQueue,
+    Archive,
+    ConfigError,
+    Departed,
+    Ended,
+    State,
+    Unreadable,
+    ZkmqError,
+    check_name,
+)
 from airflow_provider_zkmq.spark.history.manifest import Manifest, Part, exclusive, publish, read_manifest
 from airflow_provider_zkmq.spark.history.parts import stage, sweep
-from airflow_provider_zkmq.spark.history.rows import ENDED, SCHEMA, Connect, Row, open_client, reader
+from airflow_provider_zkmq.spark.history.rows import ENDED, SCHEMA, Connect, open_client, reader
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.
@@ -66,7 +77,13 @@ class _Claim:
                 f"queue {queue.name!r} is archived up to {before.watermark} in {before.directory!r}, "
                 f"but {home} only up to {manifest.watermark}: give that directory, or bring its manifest back"
             )
-        ours = replace(before, watermark=manifest.watermark, directory=str(home.parent), run=os.urandom(8).hex())
+        ours = replace(
+            before,
+            watermark=manifest.watermark,
+            directory=str(home.parent),
+            run=os.urandom(8).hex(),
+            at_death=not _is_older(manifest),
+        )
         queue.publish_archive(ours)
         pointer = queue.archive()
         if replace(pointer, version=before.version) != ours:
@@ -80,7 +97,7 @@ class _Claim:
 
     def advance(self, watermark: int) -> None:
         """Publish the watermark of a manifest that is published. Raises `ConfigError` if overtaken."""
-        self.queue.publish_archive(replace(self.pointer, watermark=watermark))
+        self.queue.publish_archive(replace(self.pointer, watermark=watermark, at_death=True))
 
 
 def _overtaken(queue: AnyQueue) -> ConfigError:
@@ -95,11 +112,12 @@ def archive_queue(
     *,
     after: Callable[[str], None] = lambda _step: None,
 ) -> ArchiveReport:
-    """Archive what finished or was cancelled since the last run, and the dead letters that left the queue since then.
+    """Archive each run that ended since the last time: finished, cancelled or dead, also where its task has left since.
 
     The archive is under ``<directory>/<queue>``. The queue counts as archived from now on.
-    `connect`: the arguments of `Zkmq.connect`, or a picklable function that connects. `directory`: a folder of a
-    file system with atomic renames that Spark's executors see too. `after` is called with the name of each step
+    `connect`: the arguments of `Zkmq.connect`, a picklable function that connects, or the data source's `Options`,
+    whose credentials are looked up where Spark's workers run. `directory`: a folder of a file system with atomic
+    renames that Spark's executors see too. `after` is called with the name of each step
     that was done (`STEPS`). A run that is interrupted anywhere may be repeated: no row is lost or doubled.
     Raises `ConfigError` where another run is at work or `directory` is not the queue's archive, and
     `ArchiveIncomplete` where tasks vanished while they were read.
@@ -111,13 +129,13 @@ def archive_queue(
         after("begun")
         watermark = _mark(source, manifest)
         after("marked")
-        listed = source.ended_between(manifest.watermark, watermark)
-        ended = _readable(listed) + source.departed_between(manifest.watermark, watermark)
+        listed = _ended(source, manifest, watermark)
+        ended = [each for each in listed if not isinstance(each, Unreadable)]
         after("listed")
         span = manifest.watermark, watermark
         new = [_write(home, len(ended), span, _rows(spark, connect, queue, ended), after)] if ended else []
         claim.check()
-        grown = replace(manifest, watermark=watermark, runs=(*manifest.runs, *new))
+        grown = replace(manifest, queue=queue, watermark=watermark, runs=(*manifest.runs, *new))
         publish(home, grown)
         after("published")
         claim.advance(watermark)
@@ -135,9 +153,31 @@ def _archived(queue: AnyQueue) -> Iterator[AnyQueue]:
     yield queue
 
 
-def _readable(ended: list[Ended]) -> list[Row]:
-    """The tasks that have ended, each with its version, but for those whose records are damaged."""
-    return [(each.id, each.version, None) for each in ended if not isinstance(each, Unreadable)]
+def _is_older(manifest: Manifest) -> bool:
+    """Whether an older version wrote it: such a one took dead letters when they left, and not at their death."""
+    return manifest.watermark > 0 and not manifest.queue
+
+
+def _ended(queue: AnyQueue, manifest: Manifest, until: int) -> list[Ended]:
+    """What ended since the manifest was written; after an older version's also the dead letters that it left standing.
+
+    They are those that stand, and those that have left since.
+    """
+    if not _is_older(manifest):
+        return queue.ended_between(manifest.watermark, until)
+    standing = set(queue.ids(state="dead"))
+    left = _dead_places(queue, [each.place for each in queue.departed_between(manifest.watermark, until)])
+    return [
+        each
+        for each in queue.ended_between(0, until)
+        if each.version > manifest.watermark or each.place in left or (each.place is None and each.id in standing)
+    ]
+
+
+def _dead_places(queue: AnyQueue, places: list[str]) -> set[str]:
+    """Those of the places at which a dead letter is kept."""
+    read = ((place, queue.read_departed([Departed("", 0, place)])) for place in places)
+    return {place for place, tasks in read if any(task.state is State.DEAD for task in tasks)}
 
 
 def _mark(queue: AnyQueue, manifest: Manifest) -> int:
@@ -163,7 +203,7 @@ def _write(home: Path, expected: int, span: tuple[int, int], frame: DataFrame, a
     return part
 
 
-def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Row]) -> DataFrame:
+def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Ended]) -> DataFrame:
     """Return the whole rows of these, read by Spark's Python workers, several at a time."""
     partitions = max(1, min(spark.sparkContext.defaultParallelism, -(-len(ended) // ROWS_PER_PARTITION)))
     pairs = spark.sparkContext.parallelize([tuple(each) for each in ended], partitions)

@@ -10,10 +10,13 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Attempt, Departed, Task, Zkmq
+from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Attempt, Ended, Task, Zkmq
+from airflow_provider_zkmq.spark.source import access
+from airflow_provider_zkmq.spark.source.options import Options
 
-#: How to reach ZooKeeper: the arguments of `Zkmq.connect`, or a function that can be pickled and connects.
-Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient]
+#: How to reach ZooKeeper: the arguments of `Zkmq.connect`, a function that can be pickled and connects, or the options
+#: of the data source, by which credentials are looked up where the code runs.
+Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient] | Options
 
 #: So many whole tasks are in memory together.
 AT_ONCE: Final = 128
@@ -25,9 +28,8 @@ SCHEMA: Final = (
     "history array<struct<number: int, consumer: string, claimed_at: timestamp, ended_at: timestamp, outcome: string, "
     "error: string>>, batch string"
 )
-#: What the workers are given: a task that has ended, or that has left and is kept at a place of its own.
+#: What the workers are given: an engine's `Ended`.
 ENDED: Final = "id string, version bigint, place string"
-Row: TypeAlias = tuple[str, int, str | None]
 #: The columns that hold what a task says, by the same name.
 _AS_IT_IS: Final = ("id", "attempt", "priority", "data", "result", "error", "consumer", "version", "batch")
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -69,13 +71,15 @@ _ARROW: Final = pa.schema(
 
 def open_client(connect: Connect) -> AnyClient:
     """Open a connection of its own that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
+    if isinstance(connect, Options):
+        return access.connect(connect)
     return connect() if callable(connect) else Zkmq.connect(**{**connect, "gc": False})
 
 
 def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make the function for ``mapInArrow``, for Spark's Python workers: what ended in, whole rows out.
 
-    A task that is not there, or not in the version asked for, gives no row: the caller counts.
+    A run that is gone gives no row: the caller counts.
     """
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -93,18 +97,10 @@ def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], 
 
 
 def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    ended = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    ended = [Ended(*values) for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
     for start in range(0, len(ended), AT_ONCE):
-        rows = [row(queue.name, task) for task in _tasks(queue, ended[start : start + AT_ONCE])]
-        yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
-
-
-def _tasks(queue: AnyQueue, ended: list[Row]) -> list[Task]:
-    """The whole tasks, where they are in the version asked for."""
-    wanted = {task_id: version for task_id, version, place in ended if place is None}
-    standing = queue.read_many(list(wanted), parts=["data", "metadata", "result"])
-    departed = [Departed(task_id, zxid, place) for task_id, zxid, place in ended if place is not None]
-    return [*(task for task in standing if task.version == wanted[task.id]), *queue.read_departed(departed)]
+        tasks = queue.read_ended(ended[start : start + AT_ONCE], parts=["data", "metadata", "result"])
+        yield pa.RecordBatch.from_pylist([row(queue.name, task) for task in tasks], schema=_ARROW)
 
 
 def row(queue: str, task: Task) -> dict[str, object]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from airflow_provider_zkmq.engine import AnyClient, ConfigError, Zkmq
+from airflow_provider_zkmq.engine import AnyClient, ConfigError, Zkmq, parse_duration
 from airflow_provider_zkmq.environment import environment_options
-from airflow_provider_zkmq.spark.source.options import Options
+from airflow_provider_zkmq.spark.source.options import CONNECTION, Options
 
 _CLIENTS: dict[tuple[int, str], AnyClient] = {}
 
@@ -17,12 +20,26 @@ def connect(options: Options) -> AnyClient:
     return Zkmq.connect(**connection(options), gc=False)
 
 
+@contextmanager
+def opened(options: Options) -> Iterator[AnyClient]:
+    """A connection for the block."""
+    client = connect(options)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
 def cached(options: Options) -> AnyClient:
-    """This process's connection for such options, opened by the first who asks and left open."""
-    key = os.getpid(), repr(sorted(_addressed(options).items()))
-    if key not in _CLIENTS:
-        _CLIENTS[key] = connect(options)
-    return _CLIENTS[key]
+    """This process's connection for such options, opened by the first who asks and left open.
+
+    Spark's Python workers read one partition after the other, each for itself.
+    """
+    key = os.getpid(), repr([options.text(name) for name in CONNECTION])
+    client = _CLIENTS.get(key)
+    if client is None or client.closed:
+        client = _CLIENTS[key] = connect(options)
+    return client
 
 
 def connection(options: Options) -> dict[str, Any]:
@@ -31,12 +48,24 @@ def connection(options: Options) -> dict[str, Any]:
     An option that is given wins over the Airflow connection and the environment.
     """
     conn_id, addressed = options.text("conn_id"), _addressed(options)
-    return (environment_options(addressed.get) if conn_id is None else _airflow_connection(conn_id)) | addressed
+    if conn_id is not None:
+        return _airflow_connection(conn_id) | addressed
+    return environment_options(addressed.get, _read_file) | addressed
 
 
-def _addressed(options: Options) -> dict[str, str]:
-    names = {"hosts": "hosts", "root": "root", "connecttimeout": "connect_timeout", "requesttimeout": "request_timeout"}
-    return {there: text for here, there in names.items() if (text := options.text(here)) is not None}
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _addressed(options: Options) -> dict[str, Any]:
+    """What the options themselves say of the connection. Raises `ConfigError` for a time-out that is no duration."""
+    names = {name: text for name in ("hosts", "root") if (text := options.text(name)) is not None}
+    spans = {"connect_timeout": "connectTimeout", "request_timeout": "requestTimeout"}
+    times = {name: text for name, option in spans.items() if (text := options.text(option)) is not None}
+    return {**names, **{name: parse_duration(text) for name, text in times.items()}}
 
 
 def _airflow_connection(conn_id: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from airflow_provider_zkmq.engine import ZkmqError
 
 #: Spark's Python workers say nothing but the error itself where this variable is set; they end after an error.
 _HIDE = "SPARK_HIDE_TRACEBACK"
-#: Spark starts its Python workers, and nobody else, with this variable.
-_WORKER = "PYTHON_WORKER_FACTORY_SECRET"
+#: Spark starts its Python workers, and nobody else, with variables whose names begin so.
+_WORKER = "PYTHON_WORKER_FACTORY_"
 
 
 class SourceError(ZkmqError):
@@ -24,8 +24,8 @@ def plainly() -> Iterator[None]:
     try:
         yield
     except ZkmqError as error:
-        if _WORKER in os.environ:
+        if any(name.startswith(_WORKER) for name in os.environ):
             os.environ[_HIDE] = "1"
         if isinstance(error, SourceError):
             raise
-        raise SourceError(f"{error} ({type(error).__name__})") from None
+        raise SourceError(str(error)) from None

@@ -11,7 +11,17 @@ from airflow_provider_zkmq.spark.source.errors import SourceError
 
 #: How to reach ZooKeeper; every use of the data source takes these.
 CONNECTION: Final = ("hosts", "root", "conn_id", "connectTimeout", "requestTimeout")
-READ: Final = (*CONNECTION, "queues", "states", "columns", "since", "selector", "maxRequestsInFlight", "numPartitions")
+READ: Final = (
+    *CONNECTION,
+    "queues",
+    "states",
+    "columns",
+    "since",
+    "selector",
+    "maxRequestsInFlight",
+    "numPartitions",
+    "report",
+)
 STREAM: Final = (
     *CONNECTION,
     "queues",
@@ -28,14 +38,15 @@ WRITE: Final = (
     *CONNECTION,
     "queue",
     "id",
+    "key",
     "data",
     "filters",
     "metadata",
     "priority",
     "delay",
+    "notBefore",
     "batch",
     "report",
-    "maxRequestsInFlight",
 )
 #: Spark itself hands these on to the writer of a stream.
 SINK: Final = (*WRITE, "checkpointLocation", "queryName", "path")

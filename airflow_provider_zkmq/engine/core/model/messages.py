@@ -54,6 +54,14 @@ class Message:
         return delay, moment
 
 
+@dataclass(frozen=True, slots=True)
+class NewTasks:
+    """What an enqueue of what is not there yet found: the ids that it wrote, and those that were there already."""
+
+    written: tuple[str, ...]
+    existing: tuple[str, ...]
+
+
 def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
     """The caller's metadata as stored. Raises `ConfigError` for what JSON cannot hold."""
     if metadata is None:

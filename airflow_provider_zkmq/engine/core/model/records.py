@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, dump, load
+from airflow_provider_zkmq.engine.core.model.stored import UNREADABLE, corrupt_unless_read, dump, load
+from airflow_provider_zkmq.engine.errors import CorruptRecord
 
-__all__ = ["MAX_ERROR", "Attempt", "TaskState", "clip", "dump", "load", "load_claim", "load_span"]
+__all__ = ["MAX_ERROR", "Attempt", "TaskState", "clip", "dump", "load", "load_claim", "load_fields", "load_span"]
 
 MAX_HISTORY: Final = 10
 MAX_ERROR: Final = 4_000
@@ -99,9 +100,7 @@ class TaskState:
         """Read a state record. Raises `CorruptRecord`."""
         record = load(path, data)
         with corrupt_unless_read(path, "a task's state"):
-            if record.get("v") != 1:
-                msg = f"version {record.get('v')!r}: written by a newer one"
-                raise ValueError(msg)
+            _refuse_newer(record)
             known = {name: check(record[name]) for name, check in _FIELDS.items() if name in record}
             return _consistent(cls(**known))
 
@@ -119,6 +118,24 @@ class TaskState:
 
 #: The fields of a state record, and what each has where it is left out.
 _DEFAULTS: Final = {spec.name: spec.default for spec in fields(TaskState)}
+#: What those that may be missing are then.
+_OPTIONAL: Final = {"filters": {}} | {name: value for name, value in _DEFAULTS.items() if value is not MISSING}
+
+
+def load_fields(path: str, data: bytes, names: Sequence[str]) -> dict[str, Any]:
+    """Some fields of a state record; the others are not looked at, whatever they hold. Raises `CorruptRecord`."""
+    record = load(path, data)
+    try:  # as `corrupt_unless_read`, which takes longer than this
+        _refuse_newer(record)
+        return {name: _FIELDS[name](record[name]) if name in record else _OPTIONAL[name] for name in names}
+    except UNREADABLE as error:
+        raise CorruptRecord(f"{path} does not hold a task's state: {error}") from error
+
+
+def _refuse_newer(record: Mapping[str, Any]) -> None:
+    if record.get("v") != 1:
+        msg = f"version {record.get('v')!r}: written by a newer one"
+        raise ValueError(msg)
 
 
 def load_claim(path: str, data: bytes) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 #: Nothing of ours is nested nearly so deep; what is nested deeper could be read here and not be written there.
 MAX_NESTING: Final = 100
+#: What bytes that are not ours make whoever reads them raise.
+UNREADABLE: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 def dump(record: object) -> bytes:
@@ -21,9 +23,11 @@ def dump(record: object) -> bytes:
 
 def load(path: str, data: bytes) -> dict[str, Any]:
     """A JSON object, with finite numbers only. Raises `CorruptRecord` naming `path`."""
-    with corrupt_unless_read(path, "JSON"):
+    try:  # not `corrupt_unless_read`, which takes longer than reading a small record
         record = _DECODER.decode(data.decode())
         refuse_deep(data, record)
+    except UNREADABLE as error:
+        raise _corrupt(path, "JSON", error) from error
     if not isinstance(record, dict):
         msg = f"{path} does not hold a JSON object"
         raise CorruptRecord(msg)
@@ -37,9 +41,12 @@ def corrupt_unless_read(path: str, what: str) -> Iterator[None]:
         yield
     except CorruptRecord:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        msg = f"{path} does not hold {what}: {error}"
-        raise CorruptRecord(msg) from error
+    except UNREADABLE as error:
+        raise _corrupt(path, what, error) from error
+
+
+def _corrupt(path: str, what: str, error: Exception) -> CorruptRecord:
+    return CorruptRecord(f"{path} does not hold {what}: {error}")
 
 
 def refuse_deep(data: bytes, record: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 
@@ -42,11 +42,11 @@ class Watch:
         self.signal.fire()
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(NamedTuple):
     """What ZooKeeper knows of a znode; times are the server's, in milliseconds since 1970.
 
-    ``pzxid``: the transaction that last created or deleted a child of it, or itself.
+    ``cversion``: twice the children that were ever made, less those that are there. ``pzxid``: the transaction that
+    last created or deleted a child of it, or itself.
     """
 
     czxid: int
@@ -56,11 +56,11 @@ class Stat:
     version: int
     owner: int
     children: int
+    cversion: int = 0
     pzxid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A znode's data and Stat."""
 
     data: bytes

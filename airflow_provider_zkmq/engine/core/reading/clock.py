@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.moments import Moment, moment_of
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome, SetData
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 
 #: How often the server's clock is asked for before a loose answer must do.
@@ -25,6 +27,13 @@ def server_time(context: Context) -> Procedure[int]:
             return known
         outcome = yield from tick(context)
     return context.clock.now() or outcome.time or 0
+
+
+def now(context: Context) -> Procedure[Moment]:
+    """The time by ZooKeeper's clock, in UTC. Costs one small write. Raises `QueueNotFound`."""
+    yield from read_conf(context)
+    outcome = yield from tick(context)
+    return moment_of(outcome.time or 0)
 
 
 def tick(context: Context) -> Procedure[Outcome]:

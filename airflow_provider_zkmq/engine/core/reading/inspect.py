@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -137,7 +137,7 @@ def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task
         consumer=state.consumer,
         enqueued_ms=came.ctime,
         claimed_ms=state.claimed,
-        ended_ms=_ended_ms(state, stat) if state.state in ENDED else None,
+        ended_ms=ended_ms(state.state, state.ended, state.ended_zxid, stat),
         due_ms=state.due,
         history=state.history,
         version=stat.mzxid,
@@ -153,20 +153,34 @@ def task_of_letter(path: str, letter: Letter) -> Task:
     record = Node(b"", Stat(letter.version, letter.version, letter.ended, letter.ended, 0, 0, 0))
     data = Node(letter.data, Stat(letter.version, letter.version, letter.enqueued, letter.enqueued, 0, 0, 0))
     content = _Content(letter.state, {}, load(path, letter.metadata.encode()))
-    result = None if letter.result is None else replace(data, data=letter.result)
+    result = None if letter.result is None else data._replace(data=letter.result)
     status = derive_status(letter.state.state, scheduled=False)
     return _build(letter.task_id, _Tree(record, data, None, result, None), content, status)
 
 
-def _ended_ms(state: TaskState, stat: Stat) -> int:
+def ended_ms(state: State, ended: int | None, ended_zxid: int | None, stat: Stat) -> int | None:
     """When a run ended: when its record was written, unless that was written once more for a run in escrow."""
-    return stat.mtime if state.ended_zxid is None else state.ended or stat.mtime
+    if state not in ENDED:
+        return None
+    return stat.mtime if ended_zxid is None else ended or stat.mtime
 
 
 def status_of(context: Context, state: TaskState) -> Procedure[Status]:
     """Carmine's word for a record; a dedupe window is judged by the server's clock."""
-    window = state.dedupe is not None and state.dedupe > context.clock.certainly_past((yield from server_time(context)))
-    return derive_status(state.state, scheduled=state.due is not None, requeue=state.requeue, window=window)
+    past = 0 if state.dedupe is None else (yield from certainly_past(context))
+    return status_at(past, state.state, state.due, state.dedupe, requeue=state.requeue)
+
+
+def certainly_past(context: Context) -> Procedure[int]:
+    """A time of the server's clock that has certainly come."""
+    now = yield from server_time(context)
+    return context.clock.certainly_past(now)
+
+
+def status_at(past: int, state: State, due: int | None, dedupe: int | None, *, requeue: bool) -> Status:
+    """Carmine's word for what a record says, by the server's clock."""
+    window = dedupe is not None and dedupe > past
+    return derive_status(state, scheduled=due is not None, requeue=requeue, window=window)
 
 
 def read_task(context: Context, task_id: str) -> Procedure[Task]:

@@ -45,11 +45,16 @@ def chunked(items: Sequence[T], size: int = AT_ONCE) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def read_nodes(paths: Sequence[str], at_once: int = AT_ONCE) -> Procedure[list[Node | None]]:
-    """Znodes in the order of their paths, None for what is missing. Not a snapshot of one moment."""
+def read_nodes(paths: Sequence[str], at_once: int = AT_ONCE, in_flight: int = 1) -> Procedure[list[Node | None]]:
+    """Znodes in the order of their paths, None for what is missing. Not a snapshot of one moment.
+
+    `at_once`: how many are asked for in one request; `in_flight`: so many requests are on their way together.
+    """
     nodes: list[Node | None] = []
-    for chunk in chunked(paths, at_once):
-        nodes += yield GetMany(tuple(chunk))
+    for requests in chunked([GetMany(tuple(chunk)) for chunk in chunked(paths, at_once)], in_flight):
+        replies = [(yield requests[0])] if len(requests) == 1 else (yield Pipeline(tuple(requests)))
+        for reply in replies:
+            nodes += reply
     return nodes
 
 

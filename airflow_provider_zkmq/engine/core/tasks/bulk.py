@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure
@@ -25,6 +25,7 @@ from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask, Tran
 TREES_PER_MULTI: Final = 20
 GROUP_BYTES: Final = 256_000
 WINDOW: Final = 8
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -38,9 +39,9 @@ class _Refused:
 def write_trees(context: Context, trees: Sequence[Tree], call: Call) -> Procedure[list[str]]:
     """Write validated trees; see `enqueue_many`. `call` learns what may have been written, at every moment."""
     refusals: list[_Refused] = []
-    groups = _groups(context, [tree for tree in trees if tree.task_id not in call.written])
-    for window in chunked(groups, WINDOW):
-        refusals += yield from _unless_deleted(context, _write(context, window, call))
+    made = groups(context, [tree for tree in trees if tree.task_id not in call.written])
+    for window in chunked(made, WINDOW):
+        refusals += yield from unless_deleted(context, _write(context, window, call))
     if refusals:
         raise _duplicates(refusals, [tree.task_id for tree in trees if tree.task_id in call.written])
     return [tree.task_id for tree in trees]
@@ -56,19 +57,19 @@ def _duplicates(refusals: list[_Refused], done: list[str]) -> DuplicateTask:
     return DuplicateTask(msg, status=first.status, duplicates=ids, enqueued=done)
 
 
-def _groups(context: Context, trees: Sequence[Tree]) -> list[list[Tree]]:
+def groups(context: Context, trees: Sequence[Tree]) -> list[list[Tree]]:
     """Trees grouped into transactions. What may meet its id goes alone: one duplicate refuses its whole group."""
-    groups: list[list[Tree]] = []
+    made: list[list[Tree]] = []
     room = 0
     for tree in trees:
         size = tree.size(context)
-        alone = not tree.generated or tree.uncertain
-        if not groups or alone or room < size or len(groups[-1]) >= TREES_PER_MULTI:
-            groups.append([])
+        alone = not tree.only_new and (not tree.generated or tree.uncertain)
+        if not made or alone or room < size or len(made[-1]) >= TREES_PER_MULTI:
+            made.append([])
             room = 0 if alone else GROUP_BYTES
-        groups[-1].append(tree)
+        made[-1].append(tree)
         room -= size
-    return groups
+    return made
 
 
 def _write(context: Context, groups: Sequence[list[Tree]], call: Call) -> Procedure[list[_Refused]]:
@@ -78,10 +79,10 @@ def _write(context: Context, groups: Sequence[list[Tree]], call: Call) -> Proced
     """
     plans: list[Plan] = []
     for group in groups:
-        plans.append((yield from _plan(context, group)))
+        plans.append((yield from plan_of(context, group)))
     refusals: list[_Refused] = []
     errors: list[ZkmqError] = []
-    for group, plan, sent in zip(groups, plans, (yield from _send(call, groups, plans)), strict=True):
+    for group, plan, sent in zip(groups, plans, (yield from send(call, groups, plans)), strict=True):
         uncertain = group[0].uncertain or sent.outcome.unknown
         refusals += yield from _carry_singly(context, _Group(group, call, uncertain), plan, sent, errors)
     if errors:
@@ -103,7 +104,7 @@ def _carry_singly(
     return [] if status is None else [_Refused(group.first.task_id, status)]
 
 
-def _unless_deleted(context: Context, writing: Procedure[list[_Refused]]) -> Procedure[list[_Refused]]:
+def unless_deleted(context: Context, writing: Procedure[T]) -> Procedure[T]:
     """Carry out a procedure that writes; what is refused since the queue was deleted meanwhile is a `ConfigError`."""
     try:
         return (yield from writing)
@@ -113,14 +114,15 @@ def _unless_deleted(context: Context, writing: Procedure[list[_Refused]]) -> Pro
         raise queue_deleted(context) from error
 
 
-def _plan(context: Context, group: list[Tree]) -> Procedure[Plan]:
+def plan_of(context: Context, group: list[Tree]) -> Procedure[Plan]:
+    """The transaction that writes a group of trees."""
     changes = []
     for tree in group:
         changes.append((yield from insert(context, tree)))
     return Plan(changes)
 
 
-def _send(call: Call, groups: Sequence[list[Tree]], plans: list[Plan]) -> Procedure[list[Sent]]:
+def send(call: Call, groups: Sequence[list[Tree]], plans: list[Plan]) -> Procedure[list[Sent]]:
     """Send what writes these trees; where no server is connected, nothing is sent."""
     trees = [tree for group in groups for tree in group]
     before = set(call.sent)
@@ -164,7 +166,9 @@ def _carry_on(context: Context, group: _Group, plan: Plan, sent: Sent) -> Proced
         group.call.done(group.trees)
         return None
     if group.status is None and verdict.refusal is not None:
-        _refused(context, group, verdict.refusal)
+        for tree in group.trees:
+            tree.uncertain = tree.uncertain or group.uncertain
+        raise refused_group(context, group.call, group.trees, verdict.refusal)
     return group.status
 
 
@@ -180,7 +184,7 @@ def _anew(context: Context, group: _Group, tries: Tries, refusal: Refusal) -> Pr
         if not (yield from _met(context, group)):
             return None
         yield from tries.refused(refusal.outcome, refusal.multi, None)
-    plan = yield from _plan(context, group.trees)
+    plan = yield from plan_of(context, group.trees)
     group.call.sending(group.trees)
     return plan
 
@@ -198,13 +202,12 @@ def _met(context: Context, group: _Group) -> Procedure[bool]:
     return False
 
 
-def _refused(context: Context, group: _Group, refusal: Refusal) -> None:
-    """Raise the error for a refusal that no other try would change."""
-    if not (refusal.uncertain or group.uncertain):
-        group.call.refused(group.trees)
+def refused_group(context: Context, call: Call, trees: Sequence[Tree], refusal: Refusal) -> ZkmqError:
+    """The error for a refusal that no other try would change."""
+    call.refused(tree for tree in trees if not (refusal.uncertain or tree.uncertain))
     if refusal.outcome.failure is not Failure.NO_NODE:
-        raise refused("enqueue", refusal.outcome, refusal.multi)
+        return refused("enqueue", refusal.outcome, refusal.multi)
     if refusal.path.startswith(context.paths.at("batches") + "/"):
-        msg = f"the batch of {refusal.path} was deleted while its tasks were written"
-        raise ConfigError(msg)
-    raise queue_deleted(context)
+        msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
+        return ConfigError(msg)
+    return queue_deleted(context)

@@ -112,11 +112,12 @@ def prepare_many(context: Context, messages: Sequence[Message], batch: str | Non
         context.unresolved.outlast(context.run.monotonic())
         raise
     trees = [prepare(context, conf, message, batch) for message in messages]
-    _refuse_twins(trees)
+    refuse_twins(trees)
     return trees
 
 
-def _refuse_twins(trees: Sequence[Tree]) -> None:
+def refuse_twins(trees: Sequence[Tree]) -> None:
+    """Raise `ConfigError` for an id that stands twice among what one call is to write."""
     times = Counter(tree.task_id for tree in trees)
     twin, most = times.most_common(1)[0] if times else ("", 0)
     if most > 1:

@@ -110,7 +110,7 @@ def content(tree: Tree) -> bytes:
     """What a caller asked for with one message: equal for equal messages."""
     own = None if tree.generated and tree.batch is None else tree.task_id
     asked = [own, tree.metadata.decode(), sorted(tree.filters.items()), tree.lane.priority, tree.delay, tree.policy]
-    asked += [tree.lock, tree.update, tree.requeue, tree.batch, tree.not_before]
+    asked += [tree.lock, tree.update, tree.requeue, tree.batch, tree.not_before, tree.only_new]
     return hashlib.sha256(dump(asked) + b"\n" + tree.data).digest()
 
 

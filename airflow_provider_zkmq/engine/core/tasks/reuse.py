@@ -57,7 +57,7 @@ def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[],
             msg = f"task {tree.task_id!r} was written or not, and what stood there has been collected meanwhile"
             raise OutcomeUnknown(msg)
         if node is None:
-            yield from _refuse_a_torso(context, tree.task_id)
+            yield from refuse_a_torso(context, tree.task_id)
             return Met.GONE
         state = TaskState.decode(path, node.data)
         if (uncertain and tree.wrote(state)) or (yield from _same_member(context, tree, state)):
@@ -82,7 +82,7 @@ def _read(path: str, *, again: bool) -> Procedure[Node | None]:
     return node
 
 
-def _refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
+def refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
     """Raise `CorruptRecord` for a znode that has the id and is no task; the id would never be free."""
     base, record = yield from read_nodes((context.paths.task(task_id), context.paths.task(task_id, "state")))
     if base is not None and record is None:

@@ -3,7 +3,8 @@
 It may run in several places at once and costs by what it deletes. Age is judged by the server's clock and the
 Stat of the task's record, and each tree is deleted under that record's version: a task that changed is kept.
 Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept; where streams follow it
-(``configure(follow=True)``), they are told of what goes before it goes.
+(``configure(follow=True)``), they are told of what goes before it goes. Members of a batch that is being written are
+kept: whoever tries again to write them is to find them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unr
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
-from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes
+from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes, unsealed
 from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
 from airflow_provider_zkmq.engine.core.upkeep.trim import collect_letters, publish_trimmed
 from airflow_provider_zkmq.engine.core.writing.commit import commit, send_together
@@ -48,14 +49,16 @@ class Collected:
     kept_unarchived: int = 0
     kept_changed: int = 0
     rescued: int = 0
+    kept_for_batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What goes: what ended before a time, and what the queue's configuration does not keep."""
+    """What goes: what ended before a time, is not kept by the configuration, and of no batch that is being written."""
 
     cutoff: int
     conf: Conf
+    batches: frozenset[str]
 
 
 def collect_garbage(context: Context, lifetime: Duration | None = None) -> Procedure[Collected]:
@@ -101,9 +104,9 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     context.census.watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
     report.rescued = (yield from rescue_dead(context)) + (yield from promote_due(context))
     now = (yield from tick(context)).time or 0
-    rules = _Rules(
-        now - int(lifetime * 1000), (yield from read_conf(context))
-    )  # read after what it is to hold for ended
+    # The configuration is read after what it is to hold for has ended.
+    conf, batches = (yield from read_conf(context)), (yield from unsealed(context))
+    rules = _Rules(now - int(lifetime * 1000), conf, batches)
     for index in INDEXES:
         yield from _collect_index(context, index, rules, report)
     if context.maintenance.leaving:
@@ -162,6 +165,8 @@ def _judge(
             report.kept_changed += 1
         elif rules.conf.archive is not None and record.stat.mzxid > rules.conf.archive:
             report.kept_unarchived += 1
+        elif record.state.batch in rules.batches:
+            report.kept_for_batches += 1
         else:
             plans.append(_deletion(context, record, entry))
             versions.append(version_of(record))

@@ -51,6 +51,13 @@ def _prune(context: Context, name: str, now: int) -> Procedure[bool]:
     return bool(outcome.committed)
 
 
+def unsealed(context: Context) -> Procedure[frozenset[str]]:
+    """The batches that are being written."""
+    names = (yield Children(context.paths.at("batches"))) or ()
+    stats = yield from read_stats([context.paths.batch(name, "open", WRITING) for name in names])
+    return frozenset(name for name, stat in zip(names, stats, strict=True) if stat is not None)
+
+
 def collect_batches(context: Context, cutoff: int) -> Procedure[None]:
     """Delete what was kept of batches that were done long ago, and end those that a crash left without an end."""
     yield from close_batches(context)
@@ -77,6 +84,7 @@ def _collect_bucket(context: Context, bucket: str, cutoff: int) -> Procedure[Non
 def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
     """Delete batches that were never written to their end, once their members have ended and been kept long enough.
 
+    So long after the last of them was written: nobody is writing it any more, and who did would be refused.
     A clean-up that is cut off in between leaves a batch without members and without an end, which the next one deletes.
     """
     for name in (yield Children(context.paths.at("batches"))) or ():
@@ -84,7 +92,7 @@ def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
         parts = (base, f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then")
         node, members, marker, follow_up = yield from read_nodes(parts)
         alone = members is not None and members.stat.children == 1
-        if alone and marker is not None and marker.stat.ctime <= cutoff:
+        if alone and marker is not None and marker.stat.mtime <= cutoff:
             last = [Delete(f"{base}/then")] if follow_up is not None else []
             yield Multi((Delete(f"{base}/open/{WRITING}"), Delete(f"{base}/open"), *last))
             yield from delete_batch(context, None, base)

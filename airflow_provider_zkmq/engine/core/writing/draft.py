@@ -51,6 +51,8 @@ class Tree:
     batch: str | None = None
     not_before: int | None = None
     """The moment before which it is not to be handled, in milliseconds since 1970."""
+    only_new: bool = False
+    """Whether it is written only where no task has its id."""
     uncertain: bool = False
     """An earlier call may have written it, see `core.tasks.repeat`."""
     _fixed: tuple[str, list[WriteOp], int] | None = None

@@ -1,0 +1,212 @@
+"""Many tasks by their ids, as columns: for those who read a hundred thousand and need little of each.
+
+Whole tasks are made of objects, and making these costs more than reading their bytes. A scan reads the znodes, and
+decodes the fields, of which its columns are made, with several requests on their way together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
+from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
+from airflow_provider_zkmq.engine.core.model.numbers import whole_number
+from airflow_provider_zkmq.engine.core.model.records import load, load_fields
+from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Stat, Sync
+from airflow_provider_zkmq.engine.core.reading.columns import COLUMNS, Plan, Row, checked_columns
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.counts import as_state
+from airflow_provider_zkmq.engine.core.reading.inspect import certainly_past
+from airflow_provider_zkmq.engine.core.reading.many import checked_ids
+from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes, read_stats, unless_corrupt
+from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
+
+#: So many znodes without payloads are asked for in one request.
+_ZNODES_AT_ONCE: Final = 256
+#: No driver has more requests in flight together.
+MAX_IN_FLIGHT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What a scan read.
+
+    ``columns``: by name, in the order in which they were asked for, lists with a value for each task, in the order of
+    the ids. ``vanished``: the ids of tasks that are not there (any more). ``corrupt``: of those whose records cannot be
+    read, which was reported in the log.
+    """
+
+    columns: dict[str, list[Any]]
+    vanished: tuple[str, ...]
+    corrupt: tuple[str, ...]
+
+
+def scan(
+    context: Context,
+    task_ids: Sequence[str],
+    columns: Sequence[str],
+    *,
+    states: Sequence[State | str] | None = None,
+    selector: Selector | str | None = None,
+    since: Moment | None = None,
+    in_flight: int = 8,
+) -> Procedure[Scanned]:
+    """Columns of the tasks among `task_ids` that are there, each task once. Not a snapshot of one moment.
+
+    `columns`: names of fields of `Task`, but for ``progress`` and ``note``. Only what they are made of is read, and
+    only that can be found corrupt. `states`, `selector` and `since` (when their present run was enqueued) leave tasks
+    out, by what is read now. `in_flight`: so many requests are on their way together, 64 at the most. All that is read
+    is in memory together: read many large payloads in several calls. Raises `ConfigError` for what is not understood,
+    and `QueueNotFound`.
+    """
+    ids, names = checked_ids(task_ids), checked_columns(columns)
+    window = min(whole_number("in_flight", in_flight, 1), MAX_IN_FLIGHT)
+    wanted = yield from _sought(context, states, selector, since)
+    scanning = _Scan(context, Plan.of((*names, *wanted.columns())), window)
+    yield from scanning.read(ids)
+    if missing := scanning.missing(ids):
+        yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
+        yield from scanning.read(missing)
+    rows = [row for each in ids if (row := scanning.rows.get(each)) is not None and wanted.accepts(row)]
+    values = {name: list(map(COLUMNS[name].value, rows)) for name in names}
+    return Scanned(values, tuple(scanning.missing(missing)), tuple(scanning.corrupt))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sought:
+    """Which tasks a caller asks to see; None for any."""
+
+    states: frozenset[State] | None
+    selector: Selector | None
+    types: FilterTypes
+    since: int | None
+
+    def columns(self) -> list[str]:
+        """What has to be read to judge that."""
+        asked = {"filters": self.selector, "enqueued_ms": self.since}
+        return [name for name, value in asked.items() if value is not None]
+
+    def accepts(self, row: Row) -> bool:
+        """Whether a task is asked for."""
+        return (
+            (self.states is None or row.record["state"] in self.states)
+            and (self.since is None or row.enqueued >= self.since)
+            and (self.selector is None or self.selector.matches(row.record["filters"], self.types))
+        )
+
+
+def _sought(
+    context: Context, states: Sequence[State | str] | None, selector: Selector | str | None, since: Moment | None
+) -> Procedure[_Sought]:
+    """What is asked for. Raises `ConfigError`, also where the queue does not exist."""
+    chosen = None if states is None else frozenset(filter(None, map(as_state, states)))
+    begin = optional_milliseconds("since", since)
+    conf = yield from read_conf(context)
+    bound = None if selector is None else as_selector(selector).bind(conf.types)
+    return _Sought(chosen, bound, conf.types, begin)
+
+
+class _Tree(NamedTuple):
+    """What was read of a task; ``record``: the fields of its record that are needed, ``stat``: that record's."""
+
+    task_id: str
+    record: dict[str, Any]
+    stat: Stat
+    nodes: dict[str, Node | None]
+
+
+@dataclass(slots=True)
+class _Scan:
+    """What was read so far: rows by their ids."""
+
+    context: Context
+    plan: Plan
+    in_flight: int
+    rows: dict[str, Row] = field(default_factory=dict)
+    corrupt: dict[str, None] = field(default_factory=dict)
+
+    def missing(self, ids: Sequence[str]) -> list[str]:
+        """Those of which nothing is there."""
+        return [each for each in ids if each not in self.rows and each not in self.corrupt]
+
+    def read(self, ids: Sequence[str]) -> Procedure[None]:
+        """Read tasks, so many at a time as may be in flight together."""
+        znodes = self.plan.znodes
+        payloads = not self.plan.parts.isdisjoint(("data", "result"))
+        at_once = WHOLE_AT_ONCE if payloads else _ZNODES_AT_ONCE // len(znodes)
+        for group in chunked(ids, at_once * self.in_flight):
+            paths = [self.context.paths.task(each, znode) for each in group for znode in znodes]
+            nodes = yield from read_nodes(paths, at_once * len(znodes), self.in_flight)
+            trees = list(self._decoded(group, paths, nodes))
+            yield from self._add(trees)
+
+    def _decoded(self, ids: Sequence[str], paths: Sequence[str], nodes: Sequence[Node | None]) -> Iterator[_Tree]:
+        """What is there; what is corrupt is reported and noted."""
+        znodes, context = self.plan.znodes, self.context
+        for at, task_id in enumerate(ids):
+            start = at * len(znodes)
+            state = nodes[start]
+            if state is None:
+                continue
+            decode = partial(load_fields, paths[start], state.data, self.plan.fields)
+            record = unless_corrupt(context, paths[start], decode)
+            if record is None:
+                self.corrupt[task_id] = None
+            else:
+                yield _Tree(
+                    task_id, record, state.stat, dict(zip(znodes, nodes[start : start + len(znodes)], strict=True))
+                )
+
+    def _add(self, trees: Sequence[_Tree]) -> Procedure[None]:
+        """Make rows of what was read, and of what has to be asked for besides."""
+        came = (yield from self._enqueued(trees)) if "enqueued" in self.plan.parts else {}
+        dated = "dedupe" in self.plan.fields and any(tree.record["dedupe"] is not None for tree in trees)
+        past = (yield from certainly_past(self.context)) if dated else 0
+        for tree in trees:
+            self.rows[tree.task_id] = self._row(tree, past, came.get(tree.task_id, 0))
+
+    def _row(self, tree: _Tree, past: int, enqueued: int) -> Row:
+        task_id, record, stat, nodes = tree
+        data, result = nodes.get("data"), nodes.get("result")
+        return Row(
+            id=task_id,
+            record=record,
+            stat=stat,
+            past=past,
+            enqueued=enqueued,
+            metadata=self._metadata(task_id, nodes.get("metadata")) if "metadata" in self.plan.parts else {},
+            data=b"" if data is None else data.data,
+            result=None if result is None else result.data,
+        )
+
+    def _metadata(self, task_id: str, node: Node | None) -> dict[str, Any]:
+        """A task's metadata; what cannot be read is reported, and nothing is known."""
+        if node is None:
+            return {}
+        path = self.context.paths.task(task_id, "metadata")
+        return unless_corrupt(self.context, path, partial(load, path, node.data)) or {}
+
+    def _enqueued(self, trees: Sequence[_Tree]) -> Procedure[dict[str, int]]:
+        """When the present run of each was enqueued: the data's znode is made anew for each run of an id.
+
+        The metadata's is not: as long as it was never written again, it came with the data, and nobody need ask for
+        these. Of others the data are asked for, but for their bytes.
+        """
+        came: dict[str, int] = {}
+        for task_id, _, _, nodes in trees:
+            data, metadata = nodes.get("data"), nodes.get("metadata")
+            if data is not None:
+                came[task_id] = data.stat.ctime
+            elif "data" not in nodes and metadata is not None and metadata.stat.version == 0:
+                came[task_id] = metadata.stat.ctime
+        unknown = [tree for tree in trees if tree.task_id not in came]
+        stats = yield from read_stats([self.context.paths.task(tree.task_id, "data") for tree in unknown])
+        for tree, stat in zip(unknown, stats, strict=True):
+            came[tree.task_id] = (stat or tree.stat).ctime
+        return came

@@ -1,0 +1,43 @@
+"""Many tasks that have ended, written by many transactions in flight, as workers would have left them."""
+
+from __future__ import annotations
+
+import time
+
+from airflow_provider_zkmq.engine.core.model.buckets import bucket_of, index_path
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.fronts.queue import Queue
+
+#: So many tasks are written by one transaction, and so many transactions are in flight.
+TOGETHER, WINDOW = 12, 16
+
+
+def ended_tasks(queue: Queue, count: int, first: int = 0, data: bytes = b"data") -> list[str]:
+    """Finished tasks, `count` of them, with results; returns their ids. They seem to have ended 1 ms after another."""
+    client, base = queue._session.client, queue._context.paths.base
+    now = int(time.time() * 1000) - count
+    for bucket in sorted({bucket_of(now + number) for number in range(count)}):
+        client.ensure_path(f"{base}/finished/{bucket}")
+    flying = []
+    for start in range(0, count, TOGETHER):
+        transaction = client.transaction()
+        for number in range(start, min(count, start + TOGETHER)):
+            _add(transaction, base, f"t{first + number:07d}", now + number, data)
+        flying.append(transaction.commit_async())
+        if len(flying) > WINDOW:
+            flying.pop(0).get()
+    assert not [result for sent in flying for result in sent.get() if isinstance(result, Exception)]
+    return [f"t{first + number:07d}" for number in range(count)]
+
+
+def _add(transaction: object, base: str, task_id: str, now: int, data: bytes) -> None:
+    """The tree of one finished task, and what lists it."""
+    index, path = index_path("finished", now, task_id), f"{base}/tasks/{task_id}"
+    place = f"p09999/00000001/{'0' * 22}~{task_id}"
+    times = {"claimed": now - 50, "ended": now, "consumer": "w-1"}
+    state = TaskState(State.FINISHED, place, "n", attempt=1, index=index, result=True, **times)
+    parts = {"": b"", "/data": data, "/metadata": b"{}", "/filters": b"", "/result": b"r", "/state": state.encode()}
+    for name, value in parts.items():
+        transaction.create(f"{path}{name}", value)
+    transaction.create(f"{base}/{index}")
