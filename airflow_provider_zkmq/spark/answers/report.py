@@ -44,7 +44,7 @@ class Report:
     sections: tuple[Section, ...]
 
     def section(self, name: str) -> Section:
-        """One of ``queues``, ``waiting``, ``capacity``, ``failures``, ``consumers``, ``depth``, ``retries``."""
+        """One of ``overview``, ``waiting``, ``capacity``, ``failures``, ``consumers``, ``depth``, ``retries``."""
         return next(section for section in self.sections if section.name == name)
 
     @property
@@ -68,7 +68,9 @@ class Report:
 
     def text(self, width: int | None = None) -> str:
         """The report as tables for a terminal of a width; default: that of this one."""
-        return render(self._title, self._lines(), self.sections, width)
+        words = {"bad": "!!", "warn": "! "}
+        findings = [f"{words.get(level, '  ')} {text}" for level, text in self.findings]
+        return render(self._title, [*self._lines(), "", *findings], self.sections, width)
 
     def html(self) -> str:
         """The report as one page with plots, which fetches nothing. Needs matplotlib."""

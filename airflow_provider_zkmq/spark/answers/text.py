@@ -14,8 +14,10 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from airflow_provider_zkmq.spark.answers.tables import Column, Section, Sort, Table
-from airflow_provider_zkmq.spark.answers.words import spell
+from airflow_provider_zkmq.spark.answers.words import printable, spell
 
+#: In terminals that are narrower still, lines break where they must.
+LEAST: Final = 72
 #: Texts are folded, but not below so many columns.
 _FOLDED: Final = 20
 _LEFT: Final[frozenset[Sort]] = frozenset({"text", "name", "trend"})
@@ -26,24 +28,32 @@ def render(title: str, lines: Iterable[str], sections: Sequence[Section], width:
     """The report as text of a width; default: the terminal's."""
     columns = width or shutil.get_terminal_size((100, 24)).columns
     target = io.StringIO()
-    console = Console(file=target, width=max(40, columns), color_system=None, legacy_windows=False, emoji=False)
-    console.print(Text(title))
+    console = Console(file=target, width=max(LEAST, columns), color_system=None, legacy_windows=False, emoji=False)
+    console.print(_plain(title))
     for line in lines:
-        console.print(Text(f"  {line}"))
+        console.print(_indented(line))
     for section in sections:
-        console.print(_section(section, columns))
+        console.print(_section(section, max(LEAST, columns)))
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
 
 
 def _section(section: Section, width: int) -> RenderableType:
     tables = [table for table in section.tables if not table.folded]
-    parts: list[RenderableType] = [Text(f"\n{section.title.upper()}")]
-    parts += [Padding(Text(text), (0, 0, 0, 2)) for text in section.said]
+    parts: list[RenderableType] = [Text(f"\n{section.title.upper()}"), *map(_indented, section.said)]
     for table in tables:
         parts.append(Text(f"\n  {table.caption}:" if table.rows else f"\n  {table.empty}"))
         if table.rows:
             parts.append(_grid(table, width))
-    return Group(*parts, *(Padding(Text(f"· {note}"), (0, 0, 0, 2)) for note in section.notes))
+    return Group(*parts, *(_indented(f"· {note}") for note in section.notes))
+
+
+def _plain(text: str) -> Text:
+    """Text in which nothing is markup, and nothing controls the terminal."""
+    return Text(printable(text))
+
+
+def _indented(text: str) -> Padding:
+    return Padding(_plain(text), (0, 0, 0, 2))
 
 
 def _grid(table: Table, width: int) -> Grid:

@@ -25,7 +25,7 @@ _WAITS: Final = (
     Column("queue", "queue"),
     Column("class", "class", "name"),
     Column("runs", "tasks", "count"),
-    Column("wait_mean", "wait mean", "span"),
+    Column("wait_mean", "wait mean", "span", rank=1),
     *(Column(f"wait_p{point}", f"p{point}", "span") for point in (50, 95, 99)),
     Column("wait_max", "longest", "span"),
     Column("run_p50", "run p50", "span", rank=2),
@@ -35,9 +35,9 @@ _ENDS: Final = (
     Column("queue", "queue"),
     Column("class", "class", "name"),
     Column("runs", "tasks", "count"),
-    Column("retried", "tried again", "count"),
+    Column("retried", "tried again", "count", rank=1),
     Column("retries", "retries", "count"),
-    Column("most", "most tries", "count"),
+    Column("most", "most tries", "count", rank=1),
     Column("dead", "dead", "count"),
     Column("dead_share", "dead of all", "share"),
     Column("cancelled", "cancelled", "count", rank=2),
@@ -103,7 +103,7 @@ def overview(queue_rows: list[Row]) -> Section:
     """What there was in all."""
     runs = sum(row["runs"] for row in queue_rows)
     said = [f"{several(runs, 'task')} ended."] if runs else ["No task ended in this time."]
-    return Section("queues", "Queues", said, [Table("queues", "What ended", _QUEUES, queue_rows)])
+    return Section("overview", "Queues", said, [Table("queues", "What ended", _QUEUES, queue_rows)])
 
 
 def waiting(class_rows: list[Row]) -> Section:
