@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.spark.answers.report import report
+    from airflow_provider_zkmq.spark.answers.report import Report, report
     from airflow_provider_zkmq.spark.history.bronze import ArchiveReport, archive_queue
     from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, PipelineReport, run_pipeline
     from airflow_provider_zkmq.spark.history.reading import (
@@ -32,6 +32,7 @@ _HOME = {
     "PipelineFailed": "history.pipeline",
     "PipelineReport": "history.pipeline",
     "ReadReport": "source.counting",
+    "Report": "answers.report",
     "Retention": "history.retention",
     "WriteReport": "source.receipts",
     "archive_queue": "history.bronze",
@@ -54,6 +55,7 @@ __all__ = [
     "PipelineFailed",
     "PipelineReport",
     "ReadReport",
+    "Report",
     "Retention",
     "WriteReport",
     "archive_queue",

@@ -113,6 +113,7 @@ def test_the_page_on_queue_files_runs(tmp_path: Path) -> None:
         "docs/contributing.md",
         "docs/semantics.md",
         "docs/simulator.md",
+        "docs/spark.md",
         "docs/textqueue.md",
         "docs/tree.md",
     ],
