@@ -193,7 +193,8 @@ class _Scan:
             if "data" in trees or node.stat.version == 0:
                 row.enqueued = node.stat.ctime
                 del unknown[row.id]
-        stats = yield from read_stats([self.context.paths.task(each, "data") for each in unknown])
+        paths = [self.context.paths.task(each, "data") for each in unknown]
+        stats = (yield from read_stats(paths)) if paths else []
         for row, stat in zip(unknown.values(), stats, strict=True):
             row.enqueued = (stat or row.stat).ctime
 
