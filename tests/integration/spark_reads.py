@@ -77,6 +77,7 @@ def main(master: str, hosts: str, root: str, folder: str, password_file: str) ->
         "payloads": sum(len(row.data) for row in by_environment.collect()),
         "reported": read_report(f"{folder}/report").rows,
         "pids": len({row.pid for row in _where(by_environment)}),
+        "code": sorted({row.code for row in _where(by_environment)}),
         "unknown": failure(spark.read.format("zkmq").options(conn_id="nowhere").load),
         "refused": failure(reader.option("hosts", hosts).option("auth", f"ann:{password}").load),
         "in plans": password in plans(by_environment) + plans(by_connection),
@@ -91,15 +92,19 @@ def main(master: str, hosts: str, root: str, folder: str, password_file: str) ->
 
 
 def _where(frame: DataFrame) -> list[Any]:
-    """The processes that read the rows."""
+    """The processes that had the rows, and where each has this package from."""
 
-    def pids(batches: Iterator[Any]) -> Iterator[Any]:
+    def places(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        for batch in batches:
-            yield pa.RecordBatch.from_pydict({"pid": [os.getpid()] * batch.num_rows})
+        import airflow_provider_zkmq
 
-    return frame.select("task_id").mapInArrow(pids, "pid long").distinct().collect()
+        for batch in batches:
+            count = batch.num_rows
+            place = {"pid": [os.getpid()] * count, "code": [airflow_provider_zkmq.__file__] * count}
+            yield pa.RecordBatch.from_pydict(place)
+
+    return frame.select("task_id").mapInArrow(places, "pid long, code string").distinct().collect()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,6 +107,15 @@ def test_what_is_wrong_is_one_clear_error_of_load(world: World) -> None:
     assert world.load(columns="task_id").count() == 21, "and the session goes on"
 
 
+def test_the_page_on_spark_reads(world: World, tmp_path: Path) -> None:
+    """The block that reads runs as it stands."""
+    page = (Path(__file__).parents[2] / "docs/spark.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "spark.read.format" in block)
+    code = code.replace("127.0.0.1:2181", world.hosts).replace("/tmp/read-report", str(tmp_path))
+    code = code.replace('"census"', f'"census-{world.root[1:]}"')
+    exec(compile(code, "docs/spark.md", "exec"), {})  # noqa: S102
+
+
 def _read_in_a_process_of_its_own(zookeeper: str, folder: Path, master: str) -> dict[str, Any]:
     root, password_file = fresh_root(), folder / "password"
     password_file.write_text(PASSWORD)
@@ -135,6 +145,7 @@ def _check_secured(answer: dict[str, Any]) -> None:
     assert answer["unknown"].startswith("AnalysisException: ")
     assert "connection 'nowhere' is not known here" in answer["unknown"].splitlines()[0]
     assert "option 'auth' is refused" in answer["refused"].splitlines()[0]
+    assert [code for code in answer["code"] if ".zip/" not in code] == [], "what was shipped is what runs"
     assert answer["events"] > 0
     assert (answer["in plans"], answer["in commands"], answer["in events"]) == (False, False, False)
 

@@ -24,11 +24,14 @@ from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import as_state
 from airflow_provider_zkmq.engine.core.reading.inspect import certainly_past
 from airflow_provider_zkmq.engine.core.reading.many import checked_ids
-from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes, read_stats, unless_corrupt
-from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, read_stats, unless_corrupt
+from airflow_provider_zkmq.engine.core.reading.trees import SLIM_AT_ONCE, WHOLE_AT_ONCE
 
 #: So many znodes without payloads are asked for in one request.
 _ZNODES_AT_ONCE: Final = 256
+#: So many bytes are asked for together, as far as can be told by the tasks before: servers hold all of it in memory.
+_BYTES_IN_FLIGHT: Final = 16 << 20
+_GROWTH: Final = 4
 #: No driver has more requests in flight together.
 MAX_IN_FLIGHT: Final = 64
 
@@ -61,9 +64,9 @@ def scan(
 
     `columns`: names of fields of `Task`, but for ``progress`` and ``note``. Only what they are made of is read, and
     only that can be found corrupt. `states`, `selector` and `since` (when their present run was enqueued) leave tasks
-    out, by what is read now. `in_flight`: so many requests are on their way together, 64 at the most. All that is read
-    is in memory together: read many large payloads in several calls. Raises `ConfigError` for what is not understood,
-    and `QueueNotFound`.
+    out, by what is read now. `in_flight`: so many requests are on their way together, 64 at the most, and fewer where
+    payloads are large. All that is read is in memory together: read many large payloads in several calls. Raises
+    `ConfigError` for what is not understood, and `QueueNotFound`.
     """
     ids, names = checked_ids(task_ids), checked_columns(columns)
     window = min(whole_number("in_flight", in_flight, 1), MAX_IN_FLIGHT)
@@ -127,16 +130,21 @@ class _Scan:
         return [each for each in ids if each not in self.rows and each not in self.corrupt]
 
     def read(self, ids: Sequence[str]) -> Procedure[None]:
-        """Read tasks, so many at a time as may be in flight together."""
+        """Read tasks, so many at a time as may be in flight together; of payloads no more than is bearable."""
         znodes = self.plan.znodes
         payloads = not self.plan.parts.isdisjoint(("data", "result"))
-        at_once = WHOLE_AT_ONCE if payloads else _ZNODES_AT_ONCE // len(znodes)
-        for group in chunked(ids, at_once * self.in_flight):
+        at_once = SLIM_AT_ONCE if payloads else _ZNODES_AT_ONCE // len(znodes)
+        most, at = at_once * self.in_flight, 0
+        size = min(most, WHOLE_AT_ONCE) if payloads else most
+        while at < len(ids):
+            group = ids[at : at + size]
             paths = [self.context.paths.task(each, znode) for each in group for znode in znodes]
             nodes = yield from read_nodes(paths, at_once * len(znodes), self.in_flight)
-            trees = {znode: nodes[at :: len(znodes)] for at, znode in enumerate(znodes)}
+            trees = {znode: nodes[start :: len(znodes)] for start, znode in enumerate(znodes)}
             rows = self._decoded(group, paths[:: len(znodes)], trees["state"])
             yield from self._complete(rows, trees)
+            at += len(group)
+            size = min(most, _bearable(size, nodes)) if payloads else most
 
     def _decoded(self, ids: Sequence[str], paths: Sequence[str], nodes: Sequence[Node | None]) -> list[Row | None]:
         """A row for each record that is there; what is corrupt is reported and noted."""
@@ -185,9 +193,16 @@ class _Scan:
             if "data" in trees or node.stat.version == 0:
                 row.enqueued = node.stat.ctime
                 del unknown[row.id]
-        stats = yield from read_stats([self.context.paths.task(each, "data") for each in unknown])
+        paths = [self.context.paths.task(each, "data") for each in unknown]
+        stats = (yield from read_stats(paths)) if paths else []
         for row, stat in zip(unknown.values(), stats, strict=True):
             row.enqueued = (stat or row.stat).ctime
+
+
+def _bearable(size: int, nodes: Sequence[Node | None]) -> int:
+    """How many tasks to ask for after so many whose znodes these were: a few times more, if they stay as small."""
+    total = sum(len(node.data) for node in nodes if node is not None)
+    return max(1, min(size * _GROWTH, size * _BYTES_IN_FLIGHT // max(1, total)))
 
 
 def _pairs(rows: Sequence[Row | None], nodes: Sequence[Node | None] | None) -> Iterator[tuple[Row, Node]]:

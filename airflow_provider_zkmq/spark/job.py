@@ -1,0 +1,95 @@
+"""The pipeline and the report as a program, for this machine or for ``spark-submit``.
+
+``python -m airflow_provider_zkmq.spark.job pipeline --directory /archive --conn-id zkmq_default --queues census``
+
+It takes no passwords: credentials are looked up where the code runs, by ``--conn-id`` (an Airflow connection) or in the
+environment (``ZKMQ_AUTH``, ``ZKMQ_TLS_*``), on the driver and on each executor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from airflow_provider_zkmq.engine import ZkmqError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a job; 0 where it is done, 1 where it is not, and says why."""
+    chosen = _parser().parse_args(arguments)
+    work = _pipeline if chosen.job == "pipeline" else _report
+    try:
+        work(chosen)
+    except ZkmqError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201  a program's output
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m airflow_provider_zkmq.spark.job", description=__doc__)
+    jobs = parser.add_subparsers(dest="job", required=True)
+    pipeline = jobs.add_parser("pipeline", help="mark, archive, collect, silver, gold, compaction")
+    report = jobs.add_parser("report", help="what the tables tell, as one HTML file")
+    for job in (pipeline, report):
+        job.add_argument("--directory", required=True, help="folder of the archive")
+        job.add_argument("--queues", help="comma list; default: all")
+        job.add_argument("--master", help="Spark master; default ZKMQ_SPARK_MASTER or what spark-submit says")
+    for name, text in (("conn-id", "an Airflow connection"), ("hosts", "ZooKeeper's"), ("root", "the queues' root")):
+        pipeline.add_argument(f"--{name}", help=f"{text}; default: what the environment says")
+    pipeline.add_argument("--lifetime", type=float, help="seconds until collection; default: each queue's own")
+    pipeline.add_argument("--delta", action="store_true", help="keep silver and gold as Delta tables, too")
+    for table in ("bronze", "silver", "gold"):
+        pipeline.add_argument(f"--keep-{table}", type=int, metavar="DAYS", help=f"how long {table} keeps what ended")
+    report.add_argument("--html", help="the file to write; default: the terminal alone")
+    return parser
+
+
+def _queues(chosen: argparse.Namespace) -> list[str] | None:
+    return [name for part in (chosen.queues or "").split(",") if (name := part.strip())] or None
+
+
+def _session(chosen: argparse.Namespace) -> Any:
+    from airflow_provider_zkmq.spark.session import spark_session
+
+    return spark_session(f"zkmq-{chosen.job}", chosen.master)
+
+
+def _way(chosen: argparse.Namespace) -> Any:
+    """How to connect, for the driver and for executors: no password is in it."""
+    from airflow_provider_zkmq.spark.source.options import Options
+
+    named = {name: getattr(chosen, name) for name in ("conn_id", "hosts", "root")}
+    return Options.of({name: text for name, text in named.items() if text is not None})
+
+
+def _pipeline(chosen: argparse.Namespace) -> None:
+    from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
+    from airflow_provider_zkmq.spark.history.retention import Retention
+
+    run_pipeline(
+        _way(chosen),
+        _queues(chosen),
+        chosen.directory,
+        _session(chosen),
+        lifetime=chosen.lifetime,
+        keep=Retention(chosen.keep_bronze, chosen.keep_silver, chosen.keep_gold),
+        delta=chosen.delta,
+        progress=partial(print, flush=True),
+    )
+
+
+def _report(chosen: argparse.Namespace) -> None:
+    from airflow_provider_zkmq.spark import report
+
+    made = report(chosen.directory, _queues(chosen), spark=_session(chosen))
+    if chosen.html:
+        made.write_html(chosen.html)
+    print(made.text())  # noqa: T201  a program's output
+
+
+if __name__ == "__main__":
+    sys.exit(main())
