@@ -82,6 +82,9 @@ VERBS = {
     "list": Verb("list tasks", "queues", "list_tasks", "add_list"),
     "wait": Verb("wait until tasks have ended or were claimed", "tasks", "wait", "add_wait"),
     "batch": Verb("say how a batch stands, or wait for its end", "tasks", "batch", "add_batch"),
+    "report": Verb(
+        "answer from the archive: who waits, what fails, are there enough consumers", "report", "report", "add_report"
+    ),
     "gc": Verb("delete what ended long ago", "queues", "collect", "add_gc"),
     "redrive": Verb("put dead or cancelled tasks back", "operate", "redrive", "add_redrive"),
     "export": Verb("write dead letters to a file that people can read and edit", "bridge", "export", "add_export"),
@@ -169,7 +172,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
 def _add_options(parser: argparse.ArgumentParser, name: str, verb: Verb) -> None:
     if verb.add is not None:
         getattr(_module(verb), verb.add)(parser)
-    if name != "server":  # it connects to nothing, and has a --json of its own
+    if name != "server":  # it has a --json of its own
         add_common(parser)
 
 

@@ -11,28 +11,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.spark.answers.frames import Frames
+from airflow_provider_zkmq.spark.history.hours import CONSUMERS, HOURLY
+from airflow_provider_zkmq.spark.history.refining import DELIVERIES, RUNS
 from tests.unit.queueing import Served
 
 START = datetime(2026, 11, 22, 6, tzinfo=UTC)
-RUNS = (
-    "queue string, task_id string, version bigint, state string, class string, filters map<string,string>, "
-    "priority int, attempt int, consumer string, batch string, enqueued_at timestamp, claimed_at timestamp, "
-    "ended_at timestamp, wait_ms bigint, run_ms bigint, error string"
-)
-DELIVERIES = (
-    "queue string, task_id string, version bigint, number int, class string, consumer string, claimed_at timestamp, "
-    "ended_at timestamp, run_ms bigint, outcome string, error string"
-)
-HOURLY = (
-    "queue string, class string, hour timestamp, arrivals bigint, deliveries bigint, ended bigint, finished bigint, "
-    "dead bigint, cancelled bigint, retries bigint, throughput_per_s double, depth_start bigint, depth_end bigint, "
-    "depth_max bigint, depth_mean double, wait_p50 double, wait_p95 double, wait_p99 double, run_p50 double, "
-    "run_p95 double, run_p99 double, wait_mean double, run_mean double, busy_ms bigint"
-)
-CONSUMERS = (
-    "queue string, consumer string, hour timestamp, deliveries bigint, finished bigint, failed bigint, busy_ms bigint, "
-    "utilisation double"
-)
 HOUR_MS = 3_600_000
 
 
@@ -164,4 +147,4 @@ def _frame(spark: SparkSession, rows: list[dict[str, Any]], schema: str) -> Any:
     if not rows:
         return empty
     names = empty.schema.names
-    return spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], empty.schema)
+    return spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], empty.schema).cache()

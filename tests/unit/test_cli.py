@@ -145,6 +145,13 @@ def test_exit_codes(error: Exception, code: int | None) -> None:
         ["complete", "q", "t", "--token", "abc"],
         ["complete", "q", "t", "--token", "1", "--dedupe", "soon"],
         ["fail", "q", "t", "--token", "1", "--error", "x", "--backoff", "1", "--no-retry"],
+        ["report"],
+        ["report", "q"],
+        ["report", "q", "--all", "--directory", "/nowhere"],
+        ["report", "q", "--directory", "/nowhere"],
+        ["report", "q", "--directory", "/nowhere", "--since", "yesterday"],
+        ["report", "q", "--directory", "/nowhere", "--target-wait", "soon"],
+        ["report", "q", "--directory", "/nowhere", "--html", "/nowhere/report.html"],
         ["snooze", "q", "t", "--token", "1"],
         ["snooze", "q", "t", "--delay", "1"],
         ["progress", "q", "t", "--token", "1"],
@@ -192,6 +199,30 @@ def test_bad_usage_is_one_line_and_code_2(argv: list[str], capsys: pytest.Captur
     answer = json.loads(told.out)
     assert set(answer) == {"error", "message"}
     assert told.err == f"zkmq: {answer['message']}\n"
+
+
+_REPORT = (
+    "import sys; {before}; from airflow_provider_zkmq.cli import main; "
+    "code = main.main(['report', 'q', *{options!r}]); "
+    "sys.exit(code if 'pyspark' not in sys.modules or sys.modules['pyspark'] is None else 'imported')"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "options", "told"),
+    [
+        ("pass", [], "is no folder: give the directory of the archive"),
+        ("sys.modules['pyspark'] = None", [], "this needs pyspark: pip install 'airflow-provider-zkmq[spark]'"),
+        ("sys.modules['matplotlib'] = None", ["--html", "x.html"], "this needs matplotlib: pip install "),
+    ],
+)
+def test_a_report_is_refused_before_spark_is_started(before: str, options: list[str], told: str) -> None:
+    """Where there is no archive, PySpark or matplotlib: one line, and code 2, at once."""
+    code = _REPORT.format(before=before, options=[*options, "--directory", "/nowhere"])
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert told in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 def test_a_password_is_not_repeated_in_an_error(capsys: pytest.CaptureFixture[str]) -> None:

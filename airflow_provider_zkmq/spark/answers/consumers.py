@@ -16,13 +16,13 @@ _COLUMNS: Final = (
     Column("consumer", "consumer"),
     Column("deliveries", "deliveries", "count"),
     Column("failed", "failed", "count"),
-    Column("failed_share", "failed of all", "share"),
+    Column("failed_share", "failed of all", "share", rank=1),
     Column("run_p50", "run p50", "span"),
     Column("run_p95", "run p95", "span"),
-    Column("busy", "busy in all", "span"),
+    Column("busy", "busy in all", "span", rank=1),
     Column("utilisation", "busy of its hours", "share"),
-    Column("first", "first claim", "moment", more=True),
-    Column("last", "last end", "moment", more=True),
+    Column("first", "first claim", "moment", rank=2),
+    Column("last", "last end", "moment", rank=2),
 )
 
 _NOTE: Final = (

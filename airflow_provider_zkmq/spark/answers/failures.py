@@ -21,8 +21,8 @@ _GROUPS: Final = (
     Column("text", "text"),
     Column("failures", "failures", "count"),
     Column("tasks", "tasks", "count"),
-    Column("consumers", "by consumers", "count", more=True),
-    Column("first", "first", "moment", more=True),
+    Column("consumers", "by consumers", "count", rank=2),
+    Column("first", "first", "moment", rank=2),
     Column("last", "last", "moment"),
     Column("examples", "such as task"),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
+
+from airflow_provider_zkmq.spark.history.reading import read_consumers, read_deliveries, read_hourly, read_runs
 
 #: What stands for all that is too small for a row of its own. No name of a queue, a class or a consumer has blanks.
 OTHERS: Final = "all others"
@@ -49,6 +52,21 @@ class Frames:
         """The same with every class that is not one of these pairs of queue and class called `OTHERS`."""
         runs, deliveries, hourly = (_classed(frame, known) for frame in (self.runs, self.deliveries, self.hourly))
         return replace(self, runs=runs, deliveries=deliveries, hourly=hourly)
+
+
+def read(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queues: Sequence[str],
+    since: datetime | None,
+    until: datetime | None,
+) -> Frames:
+    """The tables of these queues below a directory; days that are not asked for are not read."""
+    only = queues[0] if len(queues) == 1 else None
+    first, last = (None if when is None else when.astimezone(UTC).date() for when in (since, until))
+    readers = (read_runs, read_deliveries, read_hourly, read_consumers)
+    frames = Frames(*(each(spark, directory, only, since=first, until=last) for each in readers))
+    return (frames if only else frames.of(queues)).between(since, until)
 
 
 def _between(frame: DataFrame, column: str, since: datetime | None, until: datetime | None) -> DataFrame:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from airflow_provider_zkmq.spark.answers.archive import need
 from airflow_provider_zkmq.spark.answers.tables import Plot, Series
 from airflow_provider_zkmq.spark.answers.words import printable, spell
 
@@ -42,7 +43,11 @@ _SETTINGS: Final = {
 
 
 def svg(plot: Plot, number: int) -> str:
-    """The plot as an element of a page; `number`: that of the plot on its page."""
+    """The plot as an element of a page; `number`: that of the plot on its page.
+
+    Raises `ConfigError` where matplotlib is not installed.
+    """
+    need("matplotlib")
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -12,15 +12,19 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_zkmq.engine import ConfigError, Duration, Moment, parse_duration, parse_moment
 from airflow_provider_zkmq.spark.answers import advice, consumers, depth, failures, waiting
+from airflow_provider_zkmq.spark.answers.archive import known
 from airflow_provider_zkmq.spark.answers.capacity import Target
-from airflow_provider_zkmq.spark.answers.frames import OTHERS, Frames
+from airflow_provider_zkmq.spark.answers.frames import OTHERS, Frames, read
 from airflow_provider_zkmq.spark.answers.load import Load
 from airflow_provider_zkmq.spark.answers.page import page
 from airflow_provider_zkmq.spark.answers.tables import Row, Section
 from airflow_provider_zkmq.spark.answers.text import render
 from airflow_provider_zkmq.spark.answers.words import several
 
+#: More rows than these in a table nobody reads.
+MOST_ROWS: Final = 200
 _ORDER: Final = ("bad", "warn", "good", "note")
 #: Of the tasks that failed most often, no more are named.
 _WORST: Final = 10
@@ -40,7 +44,7 @@ class Report:
     sections: tuple[Section, ...]
 
     def section(self, name: str) -> Section:
-        """One of ``queues``, ``waiting``, ``capacity``, ``failures``, ``consumers``, ``depth``, ``retries``."""
+        """One of ``overview``, ``waiting``, ``capacity``, ``failures``, ``consumers``, ``depth``, ``retries``."""
         return next(section for section in self.sections if section.name == name)
 
     @property
@@ -64,7 +68,9 @@ class Report:
 
     def text(self, width: int | None = None) -> str:
         """The report as tables for a terminal of a width; default: that of this one."""
-        return render(self._title, self._lines(), self.sections, width)
+        words = {"bad": "!!", "warn": "! "}
+        findings = [f"{words.get(level, '  ')} {text}" for level, text in self.findings]
+        return render(self._title, [*self._lines(), "", *findings], self.sections, width)
 
     def html(self) -> str:
         """The report as one page with plots, which fetches nothing. Needs matplotlib."""
@@ -135,19 +141,44 @@ def report(
     queues: str | Sequence[str] | None = None,
     *,
     spark: SparkSession,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    recent: float = 3600.0,
-    target_wait: float | None = 60.0,
+    since: Moment | str | None = None,
+    until: Moment | str | None = None,
+    recent: Duration | str = 3600.0,
+    target_wait: Duration | str | None = 60.0,
     target_utilisation: float | None = None,
     top: int = 20,
 ) -> Report:
     """Answer from the history below `directory`: who waits, whether there are enough consumers, what fails and why.
 
     `queues`: a name or several; default all. `since`, `until`: moments, the first included; default all there is.
-    `recent`: so many seconds at the end of each queue's history stand for now. Enough consumers are there where 95 of
-    100 tasks wait no longer than `target_wait` seconds, and are busy no more than `target_utilisation` (0 to 1); None
-    asks for nothing. `top`: so many rows at the most, of queues, classes, errors and consumers; the rest is summed.
-    Aggregates in Spark; only tables of this size reach the driver. Raises `ConfigError` for what is no history.
+    `recent`: so long a time at the end of each queue's history stands for now. Enough consumers are there where 95 of
+    100 tasks wait no longer than `target_wait`, and they are busy no more than `target_utilisation` (0 to 1); None asks
+    for nothing. `top`: so many rows at the most, of queues, classes, errors and consumers; the rest is summed.
+
+    Aggregates in Spark; only tables of this size reach the driver. Raises `ConfigError` where there is no history of a
+    queue, or where silver and gold were not made of it yet, and for values that are not allowed.
     """
-    raise NotImplementedError
+    named = known(directory, [queues] if isinstance(queues, str) else queues)
+    start, stop = (
+        None if when is None else parse_moment(when, name) for when, name in ((since, "since"), (until, "until"))
+    )
+    target = checked_target(target_wait, target_utilisation)
+    seconds = parse_duration(recent, "recent")
+    if seconds <= 0 or not 1 <= top <= MOST_ROWS:
+        raise ConfigError(f"recent={recent!r} and top={top!r} must be positive, and top at most {MOST_ROWS}")
+    frames = read(spark, directory, named, start, stop)
+    sections = answer(frames, recent=seconds, target=target, top=top)
+    return Report(_largest_first(named, sections), start, stop, datetime.now(UTC), sections)
+
+
+def checked_target(wait: Duration | str | None, utilisation: float | None) -> Target:
+    """What is to be met. Raises `ConfigError` for what is no such thing."""
+    if utilisation is not None and not 0 < utilisation <= 1:
+        raise ConfigError(f"target_utilisation={utilisation!r} is not allowed: a part of 1, such as 0.8")
+    return Target(None if wait is None else parse_duration(wait, "target_wait"), utilisation)
+
+
+def _largest_first(named: Sequence[str], sections: Sequence[Section]) -> tuple[str, ...]:
+    """The queues, those first that have rows of their own."""
+    listed = [row["queue"] for row in sections[0].tables[0].rows]
+    return tuple(dict.fromkeys([*(queue for queue in listed if queue in named), *named]))

@@ -28,7 +28,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .said { margin: 0 0 .5rem; max-width: 75rem; overflow-wrap: anywhere; }
 .findings { list-style: none; margin: 0; padding: 0; display: grid; gap: .45rem; }
 .findings li { display: flex; gap: .7rem; align-items: baseline; padding: .4rem .7rem; border-radius: .4rem;
-  border-left: .3rem solid; overflow-wrap: anywhere; }
+  border-left-style: solid; border-left-width: .3rem; overflow-wrap: anywhere; }
 .mark { font-weight: 650; min-width: 2.6rem; }
 .good { background: var(--good-bg); border-color: var(--good); } .good .mark, .badge.good { color: var(--good); }
 .warn { background: var(--warn-bg); border-color: var(--warn); } .warn .mark, .badge.warn { color: var(--warn); }

@@ -13,12 +13,15 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its `name` in rows and JSON, its `title` for people; `more`: left out where there is little room."""
+    """A column: its `name` in rows and JSON, its `title` for people.
+
+    `rank`: where there is little room those with the highest are left out first, those with 0 never.
+    """
 
     name: str
     title: str
     sort: Sort = "text"
-    more: bool = False
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,29 +18,29 @@ _QUEUES: Final = (
     *(Column(state, state, "count") for state in ("finished", "dead", "cancelled")),
     Column("retries", "retries", "count"),
     Column("wait_p95", "wait p95", "span"),
-    Column("first", "first enqueued", "moment", more=True),
+    Column("first", "first enqueued", "moment", rank=2),
     Column("last", "last end", "moment"),
 )
 _WAITS: Final = (
     Column("queue", "queue"),
     Column("class", "class", "name"),
     Column("runs", "tasks", "count"),
-    Column("wait_mean", "wait mean", "span"),
+    Column("wait_mean", "wait mean", "span", rank=1),
     *(Column(f"wait_p{point}", f"p{point}", "span") for point in (50, 95, 99)),
     Column("wait_max", "longest", "span"),
-    Column("run_p50", "run p50", "span", more=True),
-    Column("run_p95", "run p95", "span", more=True),
+    Column("run_p50", "run p50", "span", rank=2),
+    Column("run_p95", "run p95", "span", rank=2),
 )
 _ENDS: Final = (
     Column("queue", "queue"),
     Column("class", "class", "name"),
     Column("runs", "tasks", "count"),
-    Column("retried", "tried again", "count"),
+    Column("retried", "tried again", "count", rank=1),
     Column("retries", "retries", "count"),
-    Column("most", "most tries", "count"),
+    Column("most", "most tries", "count", rank=1),
     Column("dead", "dead", "count"),
     Column("dead_share", "dead of all", "share"),
-    Column("cancelled", "cancelled", "count", more=True),
+    Column("cancelled", "cancelled", "count", rank=2),
 )
 
 _NOTE: Final = (
@@ -103,7 +103,7 @@ def overview(queue_rows: list[Row]) -> Section:
     """What there was in all."""
     runs = sum(row["runs"] for row in queue_rows)
     said = [f"{several(runs, 'task')} ended."] if runs else ["No task ended in this time."]
-    return Section("queues", "Queues", said, [Table("queues", "What ended", _QUEUES, queue_rows)])
+    return Section("overview", "Queues", said, [Table("queues", "What ended", _QUEUES, queue_rows)])
 
 
 def waiting(class_rows: list[Row]) -> Section:

@@ -1,0 +1,96 @@
+"""``zkmq report``: what the archive of queues answers. It asks no ZooKeeper."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_zkmq.cli.options import Common, UsageError, duration
+from airflow_provider_zkmq.cli.output import say
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.spark.answers.report import Report
+
+DIRECTORY_VARIABLE = "ZKMQ_ARCHIVE_DIR"
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``report``."""
+    parser.add_argument("queue", nargs="?")
+    parser.add_argument("--all", action="store_true", help="every queue of the archive")
+    parser.add_argument("--directory", metavar="DIR", help=f"the archive's directory (env {DIRECTORY_VARIABLE})")
+    for name, what in (("since", "from then on"), ("until", "up to then")):
+        parser.add_argument(f"--{name}", metavar="WHEN", help=f"{what}: a moment, or a duration before now such as 24h")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, too")
+    parser.add_argument(
+        "--target-wait", type=duration, default=60.0, metavar="DURATION", help="95 of 100 tasks wait no longer (1m)"
+    )
+    parser.add_argument(
+        "--target-utilisation", type=float, metavar="PART", help="consumers are busy no more than this part of 1"
+    )
+    parser.add_argument(
+        "--recent", type=duration, default=3600.0, metavar="DURATION", help="so long a time at the end is now (1h)"
+    )
+    parser.add_argument("--top", type=int, default=20, metavar="N", help="rows of a table; the rest is summed (20)")
+
+
+def report(args: argparse.Namespace, options: Common) -> int:
+    """Answer from the archive who waits, whether there are enough consumers, and what fails."""
+    if bool(args.queue) == args.all:
+        raise UsageError("report needs either a queue or --all")
+    directory = args.directory or os.environ.get(DIRECTORY_VARIABLE)
+    if not directory:
+        raise UsageError(f"report needs --directory DIR, or {DIRECTORY_VARIABLE}: where the archive is")
+    if args.html is not None and not args.html.absolute().parent.is_dir():
+        raise UsageError(f"{args.html} cannot be written: {args.html.absolute().parent} is no folder")
+    made = _make(directory, args)
+    if args.html is not None:
+        made.write_html(args.html)
+    say(made.record(), made.text(), as_json=options.as_json)
+    return 0
+
+
+def _make(directory: str, args: argparse.Namespace) -> Report:
+    """The report. What can be refused without Spark, which takes its time to start, is refused before."""
+    from airflow_provider_zkmq.spark.answers.archive import known, need
+
+    need("pyspark", "pandas", "pyarrow", *(("matplotlib",) if args.html is not None else ()))
+    since, until = _moment("--since", args.since), _moment("--until", args.until)
+    queues = known(directory, [args.queue] if args.queue else None)
+    from airflow_provider_zkmq.spark import report as make
+    from airflow_provider_zkmq.spark import spark_session
+
+    spark = spark_session("zkmq-report")
+    try:
+        return make(
+            directory,
+            queues,
+            spark=spark,
+            since=since,
+            until=until,
+            recent=args.recent,
+            target_wait=args.target_wait,
+            target_utilisation=args.target_utilisation,
+            top=args.top,
+        )
+    finally:
+        spark.stop()
+
+
+def _moment(option: str, text: str | None) -> datetime | None:
+    """A moment, or a duration before now by this machine's clock. Raises `UsageError`."""
+    from airflow_provider_zkmq.engine import ConfigError, parse_duration, parse_moment
+
+    if text is None:
+        return None
+    try:
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
+    except (ConfigError, OverflowError):
+        pass
+    try:
+        return parse_moment(text)
+    except ConfigError as error:
+        raise UsageError(f"{option}: {error}; or write how long ago, such as 24h") from error

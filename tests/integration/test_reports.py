@@ -1,0 +1,232 @@
+"""Reports by a real Spark: on made-up histories, whose numbers are known, and on an archive by the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from airflow_provider_zkmq.spark import report
+from airflow_provider_zkmq.spark.answers import failures, waiting
+from airflow_provider_zkmq.spark.answers.capacity import Target
+from airflow_provider_zkmq.spark.answers.frames import OTHERS
+from airflow_provider_zkmq.spark.answers.load import Load
+from airflow_provider_zkmq.spark.answers.masks import HEAD, KIND, MASKS
+from airflow_provider_zkmq.spark.answers.report import answer
+from airflow_provider_zkmq.spark.history.gold import summarise
+from airflow_provider_zkmq.spark.history.silver import refine
+from tests.integration.answers import START, History, Try
+from tests.integration.histories import Histories, runs_by_pandas, write_bronze
+from tests.unit.queueing import Simulation, Staff
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
+ERRORS = (
+    "ValueError: bad value '{n}' in /data/x{n}.csv",
+    "exit code 137: Killed",
+    "a.b.HTTPError: 503 Server Error for url: https://x.y/{n}?a=1",
+    "no 'quote', no \"end\" of task-{n} at 0x{n:08x}, 10.0.0.{n}:2181",
+)
+
+
+def mixed() -> History:
+    """Three queues; one with two classes, tries that fail in four ways, and a class without filters."""
+    history = History()
+    for n in range(120):
+        name, began = f"size={'large' if n % 3 else 'small'}", n * 60.0
+        worker = f"worker-{n % 4}"
+        tries = [Try(began + 1 + n / 10, began + 31, worker)]
+        if n % 5 == 0:
+            lost = "rescued" if n % 10 else "failed"
+            broken = Try(
+                began + 1, began + 2, worker, lost, ERRORS[n // 5 % 4].format(n=n) if lost == "failed" else None
+            )
+            tries = [broken, Try(began + 30, began + 40, worker)] if n % 15 else [broken]
+        history.add(name, began, tries, queue="census")
+    for n in range(30):
+        history.add("", n * 10.0, [Try(n * 10 + 2.0, n * 10 + 3.0, "mail-1")], queue="mail")
+    history.add("", 5.0, [], queue="mail", state="cancelled")
+    return history.add("one=1", 0.0, [Try(1.0, 2.0)], queue="single")
+
+
+@pytest.fixture(scope="module")
+def answered(spark):
+    """The sections on the mixed history."""
+    sections = answer(mixed().frames(spark), recent=3_600, target=Target(60.0), top=20)
+    return {section.name: {table.name: table.rows for table in section.tables} for section in sections}
+
+
+def test_what_ended_and_waited_is_what_the_rows_say(answered) -> None:
+    """Counts and percentiles of each queue and class, the longest wait first, also without filters and of one task."""
+    runs = mixed().runs
+    queues = {row["queue"]: row for row in answered["overview"]["queues"]}
+    assert {queue: row["runs"] for queue, row in queues.items()} == Counter(run["queue"] for run in runs)
+    assert (queues["census"]["dead"], queues["mail"]["cancelled"]) == (8, 1)
+    classes = answered["waiting"]["classes"]
+    assert [row["wait_p95"] for row in classes] == sorted((row["wait_p95"] for row in classes), reverse=True)
+    for row in classes:
+        own = [run for run in runs if (run["queue"], run["class"]) == (row["queue"], row["class"])]
+        waits = [run["wait_ms"] / 1000 for run in own if run["wait_ms"] is not None]
+        assert row["runs"] == len(own)
+        assert row["wait_mean"] == pytest.approx(statistics.mean(waits))
+        assert row["wait_max"] == max(waits)
+        if len(waits) > 1:
+            cuts = statistics.quantiles(waits, n=100, method="inclusive")
+            assert [row[f"wait_p{point}"] for point in (50, 95, 99)] == pytest.approx([cuts[49], cuts[94], cuts[98]])
+    assert ("mail", "") in {(row["queue"], row["class"]) for row in classes}
+    retries = {row["class"]: row for row in answered["retries"]["retries"]}
+    assert {name: row["retries"] for name, row in retries.items()} == {"size=large": 16, "size=small": 0}
+    assert retries["size=small"]["dead"] == 8
+
+
+def masked(error: str) -> tuple[str, str]:
+    """What an error is counted under, by Python's regular expressions."""
+    match = re.match(KIND, error)
+    text = re.sub(HEAD, "", error)
+    for pattern, mask in MASKS:
+        text = re.sub(pattern, mask, text)
+    return match[1] if match else "", text.strip()
+
+
+def test_failures_meet_by_kind_and_masked_text(answered) -> None:
+    """Each group is the one that Python's expressions make, too, with its tasks, the latest as examples."""
+    lost = [each for each in mixed().deliveries if each["outcome"] != "finished"]
+    told = [each["error"] or f"{each['outcome']}, no error told" for each in lost]
+    expected = Counter(map(masked, told))
+    groups = answered["failures"]["groups"]
+    assert {(row["kind"], row["text"]): row["failures"] for row in groups} == expected
+    assert [row["failures"] for row in groups] == sorted(expected.values(), reverse=True)
+    killed = next(row for row in groups if row["kind"] == "exit code 137")
+    own = [each["task_id"] for each in lost if each["error"] == "exit code 137: Killed"]
+    assert killed["examples"].split() == own[::-1][:3]
+    assert killed["tasks"] == len(set(own))
+    assert answered["failures"]["worst"][0]["failures"] == 1
+    assert answered["failures"]["latest"][0]["error"] in told
+
+
+def test_consumers_stand_side_by_side(answered) -> None:
+    """Deliveries, failures, times, and how busy each was."""
+    rows = {row["consumer"]: row for row in answered["consumers"]["consumers"]}
+    deliveries = mixed().deliveries
+    assert set(rows) == {each["consumer"] for each in deliveries}
+    for consumer, row in rows.items():
+        own = [each for each in deliveries if each["consumer"] == consumer]
+        assert row["deliveries"] == len(own)
+        assert row["failed"] == sum(each["outcome"] != "finished" for each in own)
+        assert row["run_p50"] == pytest.approx(statistics.median(each["run_ms"] for each in own) / 1000)
+        assert 0 <= row["utilisation"] < 1
+
+
+def test_depth_and_flow_go_by_hours(answered) -> None:
+    """Gold's hours, summed over the classes of a queue."""
+    hours = [row for row in answered["depth"]["hours"] if row["queue"] == "census"]
+    assert [row["arrivals"] for row in hours] == [60, 60]
+    assert sum(row["ended"] for row in hours) == 120
+    assert all(row["depth_mean"] > 0 for row in hours)
+    assert {row["queue"] for row in answered["depth"]["trends"]} == {"census", "mail", "single"}
+
+
+def test_capacity_is_told_of_every_class(answered) -> None:
+    """Also of a queue without filters, and of one that had one task."""
+    rows = {(row["queue"], row["class"]): row for row in answered["capacity"]["capacity"]}
+    assert set(rows) == {("census", "size=large"), ("census", "size=small"), ("mail", ""), ("single", "one=1")}
+    large = rows["census", "size=large"]
+    assert large["servers"] == 4
+    assert large["rate"] == pytest.approx(80 / 7200 * (80 + 16) / 80, rel=0.1), "each retry is one more arrival"
+    assert all(row["needed"] == 1 for row in rows.values())
+
+
+def test_what_is_too_much_for_a_table_is_summed(spark) -> None:
+    """Two rows of each table, and one for all others; nothing is lost from the sums."""
+    frames = mixed().frames(spark).with_seconds()
+    queues = waiting.queues(frames, 1)
+    assert [(row["queue"], row["runs"]) for row in queues] == [("census", 120), (OTHERS, 32)]
+    named = frames.with_classes(waiting.classes(frames, 2))
+    assert sorted((row["queue"], row["class"], row["runs"]) for row in waiting.rows(named.runs)) == [
+        *(("census", "size=large", 80), ("census", "size=small", 40)),
+        *(("mail", OTHERS, 31), ("single", OTHERS, 1)),
+    ]
+    groups = failures.groups(frames, 1)
+    assert groups[-1]["queue"] == OTHERS
+    assert sum(row["failures"] for row in groups) == 24
+
+
+def test_the_capacity_read_from_a_history_is_that_of_the_simulated_queue(spark) -> None:
+    """Arrival rates, who serves what, how many, and run times are read off the rows: the waits are within 20 %."""
+    staff = [Staff("a", 2, 10.0), Staff("ab", 2, 12.0)]
+    simulation = Simulation({"a": 0.16, "b": 0.09}, staff, seed=2).run(3_000)
+    frames = History().simulated(simulation.served).frames(spark).with_seconds()
+    load = Load(frames, 1e9)
+    assert {crew.classes: crew.servers for crew in load.crews()["q"]} == {
+        frozenset({"class=a"}): 2,
+        frozenset({"class=a", "class=b"}): 2,
+    }
+    from airflow_provider_zkmq.spark.answers import advice
+
+    target = Target(120.0)
+    rows = {row["class"]: row for row in advice.rows(load.demands(), load.crews(), target)}
+    for name in "ab":
+        assert rows[f"class={name}"]["model_mean"] == pytest.approx(simulation.mean(name), rel=0.2)
+        assert rows[f"class={name}"]["measured_mean"] == pytest.approx(simulation.mean(name), rel=0.2)
+    more = [replace_servers(staff, more) for more in range(1, 8)]
+    longer = Simulation({"a": 0.16, "b": 0.09}, staff, seed=2)
+    tried = next(
+        sum(member.servers for member in each if "b" in member.classes)
+        for each in more
+        if replace(longer, staff=each, served=[]).run(40_000).quantile("b", 0.95) <= target.wait
+    )
+    assert rows["class=b"]["needed"] == pytest.approx(tried, rel=0.2)
+
+
+def replace_servers(staff: list[Staff], servers: int) -> list[Staff]:
+    """The same with so many consumers that accept both classes."""
+    return [member._replace(servers=servers) if len(member.classes) > 1 else member for member in staff]
+
+
+def archive(spark, directory: Path, queue: str = "census", ids: int = 40) -> Histories:
+    """An archive of a queue with all its tables."""
+    histories = Histories(7, days=1.0)
+    histories.number(histories.make(ids), 1)
+    write_bronze(spark, directory / queue, histories.rows, 10_000)
+    refine(directory / queue, spark)
+    summarise(directory / queue, spark)
+    return histories
+
+
+def zkmq(*argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "airflow_provider_zkmq", "report", *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path) -> None:
+    """All of it, a part of its time, and nothing; as JSON and as a page; the same rows whoever asks."""
+    histories = archive(spark, tmp_path)
+    runs = runs_by_pandas(histories.rows)
+    whole = report(tmp_path, spark=spark)
+    (row,) = whole.section("overview").tables[0].rows
+    assert (whole.queues, row["runs"]) == (("census",), len(runs))
+    dead = [each["state"] for each in histories.rows].count("dead")
+    assert sum(each["dead"] for each in whole.section("retries").tables[0].rows) == row["dead"] == dead
+    none = report(tmp_path, "census", spark=spark, since=START + timedelta(days=900))
+    assert none.section("overview").said == ["No task ended in this time."]
+    assert "no delivery failed" in none.text(80)
+
+    page = tmp_path / "report.html"
+    done = zkmq(
+        "census", "--directory", str(tmp_path), "--json", "--html", str(page), "--since", "2026-01-01T12:00:00Z"
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    noon = 1_767_225_600_000 + 12 * 3_600_000
+    assert told["overview"]["queues"][0]["runs"] == (runs["ended"] >= noon).sum()
+    assert told["since"] == "2026-01-01T12:00:00+00:00"
+    assert page.read_text().count("<svg") >= 4

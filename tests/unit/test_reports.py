@@ -1,0 +1,355 @@
+"""What a report says, and how it looks, without Spark: its texts, its page, its advice."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
+from airflow_provider_zkmq.spark import report
+from airflow_provider_zkmq.spark.answers import advice, consumers, depth, failures, plots, waiting
+from airflow_provider_zkmq.spark.answers.archive import known, need
+from airflow_provider_zkmq.spark.answers.capacity import Crew, Target
+from airflow_provider_zkmq.spark.answers.load import Demand, Stretch
+from airflow_provider_zkmq.spark.answers.masks import HEAD, KIND, MASKS
+from airflow_provider_zkmq.spark.answers.report import Report, checked_target
+from airflow_provider_zkmq.spark.answers.tables import Column, Section, Table
+from airflow_provider_zkmq.spark.answers.text import LEAST
+from airflow_provider_zkmq.spark.answers.words import name, printable, span, spell, trend
+from airflow_provider_zkmq.spark.history.manifest import GOLD, NAME, SILVER, Manifest, Part
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # matplotlib and its like
+HOSTILE = "<script src='http://evil.example/x.js'>alert(1)</script>\"'&$\\frac{\x00\x1b[31m"
+
+
+def hostile_report(text: str = HOSTILE) -> Report:
+    """A report on nothing but hostile names and errors."""
+    times = {"first": 0.0, "last": 60.0}
+    queue_row = {"queue": text, "runs": 2, "finished": 1, "dead": 1, "cancelled": 0, "retries": 1, "wait_p95": 2.0}
+    waits = {f"wait_{each}": 1.0 for each in ("mean", "p50", "p95", "p99", "max")} | {"run_p50": 1.0, "run_p95": 2.0}
+    ends = {"retried": 1, "most": 2, "dead_share": 0.5}
+    class_rows = [queue_row | waits | ends | {"class": text}]
+    demand = Demand(200, 0.5, 0.6, 9.0, 90.0, 200.0)
+    capacity = advice.rows({text: {text: demand}}, {text: [Crew({text: 200}, 1, 1, 1.9, 9.0)]}, Target())
+    group = {"queue": text, "kind": text, "text": text, "failures": 3, "tasks": 2, "consumers": 1, **times}
+    worker = {"queue": text, "consumer": text, "deliveries": 3, "failed": 1, "failed_share": 1 / 3, "utilisation": 0.5}
+    hours = [
+        {"queue": text, "hour": hour, "depth_mean": 1.0, "depth_max": 2, "depth_end": 0}
+        | {"arrivals": 1, "ended": 1, "retries": 1, "dead": 1}
+        for hour in (0.0, 3600.0)
+    ]
+    sections = (
+        waiting.overview([queue_row | times]),
+        advice.section(capacity, Target(), {text: Stretch(0.0, 60.0)}),
+        waiting.waiting(class_rows),
+        failures.section(
+            [group | {"examples": [text], "error": text}],
+            [{"queue": text, "task_id": text, "class": text, "failures": 3, "last": 60.0, "error": text}],
+        ),
+        consumers.section([worker | times | {"run_p50": 1.0, "run_p95": 2.0, "busy": 3.0}]),
+        depth.section(hours),
+        waiting.ends(class_rows),
+    )
+    return Report((text,), None, None, datetime(2026, 11, 22, tzinfo=UTC), sections)
+
+
+class Page(HTMLParser):
+    """The elements of a page and their attributes, and what is not closed."""
+
+    VOID = frozenset({"meta", "path", "use", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for each, attributes in self.elements if each == tag]
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return hostile_report().html()
+
+
+def test_the_page_fetches_nothing(html) -> None:
+    """No element names an address, what is linked is on the page itself, and the page forbids itself to load."""
+    page = Page(html)
+    assert not page.open, "every element is closed"
+    links = [value for _, each in page.elements for key, value in each.items() if key in {"src", "href", "xlink:href"}]
+    assert links
+    assert all(value.startswith("#") for value in links)
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & {tag for tag, _ in page.elements}
+    assert re.findall(r"url\((?!#)|@import|<!ENTITY|<\?xml", html) == []
+    policy = next(each["content"] for each in page.all("meta") if "http-equiv" in each)
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    ids = [each["id"] for _, each in page.elements if "id" in each]
+    assert len(ids) == len(set(ids)), "ids of several plots do not meet"
+
+
+def test_hostile_texts_stay_texts(html) -> None:
+    """Names and errors that would be elements, formulas or controls are shown as they are written."""
+    assert "<script" not in html
+    assert "&lt;script src=" in html
+    assert "\x1b" not in html
+    assert "\x00" not in html
+    assert not [value for _, each in Page(html).elements for key, value in each.items() if key.startswith("on")]
+    for drawing in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ET.fromstring(drawing)  # noqa: S314  our own
+
+
+def test_plots_have_words_and_tables_beside_them(html) -> None:
+    """Whoever does not see a plot hears what it shows, and finds its numbers in a table of the same section."""
+    page = Page(html)
+    drawings = [each for each in page.all("svg") if each.get("role") == "img"]
+    assert len(drawings) == len(page.all("figure")) == 5
+    for each in drawings:
+        assert f'<title id="{each["aria-labelledby"]}">' in html
+    for part in re.findall(r'<section id="(?!findings).*?</section>', html, re.DOTALL):
+        assert "<figure" not in part or ("<table" in part and 'scope="col"' in part)
+    assert all(each.get("lang") == "en" for each in page.all("html"))
+    assert len(page.all("caption")) == len(page.all("table"))
+
+
+def test_the_page_has_a_day_and_a_night(html) -> None:
+    """Its colours, those of the plots too, are variables that the reader's setting chooses."""
+    assert "prefers-color-scheme: dark" in html
+    assert "var(--series-1)" in html
+    assert "#0a0" not in html, "each colour of a plot is one of the page's"
+    used = set(re.findall(r"var\((--[\w-]+)\)", html))
+    night = html[html.index("prefers-color-scheme: dark") : html.index("box-sizing")]
+    assert used <= set(re.findall(r"(--[\w-]+):", night))
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 132, 200])
+def test_a_report_fits_its_terminal(width) -> None:
+    """No line is wider, no control character gets through, and the class and the number needed are always there."""
+    text = hostile_report("performance_class=high_performance" + "\x1b[2J").text(width)
+    assert max(map(len, text.splitlines())) <= max(LEAST, width)
+    assert "\x1b" not in text
+    assert "needed now" in text
+    assert "too few" in text
+
+
+def test_a_report_is_plain_data() -> None:
+    """JSON without what JSON does not have; rows by the names of their columns."""
+    record = json.loads(hostile_report("q").json())
+    assert set(record) >= {
+        "queues",
+        "overview",
+        "since",
+        "until",
+        "made",
+        "findings",
+        "capacity",
+        "waiting",
+        "failures",
+        "depth",
+    }
+    assert record["queues"] == ["q"]
+    assert record["capacity"]["capacity"][0]["verdict"] == "too few"
+    assert record["waiting"]["classes"][0]["wait_p95"] == 1.0
+    assert record["findings"][0]["level"] == "bad"
+    assert advice.rows({"q": {"c": Demand(9, 0.1, 0.1, None, None, None)}}, {}, Target())[0]["utilisation"] == math.inf
+    endless = Section("s", "S", tables=[Table("t", "T", (Column("x", "x"),), [{"x": math.inf}, {"x": math.nan}])])
+    assert endless.record()["t"] == [{"x": None}, {"x": None}]
+
+
+def test_a_page_is_written_at_one_stroke(tmp_path) -> None:
+    """Under its name there is a whole page, and nothing else is left."""
+    path = hostile_report("q").write_html(tmp_path / "report.html")
+    assert path.read_text().endswith("</html>\n")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def verdicts(demand: Demand, crews: list[Crew], **target) -> dict:
+    (row,) = advice.rows({"q": {"c": demand}}, {"q": crews}, Target(**target))
+    return row
+
+
+def test_the_advice_names_how_many_more_and_of_which() -> None:
+    """Too few, overloaded, nobody, too few at the peak, enough: in words, with the numbers."""
+    calm, crew = Demand(500, 1.0, 1.0, 1.0, 0.1, 0.5), Crew({"c": 500}, 3, 3, 1.0, 1.0)
+    assert verdicts(calm, [crew])["verdict"] == "more than enough"
+    assert verdicts(calm, [Crew({"c": 500}, 2, 2, 1.0, 1.0)])["verdict"] == "enough"
+    few = verdicts(calm, [Crew({"c": 500}, 2, 2, 1.8, 1.0)], wait=10.0)
+    assert (few["verdict"], few["needed"], few["servers"]) == ("too few", 3, 2)
+    assert advice.advice(few) == "c of q: too few; 1 more consumer that serve c (of 2, 3 are needed)."
+    over = verdicts(calm, [Crew({"c": 500}, 2, 2, 2.5, 1.0)])
+    assert over["verdict"] == "overloaded"
+    assert over["model_p95"] == math.inf
+    assert verdicts(calm, [])["verdict"] == "nobody serves it"
+    assert advice.advice(verdicts(calm, [])) == "c of q: nobody serves it."
+    peak = verdicts(Demand(500, 1.0, 3.5, 1.0, 0.1, 0.5), [crew])
+    assert (peak["verdict"], peak["needed_at_peak"]) == ("too few at the peak", 4)
+    assert "in the busiest hour" in advice.advice(peak)
+    late = verdicts(Demand(500, 1.0, 1.0, 1.0, 40.0, 90.0), [crew])
+    assert late["verdict"] == "slower than modelled"
+    assert "look for bursts or delays" in advice.advice(late)
+
+
+def test_where_the_model_does_not_hold_the_report_says_so() -> None:
+    """Few tasks, bursts, run times far from exponential, and what was measured says otherwise."""
+    row = verdicts(Demand(20, 1.0, 1.0, 30.0, 50.0, 50.0), [Crew({"c": 500}, 3, 3, 1.0, 0.0)])
+    (warning,) = advice.warnings(row)
+    for words in ("only 20 tasks", "in bursts (C² = 30 ", "far from exponential (C² = 0;", "believe what was measured"):
+        assert words in warning
+    assert advice.warnings(verdicts(Demand(500, 1.0, 1.0, 1.0, 0.1, 0.5), [Crew({"c": 500}, 3, 3, 1.0, 1.0)])) == []
+    assumed = advice.section([row], Target(), {}).notes
+    assert [text for text in assumed if "Poisson" in text]
+    assert [text for text in assumed if "at_least" in text]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        ("ValueError: invalid literal for int(): 'abc\\'d'", "ValueError", "invalid literal for int(): <quoted>"),
+        ("KeyError: 'user_42'", "KeyError", "<quoted>"),
+        ("S3UploadFailedError: part 7", "S3UploadFailedError", "part <number>"),
+        (
+            "FileNotFoundError: [Errno 2] No such file: '/tmp/x'",
+            "FileNotFoundError",
+            "[Errno 2] No such file: <quoted>",
+        ),
+        (
+            "exit code 137: Killed /usr/bin/foo --id=77 at 0x7ffe12",
+            "exit code 137",
+            "Killed <path> --id=<number> at <hex>",
+        ),
+        (
+            "a.b.HTTPError: 404 Client Error for url: https://x.y/z?a=1",
+            "a.b.HTTPError",
+            "404 Client Error for url: <url>",
+        ),
+        ("got HTTP 503 after 4 tries", "", "got HTTP 503 after <number> tries"),
+        ("order77: it can't be done, don't ask", "", "<id>: it can't be done, don't ask"),
+        ("lost node-12 at 2026-11-22T10:31:05Z, 10.0.0.7:2181", "", "lost node-<number> at <time>, <address>"),
+        ("MemoryError", "MemoryError", ""),
+        ("run 1b4e28ba-2fa1-11d2-883f-0016d3cca427 of deadbeef01", "", "run <id> of <hex>"),
+        ("ended by signal 9", "ended by signal 9", ""),
+        ("C:\\Users\\ann\\x.txt is gone,\n  says ann@example.org", "", "<path> is gone, says <address>"),
+    ],
+)
+def test_errors_meet_by_what_does_not_differ_from_task_to_task(error, kind, text) -> None:
+    """Numbers, ids, hex, paths, addresses, times and quoted words are masked; what tells errors apart is kept."""
+    match = re.match(KIND, error)
+    assert (match[1] if match else "") == kind
+    masked = re.sub(HEAD, "", error)
+    for pattern, mask in MASKS:
+        masked = re.sub(pattern, mask, masked)
+    assert masked.strip() == text
+
+
+def test_masks_take_no_longer_for_hostile_errors() -> None:
+    """Texts that make careless patterns try for ever."""
+    for text in ("'" * 500, "a" * 500, "1." * 250, "/" * 500, "a.b-" * 125, '"\\' * 250, "0x" * 250, "f1" * 250):
+        for pattern, mask in MASKS:
+            text = re.sub(pattern, mask, text)
+
+
+def test_values_read_as_people_write_them() -> None:
+    """Spans, rates, shares and times in their largest units; nothing known is a dash."""
+    assert [span(each) for each in (0, 0.0002, 0.0123, 5, 59.96, 61, 3_600, 90_061, math.inf)] == [
+        *("0 s", "< 1 ms", "12.3 ms", "5 s", "60 s", "1 min 1 s", "1 h", "1 d 1 h", "∞")
+    ]
+    assert [spell("rate", each) for each in (12.5, 0.5, 1 / 120, 1 / 86_400)] == ["12.5/s", "30/min", "30/h", "1/d"]
+    assert [spell("share", each) for each in (0, 0.034, 0.5, math.inf)] == ["0%", "3.4%", "50%", "∞"]
+    assert (spell("count", 1_234_567), spell("real", None), spell("span", math.nan)) == ("1,234,567", "–", "–")
+    assert (name(""), printable("a\nb\x1b"), trend([0, 1, None, 4]), trend([])) == (
+        *("(no filters)", "a\\nb\\u001b", "▁▃▁█", ""),
+    )
+
+
+def test_an_empty_history_is_a_report_too() -> None:
+    """It says that there is nothing, in every form."""
+    sections = (
+        waiting.overview([]),
+        advice.section([], Target(), {}),
+        waiting.waiting([]),
+        failures.section([], []),
+        consumers.section([]),
+        depth.section([]),
+        waiting.ends([]),
+    )
+    empty = Report(("q",), None, None, datetime(2026, 11, 22, tzinfo=UTC), sections)
+    assert "No task ended in this time." in empty.text(80)
+    assert "No delivery failed." in empty.html()
+    assert [level for level, _ in empty.findings] == ["good", "good"]
+    assert json.loads(empty.json())["capacity"]["capacity"] == []
+
+
+def test_bars_of_nothing_can_be_drawn() -> None:
+    """All zero, or not known."""
+    plot = plots.Plot("bars", "t", "alt", ["a", "b"], [plots.Series("x", [0.0, None])], "span")
+    assert "<svg" in plots.svg(plot, 1)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / NAME).write_text(manifest.encode())
+
+
+def test_what_is_no_archive_is_refused_with_what_to_do(tmp_path) -> None:
+    """Before Spark is started: no folder, an empty one, another queue, tables not made yet, a damaged manifest."""
+    with pytest.raises(ConfigError, match=r"is no folder: give the directory of the archive; .*run_pipeline, first"):
+        known(tmp_path / "nowhere", None)
+    with pytest.raises(ConfigError, match="holds no archive of any queue"):
+        known(tmp_path, None)
+    part = Part("runs/1-2", 7, 1, 2)
+    write_manifest(tmp_path / "census", Manifest(watermark=2, runs=(part,), queue="census"))
+    with pytest.raises(ConfigError, match=r"no archive of queue 'senses'.*did you mean 'census'"):
+        known(tmp_path, ["senses"])
+    with pytest.raises(ConfigError, match="archived .* but its tables were not made yet: run the maintenance DAG"):
+        known(tmp_path, None)
+    for table in (SILVER, GOLD):
+        write_manifest(tmp_path / "census" / table, Manifest(watermark=2, queue="census"))
+    assert known(tmp_path, None) == known(tmp_path, ["census", "census"]) == ["census"]
+    write_manifest(tmp_path / "idle", Manifest(watermark=2, queue="idle"))
+    assert known(tmp_path, None) == ["census", "idle"], "where nothing was archived nothing need be made of it"
+    (tmp_path / "idle" / NAME).write_text("{")
+    with pytest.raises(CorruptRecord):
+        known(tmp_path, ["idle"])
+
+
+def test_what_is_missing_is_named_with_its_extra() -> None:
+    """Not the name of a module that could not be imported."""
+    need("json")
+    with pytest.raises(
+        ConfigError, match=r"needs nonesuch and nonesuch2: pip install 'airflow-provider-zkmq\[spark\]'"
+    ):
+        need("json", "nonesuch", "nonesuch2")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"since": datetime(2026, 1, 1)}, {"recent": 0}, {"top": 0}, {"target_wait": -1}, {"target_utilisation": 80}],  # noqa: DTZ001
+)
+def test_values_that_mean_nothing_are_refused(tmp_path, options) -> None:
+    """A moment without a zone, a time or a number of rows that is none, and percents where parts are meant."""
+    write_manifest(tmp_path / "q", Manifest(watermark=2, queue="q"))
+    with pytest.raises(ConfigError):
+        report(tmp_path, "q", spark=None, **options)
+    assert checked_target(None, None) == Target(None, None)
