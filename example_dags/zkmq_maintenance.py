@@ -1,15 +1,21 @@
-"""Maintenance: archive what ended to Parquet with Spark, then collect what is archived and old enough.
+"""Maintenance: what ended into the archive with Spark, collected, and made into tables of runs, deliveries and hours.
 
 From its first step on the queues count as archived: whoever cleans them up keeps what the archive does not hold yet.
 Parameters: ``queues`` (none: all), ``directory`` of the archive (none: the Airflow Variable ``zkmq_archive_dir``,
-else the environment variable ``ZKMQ_ARCHIVE_DIR``), ``lifetime`` in seconds (none: each queue's task_gc_lifetime).
+else the environment variable ``ZKMQ_ARCHIVE_DIR``), ``lifetime`` in seconds (none: each queue's task_gc_lifetime),
+``keep_bronze``, ``keep_silver``, ``keep_gold``: for how many days the tables keep what ended (none: for ever),
+``delta``: silver and gold are kept as Delta tables, too. Its log shows each step with counts and seconds, and the path
+of a page on what the tables tell. On a cluster the same job is ``python -m airflow_provider_zkmq.spark.job pipeline``.
 It runs daily; the environment variable ``ZKMQ_MAINTENANCE_SCHEDULE`` sets another schedule, empty: none.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pendulum
@@ -36,11 +42,15 @@ def archive_directory(given: str | None) -> str:
         "queues": Param(None, type=["null", "array"], description="names of queues; none: all"),
         "directory": Param(None, type=["null", "string"], description="folder of the archive"),
         "lifetime": Param(None, type=["null", "number"], minimum=0, description="seconds; none: the queue's own"),
+        "keep_bronze": Param(None, type=["null", "integer"], minimum=1, description="days; none: for ever"),
+        "keep_silver": Param(None, type=["null", "integer"], minimum=1, description="days; none: for ever"),
+        "keep_gold": Param(None, type=["null", "integer"], minimum=1, description="days; none: for ever"),
+        "delta": Param(False, type="boolean", description="silver and gold as Delta tables, too"),
     },
     doc_md=__doc__,
 )
 def zkmq_maintenance() -> None:
-    """Mark as archived, archive, then collect, then report; each step may be repeated."""
+    """Mark as archived, run the pipeline, then report; each step may be repeated."""
 
     @task(retries=2, retry_delay=pendulum.duration(seconds=30))
     def mark() -> list[str]:
@@ -57,51 +67,69 @@ def zkmq_maintenance() -> None:
         return [queue.name for queue in queues]
 
     @task(retries=2, retry_delay=pendulum.duration(seconds=30))
-    def archive(names: list[str]) -> list[dict[str, Any]]:
-        """Archive each queue. Returns one report per queue."""
+    def pipeline(names: list[str]) -> list[dict[str, Any]]:
+        """Archive, collect, and bring the tables up to date, queue by queue. Returns one report per queue."""
         from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-        from airflow_provider_zkmq.spark import archive_queue, spark_session
+        from airflow_provider_zkmq.spark import Retention, run_pipeline, spark_session
 
-        directory = archive_directory(get_current_context()["params"]["directory"])
+        context = get_current_context()
+        params = context["params"]
+        directory = archive_directory(params["directory"])
+        keep = Retention(*(params[f"keep_{table}"] for table in ("bronze", "silver", "gold")))
         with ZkmqHook() as hook:
             connect = connection_arguments(hook.get_conn().config)
         spark = spark_session("zkmq-maintenance")
         try:
-            return [asdict(archive_queue(connect, name, directory, spark)) for name in names]
+            done = run_pipeline(
+                connect,
+                names,
+                directory,
+                spark,
+                lifetime=params["lifetime"],
+                keep=keep,
+                delta=params["delta"],
+                progress=partial(print, flush=True),
+            )
+            tell(directory, names, spark, context["run_id"])
         finally:
             spark.stop()
-
-    @task(retries=2, retry_delay=pendulum.duration(seconds=30))
-    def collect(archived: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Delete what is archived and older than the lifetime. Returns one report per queue."""
-        from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-
-        lifetime = get_current_context()["params"]["lifetime"]
-        with ZkmqHook() as hook:
-            return [
-                {"queue": it["queue"]} | asdict(hook.queue(it["queue"]).collect_garbage(lifetime=lifetime))
-                for it in archived
-            ]
+        return [asdict(queue) for queue in done.queues]
 
     @task
-    def report(archived: list[dict[str, Any]], collected: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-        """Return archived rows, collected and kept tasks by queue."""
-        summary = {
-            up["queue"]: {
-                "archived": up["archived"],
-                "archive_rows": up["total"],
-                "watermark": up["watermark"],
-                "collected": down["collected"],
-                "kept": down["kept_unarchived"] + down["kept_changed"],
-            }
-            for up, down in zip(archived, collected, strict=True)
-        }
+    def report(queues: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+        """Return archived rows, collected and kept tasks, runs and deliveries by queue."""
+        summary = {queue["queue"]: _numbers(queue["steps"]) for queue in queues}
         for name, numbers in summary.items():
             print(f"queue {name}: {numbers}")  # noqa: T201  the task's log
         return summary
 
-    archived = archive(mark())
-    report(archived, collect(archived))
+    report(pipeline(mark()))
+
+
+def _numbers(steps: dict[str, dict[str, int]]) -> dict[str, int]:
+    bronze, collected, silver = (steps[name] for name in ("bronze", "gc", "silver"))
+    return {
+        "archived": bronze["rows"],
+        "archive_rows": bronze["in all"],
+        "collected": collected["deleted"],
+        "kept": collected["kept"],
+        "runs": silver["runs"],
+        "deliveries": silver["deliveries"],
+    }
+
+
+def tell(directory: str, names: list[str], spark: Any, run_id: str) -> None:
+    """Write a page on what the tables tell, beside them, and its path into the log."""
+    from airflow_provider_zkmq.engine import ConfigError
+    from airflow_provider_zkmq.spark import report
+
+    page = Path(directory).absolute() / f"report-{re.sub(r'[^A-Za-z0-9_.-]', '-', run_id)}.html"
+    try:
+        report(directory, names, spark=spark).write_html(page)
+    except ConfigError as error:  # nothing has ended yet, say
+        print(f"no report: {error}")  # noqa: T201  the task's log
+    else:
+        print(f"report: {page.as_uri()}")  # noqa: T201  the task's log
 
 
 def connection_arguments(config: Any) -> dict[str, Any]:

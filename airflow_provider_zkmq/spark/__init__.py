@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.answers.report import Report, report
     from airflow_provider_zkmq.spark.history.bronze import ArchiveReport, archive_queue
-    from airflow_provider_zkmq.spark.history.reading import percentiles, read_history
+    from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, PipelineReport, run_pipeline
+    from airflow_provider_zkmq.spark.history.reading import (
+        percentiles,
+        read_consumers,
+        read_deliveries,
+        read_history,
+        read_hourly,
+        read_runs,
+    )
+    from airflow_provider_zkmq.spark.history.retention import Retention
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source import register
     from airflow_provider_zkmq.spark.source.enqueueing import enqueue
@@ -18,26 +27,42 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ArchiveReport": "history.bronze",
+    "PipelineFailed": "history.pipeline",
+    "PipelineReport": "history.pipeline",
     "Report": "answers.report",
+    "Retention": "history.retention",
     "WriteReport": "source.receipts",
     "archive_queue": "history.bronze",
     "enqueue": "source.enqueueing",
     "percentiles": "history.reading",
+    "read_consumers": "history.reading",
+    "read_deliveries": "history.reading",
     "read_history": "history.reading",
+    "read_hourly": "history.reading",
+    "read_runs": "history.reading",
     "register": "source",
     "report": "answers.report",
+    "run_pipeline": "history.pipeline",
     "spark_session": "session",
 }
 __all__ = [
     "ArchiveReport",
+    "PipelineFailed",
+    "PipelineReport",
     "Report",
+    "Retention",
     "WriteReport",
     "archive_queue",
     "enqueue",
     "percentiles",
+    "read_consumers",
+    "read_deliveries",
     "read_history",
+    "read_hourly",
+    "read_runs",
     "register",
     "report",
+    "run_pipeline",
     "spark_session",
 ]
 

@@ -58,12 +58,12 @@ def _session(chosen: argparse.Namespace) -> Any:
     return spark_session(f"zkmq-{chosen.job}", chosen.master)
 
 
-def connector(**options: str | None) -> Any:
-    """A function that connects, and that executors can be given: no password is in it."""
-    from airflow_provider_zkmq.spark.source.access import connect
+def _way(chosen: argparse.Namespace) -> Any:
+    """How to connect, for the driver and for executors: no password is in it."""
     from airflow_provider_zkmq.spark.source.options import Options
 
-    return partial(connect, Options.of({name: text for name, text in options.items() if text is not None}))
+    named = {name: getattr(chosen, name) for name in ("conn_id", "hosts", "root")}
+    return Options.of({name: text for name, text in named.items() if text is not None})
 
 
 def _pipeline(chosen: argparse.Namespace) -> None:
@@ -71,7 +71,7 @@ def _pipeline(chosen: argparse.Namespace) -> None:
     from airflow_provider_zkmq.spark.history.retention import Retention
 
     run_pipeline(
-        connector(conn_id=chosen.conn_id, hosts=chosen.hosts, root=chosen.root),
+        _way(chosen),
         _queues(chosen),
         chosen.directory,
         _session(chosen),
@@ -88,7 +88,7 @@ def _report(chosen: argparse.Namespace) -> None:
     made = report(chosen.directory, _queues(chosen), spark=_session(chosen))
     if chosen.html:
         made.write_html(chosen.html)
-    print(made)  # noqa: T201  a program's output
+    print(made.text())  # noqa: T201  a program's output
 
 
 if __name__ == "__main__":

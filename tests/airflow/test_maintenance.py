@@ -40,9 +40,9 @@ def mark(maintenance, monkeypatch):
 
 
 def test_marking_comes_before_anything_else(maintenance):
-    """The queues are said to be archived before Spark is started; then archive, collect, report."""
+    """The queues are said to be archived before Spark is started; then the pipeline, then its report."""
     order = [task.task_id for task in maintenance.topological_sort()]
-    assert order == ["mark", "archive", "collect", "report"]
+    assert order == ["mark", "pipeline", "report"]
 
 
 def test_its_first_step_keeps_what_no_archive_holds(mark, queue):
@@ -61,3 +61,46 @@ def test_a_queue_that_does_not_exist_is_not_made(mark, queue):
     with pytest.raises(ConfigError, match="does not exist"):
         mark(["jobz"])
     assert mark(None) == ["jobs"]
+
+
+def test_the_pipeline_runs_with_progress_in_the_log(maintenance, monkeypatch, queue, tmp_path, capsys):
+    """Its step hands the parameters on; lines of progress are the log's, and the report is a page beside the tables."""
+    from airflow_provider_zkmq import spark
+    from airflow_provider_zkmq.spark import Retention
+    from airflow_provider_zkmq.spark.history.pipeline import PipelineReport, QueueReport
+
+    asked = {}
+
+    def run(connect, names, directory, session, *, progress, **rest):
+        asked.update(rest, names=names, directory=directory, hosts=connect["hosts"])
+        progress("queue jobs: bronze: 3 rows, 0.1 s")
+        steps = {"bronze": {"rows": 3, "in all": 5}, "gc": {"deleted": 3, "kept": 0}}
+        return PipelineReport((QueueReport("jobs", steps | {"silver": {"runs": 3, "deliveries": 4}}),))
+
+    class Session:
+        def stop(self):
+            asked["stopped"] = True
+
+    class Page:
+        def write_html(self, path):
+            path.write_text("<html>")
+
+    step = maintenance.get_task("pipeline").python_callable
+    none = dict.fromkeys(("queues", "lifetime", "keep_silver", "keep_gold"))
+    params = {**none, "directory": str(tmp_path), "keep_bronze": 7, "delta": False}
+    monkeypatch.setitem(step.__globals__, "get_current_context", lambda: {"params": params, "run_id": "manual__1:2"})
+    for name, value in (
+        ("run_pipeline", run),
+        ("spark_session", lambda _name: Session()),
+        ("report", lambda *_a, **_k: Page()),
+    ):
+        monkeypatch.setattr(spark, name, value, raising=False)
+    reports = step(["jobs"])
+    assert (asked["names"], asked["directory"], asked["stopped"]) == (["jobs"], str(tmp_path), True)
+    assert (asked["keep"], asked["lifetime"], asked["delta"]) == (Retention(bronze=7), None, False)
+    assert maintenance.get_task("report").python_callable(reports) == {
+        "jobs": {"archived": 3, "archive_rows": 5, "collected": 3, "kept": 0, "runs": 3, "deliveries": 4}
+    }
+    log = capsys.readouterr().out
+    assert "queue jobs: bronze: 3 rows, 0.1 s" in log
+    assert (tmp_path / "report-manual__1-2.html").as_uri() in log

@@ -39,20 +39,25 @@ def _peak(pid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main(hosts: str, root: str, directory: str) -> None:
     spark = spark_session("scale", master="local[2]", **{"spark.driver.memory": "1g"})
-    print("READY", flush=True)
+    say("READY")
     report = run_pipeline(
         {"hosts": hosts, "root": root},
         None,
         directory,
         spark,
         lifetime=0,
-        progress=lambda line: print(line, flush=True),
-        after=lambda step: print(f"STEP {step}", flush=True),
+        progress=say,
+        after=lambda step: say(f"STEP {step}"),
     )
     steps = [queue.steps | {"seconds": queue.seconds} for queue in report.queues]
-    print(json.dumps({"queues": steps, "peak_kb": peak_kilobytes()}), flush=True)
+    say(json.dumps({"queues": steps, "peak_kb": peak_kilobytes()}))
     spark.stop()
 
 

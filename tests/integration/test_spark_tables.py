@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
+from datetime import date, timedelta
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.spark.history import delta
+from airflow_provider_zkmq.spark.history.compaction import compact
 from airflow_provider_zkmq.spark.history.gold import summarise
-from airflow_provider_zkmq.spark.history.reading import read_consumers, read_deliveries, read_hourly, read_runs
+from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, publish, read_manifest
+from airflow_provider_zkmq.spark.history.reading import (
+    read_consumers,
+    read_deliveries,
+    read_history,
+    read_hourly,
+    read_runs,
+)
+from airflow_provider_zkmq.spark.history.retention import Retention, retain
 from airflow_provider_zkmq.spark.history.silver import refine
 from tests.integration.histories import (
     HOUR,
@@ -70,3 +84,175 @@ def test_gold_equals_what_pandas_computes_of_the_raw_histories(spark, tmp_path) 
         refine(tmp_path / "q", spark)
         summarise(tmp_path / "q", spark)
     check(spark, tmp_path, histories)
+
+
+class Crash(Exception):
+    """Ends a step as a crash would."""
+
+
+def crash_at(wanted: str):
+    def after(step: str) -> None:
+        if step == wanted:
+            raise Crash(step)
+
+    return after
+
+
+def test_a_late_row_changes_its_own_hours_and_no_other(spark, tmp_path) -> None:
+    """Numbers of hours that it does not touch are not computed again: what was put there by hand stays."""
+    home, histories = tmp_path / "q", Histories(3, days=0.4)
+    first = histories.make(12)
+    histories.number(first, 1)
+    write_bronze(spark, home, first, 100)
+    refine(home, spark)
+    summarise(home, spark)
+    last = max(row["ended"] for row in first)
+    late = {**first[0], "id": "late", "filters": {}, "state": "cancelled", "attempt": 0, "claimed": None, "history": []}
+    late |= {"enqueued": last - 5 * HOUR, "ended": last - 2 * HOUR, "version": 101}
+    before = {(row["class"], row.hour): row for row in read_hourly(spark, tmp_path).collect()}
+    parts = mark_everything(spark, home)
+    write_bronze(spark, home, [late], 200)
+    refine(home, spark)
+    summarise(home, spark)
+    after = {(row["class"], row.hour): row for row in read_hourly(spark, tmp_path).collect()}
+    assert parts
+    hours = {int(key[1].timestamp() * 1000) // HOUR for key in before if key[0] == ""}
+    for (name, hour), row in after.items():
+        number = int(hour.timestamp() * 1000) // HOUR
+        touched = name == "" and number in {late["enqueued"] // HOUR, late["ended"] // HOUR}
+        assert (row.retries >= 1_000) == (not touched and (name, hour) in before and bool(happened(before[name, hour])))
+        between = name == "" and late["enqueued"] // HOUR < number < late["ended"] // HOUR
+        if between:
+            assert row.depth_start == (before[name, hour].depth_start if (name, hour) in before else 0) + 1
+    assert hours
+
+
+def happened(row) -> int:
+    return row.arrivals + row.ended + row.deliveries + row.busy_ms
+
+
+def mark_everything(spark, home) -> int:
+    """Add a thousand retries to each of gold's rows, so that those which are computed again can be told."""
+    from pyspark.sql import functions as f
+
+    manifest, marked = read_manifest(home / GOLD), 0
+    for part in manifest.of("hourly"):
+        folder = home / GOLD / part.path
+        frame = spark.read.parquet(str(folder)).withColumn("retries", f.col("retries") + 1_000)
+        frame.write.partitionBy("day").parquet(str(folder) + ".marked")
+        folder.rename(str(folder) + ".plain")
+        (folder.parent / f"{folder.name}.marked").rename(folder)
+        marked += 1
+    return marked
+
+
+def test_small_parts_become_one_with_a_file_for_each_day(spark, tmp_path) -> None:
+    """Cut off anywhere and run again; readers have every row once at any time, also of a frame made before."""
+    home, histories = tmp_path / "q", Histories(4, days=0.5)
+    rows = histories.make(9)
+    histories.number(rows, 1)
+    windows = [rows[n::3] for n in range(3)]
+    for n, window in enumerate(windows):
+        write_bronze(spark, home, window, 10 * (n + 1))
+        refine(home, spark)
+    assert compact(home, spark, few=2) == 3  # silver's parts wait for gold, bronze's are in silver
+    summarise(home, spark)
+    old = read_runs(spark, tmp_path, "q")
+    for step in ("staged", "adopted", "published"):
+        with pytest.raises(Crash):
+            compact(home, spark, few=2, after=crash_at(step))
+        assert read_runs(spark, tmp_path, "q").count() == read_history(spark, tmp_path, "q").count() == len(rows)
+    compact(home, spark, few=2)
+    assert old.count() == len(rows)
+    days = len({row["ended"] // (24 * HOUR) for row in rows})
+    assert [len(read_manifest(home / table).of("runs")) for table in ("", SILVER)] == [1, 1]
+    for table in ("", SILVER):
+        (part,) = read_manifest(home / table).of("runs")
+        assert len(list((home / table / part.path).rglob("*.parquet"))) == days
+    compact(home, spark, few=2, grace=0)
+    assert len(list((home / SILVER / "runs").iterdir())) == 1
+    check(spark, tmp_path, histories)
+
+
+def test_retention_drops_days_and_never_what_the_next_table_lacks(spark, tmp_path) -> None:
+    """Bronze goes first; gold's hours stay as they are where silver has forgotten the rows they came from."""
+    home, histories = tmp_path / "q", Histories(5, days=1.9)
+    rows = histories.make(12)
+    histories.number(rows, 1)
+    write_bronze(spark, home, rows, 100)
+    last = date(2026, 1, 1) + timedelta(days=max(row["ended"] for row in rows) // (24 * HOUR) - 20_454)
+    assert retain(home, Retention(bronze=1), today=last) == 0
+    refine(home, spark)
+    summarise(home, spark)
+    recent = sum(row["ended"] // (24 * HOUR) == max(each["ended"] for each in rows) // (24 * HOUR) for row in rows)
+    assert retain(home, Retention(bronze=1), today=last) == len(rows) - recent
+    assert read_history(spark, tmp_path, "q").count() == read_manifest(home).rows == recent
+    assert read_runs(spark, tmp_path, "q").count() == len(rows)
+    before = read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first()
+    retain(home, Retention(silver=1), today=last)
+    assert read_runs(spark, tmp_path, "q").count() == recent
+    late = {**rows[0], "version": 200, "id": "late"}  # ended on the first day, which silver has forgotten
+    write_bronze(spark, home, [late], 300)
+    refine(home, spark)
+    summarise(home, spark)
+    assert read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first() == before
+    with pytest.raises(ConfigError, match="no number of days"):
+        Retention(bronze=0)
+
+
+def test_delta_tables_equal_the_others_and_are_written_once(spark, tmp_path) -> None:
+    """Appended for each run, replaced by days in gold; what was committed before a crash is not written again."""
+    deltalake = pytest.importorskip("deltalake")
+    home, histories = tmp_path / "q", Histories(6, days=0.5)
+    rows = histories.make(8)
+    histories.number(rows, 1)
+    for n, window in enumerate((rows[::2], rows[1::2])):
+        write_bronze(spark, home, window, 10 * (n + 1))
+        refine(home, spark)
+        summarise(home, spark)
+        with pytest.raises(Crash):
+            delta.export(home, after=crash_at("deliveries"))
+        assert delta.export(home)["runs"] == 0
+    assert sum(delta.export(home).values()) == 0
+    for kind, frame in (
+        ("runs", read_runs(spark, tmp_path)),
+        ("deliveries", read_deliveries(spark, tmp_path)),
+        ("hourly", read_hourly(spark, tmp_path)),
+        ("consumers", read_consumers(spark, tmp_path)),
+    ):
+        table = deltalake.DeltaTable(str(home / "delta" / kind)).to_pyarrow_table()
+        names = [
+            name
+            for name in ("task_id", "number", "version", "class", "consumer", "run_ms", "busy_ms")
+            if name in frame.columns
+        ]
+        expected = sorted(map(repr, (tuple(row[name] for name in names) for row in frame.collect())))
+        stored = table.select(names).to_pylist()
+        assert sorted(repr(tuple(row[name] for name in names)) for row in stored) == expected
+
+
+def test_delta_without_its_package_says_what_to_install(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"airflow-provider-zkmq\[delta\]"):
+        delta.export(tmp_path)
+
+
+def test_tables_of_others_and_of_newer_versions_are_refused(spark, tmp_path) -> None:
+    """Another queue's folder, a newer version's manifest, and silver of another archive: one clear error each."""
+    home, histories = tmp_path / "q", Histories(7, days=0.1)
+    rows = histories.make(2)
+    histories.number(rows, 1)
+    write_bronze(spark, home, rows, 10)
+    refine(home, spark)
+    publish(home, replace(read_manifest(home), watermark=5))
+    with pytest.raises(ConfigError, match="another archive"):
+        refine(home, spark)
+    home.rename(tmp_path / "p")
+    with pytest.raises(ConfigError, match="is the archive of queue 'q', not of 'p'"):
+        read_history(spark, tmp_path, "p")
+    with pytest.raises(ConfigError, match="is the archive of queue 'q', not of 'p'"):
+        read_runs(spark, tmp_path, "p")
+    (tmp_path / "n").mkdir()
+    (tmp_path / "n" / "MANIFEST.json").write_text(json.dumps({"version": 99, "watermark": 1, "runs": []}))
+    with pytest.raises(ConfigError, match="newer version"):
+        read_history(spark, tmp_path, "n")

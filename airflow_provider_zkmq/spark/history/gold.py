@@ -163,19 +163,21 @@ def _hourly(home: Path, gold: Manifest, silver: _Silver, span: _Span, touched: D
     happened = old.where(f.greatest(*activity()) > 0).join(touched, ["class", "hour"], "left_anti")
     numbers = [name for frame in computed for name in frame.columns]
     kept = happened.select(*dict.fromkeys(numbers))
-    return with_depth(joined([*computed, kept, _base(old, silver.new_runs(), start)]), end)
+    base = [_known(old, start), *([_carried(silver.new_runs(), start)] if silver.manifest.horizon else [])]
+    return with_depth(joined([*computed, kept, *base]), end)
 
 
-def _base(old: DataFrame, new: DataFrame, start: int) -> DataFrame:
-    """The classes of which somebody waited when hour `start` began, and how many.
+def _known(old: DataFrame, start: int) -> DataFrame:
+    """The classes of which somebody waited when hour `start` began, and how many, as far as gold knows."""
+    waiting = old.where((f.col("hour") == start) & (f.col("depth_start") > 0))
+    return waiting.select("class", "hour", f.col("depth_start").alias("base"))
 
-    Those that gold knows, and new ones that came in hours that stay as they are.
-    """
-    known = old.where((f.col("hour") == start) & (f.col("depth_start") > 0)).select("class", "hour", "depth_start")
+
+def _carried(new: DataFrame, start: int) -> DataFrame:
+    """A row for each new run that waited then and came in an hour that stays as it is."""
     begin, one = start * HOUR_MS, f.lit(1).cast("bigint")
     carried = new.where((f.col("came") < begin) & (f.col("gone") >= begin))
-    added = carried.select("class", f.lit(start).cast("bigint").alias("hour"), one.alias("depth_start"))
-    return known.union(added).withColumnRenamed("depth_start", "base")
+    return carried.select("class", f.lit(start).cast("bigint").alias("hour"), one.alias("base"))
 
 
 def _consumers(home: Path, gold: Manifest, silver: _Silver, span: _Span) -> DataFrame:

@@ -13,6 +13,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.spark.history.manifest import Manifest, Part, sync
@@ -104,7 +105,10 @@ def load(spark: SparkSession, schema: str, paths: list[str], moment: str) -> Dat
     columns = spark.createDataFrame([], schema).schema
     stored = StructType([column for column in columns if column.name != "day"])
     if not paths:
-        return spark.createDataFrame([], stored).withColumn("day", day_of(moment))
+        nothing = spark.createDataFrame([], stored).where(
+            f.lit(False)
+        )  # Spark sees that it is empty, and leaves it out
+        return nothing.withColumn("day", day_of(moment))
     frame = spark.read.schema(stored).option("recursiveFileLookup", "true").parquet(*paths)
     return frame.withColumn("day", day_of(moment))
 
@@ -146,7 +150,7 @@ def sweep(home: Path, manifest: Manifest, grace: float = GRACE) -> tuple[list[st
     known = {"/".join(path.split("/")[:2]) for path in (*(part.path for part in manifest.runs), *(r[0] for r in left))}
     orphans = [path for kind in kinds(home) for path in (home / kind).glob("*") if f"{kind}/{path.name}" not in known]
     for orphan in orphans:
-        shutil.rmtree(orphan)
+        shutil.rmtree(orphan, ignore_errors=True)  # what a killed run's Java still writes goes the next time
     return sorted(orphan.name for orphan in orphans), replace(manifest, retired=left)
 
 
