@@ -61,10 +61,9 @@ def _make(directory: str, args: argparse.Namespace) -> Report:
     since, until = _moment("--since", args.since), _moment("--until", args.until)
     queues = known(directory, [args.queue] if args.queue else None)
     from airflow_provider_zkmq.spark import report as make
-    from airflow_provider_zkmq.spark import spark_session
+    from airflow_provider_zkmq.spark.answers.report import session
 
-    spark = spark_session("zkmq-report")
-    try:
+    with session() as spark:
         return make(
             directory,
             queues,
@@ -76,8 +75,6 @@ def _make(directory: str, args: argparse.Namespace) -> Report:
             target_utilisation=args.target_utilisation,
             top=args.top,
         )
-    finally:
-        spark.stop()
 
 
 def _moment(option: str, text: str | None) -> datetime | None:

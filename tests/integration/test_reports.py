@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -16,6 +14,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.spark import report
 from airflow_provider_zkmq.spark.answers import failures, waiting
 from airflow_provider_zkmq.spark.answers.capacity import Target
@@ -48,7 +47,7 @@ def mixed() -> History:
         if n % 5 == 0:
             lost = "rescued" if n % 10 else "failed"
             broken = Try(
-                began + 1, began + 2, worker, lost, ERRORS[n // 5 % 4].format(n=n) if lost == "failed" else None
+                began + 1, began + 2, worker, lost, ERRORS[n // 10 % 4].format(n=n) if lost == "failed" else None
             )
             tries = [broken, Try(began + 30, began + 40, worker)] if n % 15 else [broken]
         history.add(name, began, tries, queue="census")
@@ -59,9 +58,15 @@ def mixed() -> History:
 
 
 @pytest.fixture(scope="module")
-def answered(spark):
+def frames(spark):
+    """The tables of the mixed history."""
+    return mixed().frames(spark)
+
+
+@pytest.fixture(scope="module")
+def answered(frames):
     """The sections on the mixed history."""
-    sections = answer(mixed().frames(spark), recent=3_600, target=Target(60.0), top=20)
+    sections = answer(frames, recent=3_600, target=Target(60.0), top=20)
     return {section.name: {table.name: table.rows for table in section.tables} for section in sections}
 
 
@@ -115,11 +120,11 @@ def test_failures_meet_by_kind_and_masked_text(answered) -> None:
 
 def test_consumers_stand_side_by_side(answered) -> None:
     """Deliveries, failures, times, and how busy each was."""
-    rows = {row["consumer"]: row for row in answered["consumers"]["consumers"]}
+    rows = {(row["queue"], row["consumer"]): row for row in answered["consumers"]["consumers"]}
     deliveries = mixed().deliveries
-    assert set(rows) == {each["consumer"] for each in deliveries}
-    for consumer, row in rows.items():
-        own = [each for each in deliveries if each["consumer"] == consumer]
+    assert set(rows) == {(each["queue"], each["consumer"]) for each in deliveries}
+    for key, row in rows.items():
+        own = [each for each in deliveries if (each["queue"], each["consumer"]) == key]
         assert row["deliveries"] == len(own)
         assert row["failed"] == sum(each["outcome"] != "finished" for each in own)
         assert row["run_p50"] == pytest.approx(statistics.median(each["run_ms"] for each in own) / 1000)
@@ -142,12 +147,13 @@ def test_capacity_is_told_of_every_class(answered) -> None:
     large = rows["census", "size=large"]
     assert large["servers"] == 4
     assert large["rate"] == pytest.approx(80 / 7200 * (80 + 16) / 80, rel=0.1), "each retry is one more arrival"
-    assert all(row["needed"] == 1 for row in rows.values())
+    assert large["needed"] in {1, 2}
+    assert rows["mail", ""]["needed"] == rows["single", "one=1"]["needed"] == 1
 
 
-def test_what_is_too_much_for_a_table_is_summed(spark) -> None:
+def test_what_is_too_much_for_a_table_is_summed(frames) -> None:
     """Two rows of each table, and one for all others; nothing is lost from the sums."""
-    frames = mixed().frames(spark).with_seconds()
+    frames = frames.with_seconds()
     queues = waiting.queues(frames, 1)
     assert [(row["queue"], row["runs"]) for row in queues] == [("census", 120), (OTHERS, 32)]
     named = frames.with_classes(waiting.classes(frames, 2))
@@ -202,31 +208,21 @@ def archive(spark, directory: Path, queue: str = "census", ids: int = 40) -> His
     return histories
 
 
-def zkmq(*argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "airflow_provider_zkmq", "report", *argv]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
-def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path) -> None:
-    """All of it, a part of its time, and nothing; as JSON and as a page; the same rows whoever asks."""
+def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, capsys) -> None:
+    """A part of its time, and one in which there is nothing; as JSON, as text and as a page."""
     histories = archive(spark, tmp_path)
     runs = runs_by_pandas(histories.rows)
-    whole = report(tmp_path, spark=spark)
-    (row,) = whole.section("overview").tables[0].rows
-    assert (whole.queues, row["runs"]) == (("census",), len(runs))
-    dead = [each["state"] for each in histories.rows].count("dead")
-    assert sum(each["dead"] for each in whole.section("retries").tables[0].rows) == row["dead"] == dead
     none = report(tmp_path, "census", spark=spark, since=START + timedelta(days=900))
     assert none.section("overview").said == ["No task ended in this time."]
     assert "no delivery failed" in none.text(80)
 
     page = tmp_path / "report.html"
-    done = zkmq(
-        "census", "--directory", str(tmp_path), "--json", "--html", str(page), "--since", "2026-01-01T12:00:00Z"
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    where = ["--directory", str(tmp_path), "--html", str(page), "--since", "2026-01-01T12:00:00Z"]
+    assert cli.main(["report", "census", *where, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
     noon = 1_767_225_600_000 + 12 * 3_600_000
     assert told["overview"]["queues"][0]["runs"] == (runs["ended"] >= noon).sum()
     assert told["since"] == "2026-01-01T12:00:00+00:00"
+    dead = [row["ended"] >= noon for row in histories.rows if row["state"] == "dead"]
+    assert sum(row["dead"] for row in told["retries"]["retries"]) == told["overview"]["queues"][0]["dead"] == sum(dead)
     assert page.read_text().count("<svg") >= 4

@@ -39,7 +39,9 @@ def hostile_report(text: str = HOSTILE) -> Report:
     ends = {"retried": 1, "most": 2, "dead_share": 0.5}
     class_rows = [queue_row | waits | ends | {"class": text}]
     demand = Demand(200, 0.5, 0.6, 9.0, 90.0, 200.0)
-    capacity = advice.rows({text: {text: demand}}, {text: [Crew({text: 200}, 1, 1, 1.9, 9.0)]}, Target())
+    crews = {text: [Crew({text: 200}, 1, 1, 1.9, 9.0)]}
+    capacity = advice.rows({text: {text: demand}}, crews, Target())
+    added = advice.plan({text: {text: demand}}, crews, Target())
     group = {"queue": text, "kind": text, "text": text, "failures": 3, "tasks": 2, "consumers": 1, **times}
     worker = {"queue": text, "consumer": text, "deliveries": 3, "failed": 1, "failed_share": 1 / 3, "utilisation": 0.5}
     hours = [
@@ -49,7 +51,7 @@ def hostile_report(text: str = HOSTILE) -> Report:
     ]
     sections = (
         waiting.overview([queue_row | times]),
-        advice.section(capacity, Target(), {text: Stretch(0.0, 60.0)}),
+        advice.section(capacity, added, Target(), {text: Stretch(0.0, 60.0)}),
         waiting.waiting(class_rows),
         failures.section(
             [group | {"examples": [text], "error": text}],
@@ -197,7 +199,7 @@ def test_the_advice_names_how_many_more_and_of_which() -> None:
     assert verdicts(calm, [Crew({"c": 500}, 2, 2, 1.0, 1.0)])["verdict"] == "enough"
     few = verdicts(calm, [Crew({"c": 500}, 2, 2, 1.8, 1.0)], wait=10.0)
     assert (few["verdict"], few["needed"], few["servers"]) == ("too few", 3, 2)
-    assert advice.advice(few) == "c of q: too few; 1 more consumer that serve c (of 2, 3 are needed)."
+    assert advice.advice(few) == "c of q: too few; 2 serve it, 3 are needed."
     over = verdicts(calm, [Crew({"c": 500}, 2, 2, 2.5, 1.0)])
     assert over["verdict"] == "overloaded"
     assert over["model_p95"] == math.inf
@@ -211,6 +213,18 @@ def test_the_advice_names_how_many_more_and_of_which() -> None:
     assert "look for bursts or delays" in advice.advice(late)
 
 
+def test_the_plan_adds_for_all_classes_together() -> None:
+    """Nodes that serve several classes help all of them: what each class needs is not added up."""
+    demands = {"q": {"a": Demand(500, 3.0, 4.0, 1.0, 0.1, 0.5), "b": Demand(500, 1.5, 1.5, 1.0, 0.1, 0.5)}}
+    crews = {"q": [Crew({"a": 500}, 2, 2, 1.0, 1.0), Crew({"a": 100, "b": 500}, 1, 1, 1.0, 1.0)]}
+    added = {row["serves"]: (row["add"], row["add_at_peak"]) for row in advice.plan(demands, crews, Target(5.0))}
+    needs = {row["class"]: row["needed"] - row["servers"] for row in advice.rows(demands, crews, Target(5.0))}
+    assert added == {"a, b": (3, 4), "a": (0, 0)}
+    assert needs["a"] > 0
+    section = advice.section([], advice.plan(demands, crews, Target(5.0)), Target(5.0), {})
+    assert section.said == ["Add to q: 3 now, 4 for the busiest hour, to the 1 that serve a, b."]
+
+
 def test_where_the_model_does_not_hold_the_report_says_so() -> None:
     """Few tasks, bursts, run times far from exponential, and what was measured says otherwise."""
     row = verdicts(Demand(20, 1.0, 1.0, 30.0, 50.0, 50.0), [Crew({"c": 500}, 3, 3, 1.0, 0.0)])
@@ -218,7 +232,7 @@ def test_where_the_model_does_not_hold_the_report_says_so() -> None:
     for words in ("only 20 tasks", "in bursts (C² = 30 ", "far from exponential (C² = 0;", "believe what was measured"):
         assert words in warning
     assert advice.warnings(verdicts(Demand(500, 1.0, 1.0, 1.0, 0.1, 0.5), [Crew({"c": 500}, 3, 3, 1.0, 1.0)])) == []
-    assumed = advice.section([row], Target(), {}).notes
+    assumed = advice.section([row], [], Target(), {}).notes
     assert [text for text in assumed if "Poisson" in text]
     assert [text for text in assumed if "at_least" in text]
 
@@ -287,7 +301,7 @@ def test_an_empty_history_is_a_report_too() -> None:
     """It says that there is nothing, in every form."""
     sections = (
         waiting.overview([]),
-        advice.section([], Target(), {}),
+        advice.section([], [], Target(), {}),
         waiting.waiting([]),
         failures.section([], []),
         consumers.section([]),

@@ -39,6 +39,13 @@ _LEAST: Final = (
     "the kind that serves the fewest other classes, and all others stay."
 )
 ASSUMPTIONS: Final = (_POISSON, _OLDEST, _SERVED, _COUNTED, _FORMULA, _LEAST)
+_PLAN: Final = (
+    Column("queue", "queue"),
+    Column("serves", "consumers that serve", "text"),
+    Column("servers", "there are", "count"),
+    Column("add", "add now", "count"),
+    Column("add_at_peak", "for the peak", "count"),
+)
 _COLUMNS: Final = (
     Column("queue", "queue"),
     Column("class", "class", "name"),
@@ -121,26 +128,60 @@ def verdict(demand: Demand, now: Need, peak: Need, target: Target) -> str:
     return "more than enough" if demand.rate and max(now.needed, peak.needed) < now.servers else "enough"
 
 
-def section(capacity: list[Row], target: Target, stretches: Mapping[str, Stretch]) -> Section:
+def plan(demands: Mapping[str, Mapping[str, Demand]], crews: Mapping[str, Sequence[Crew]], target: Target) -> list[Row]:
+    """A row for each kind of consumers: how many more meet the target of every class, now and in the busiest hour."""
+    answer = []
+    for queue, classes in demands.items():
+        model = Model(crews.get(queue, []))
+        now = model.plan({key: demand.rate for key, demand in classes.items()}, target)
+        peak = model.plan({key: demand.peak for key, demand in classes.items()}, target)
+        there = {crew.classes: crew.servers for crew in crews.get(queue, [])}
+        answer += [
+            {"queue": queue, "serves": _kind(key), "servers": there[key], "add": now[key], "add_at_peak": peak[key]}
+            for key in now
+        ]
+    return sorted(answer, key=lambda row: (-row["add"], -row["add_at_peak"], row["queue"], row["serves"]))
+
+
+def _kind(classes: Iterable[str]) -> str:
+    """The classes that consumers of a kind serve."""
+    names = [name(key) for key in sorted(classes)]
+    return ", ".join(names[:4]) + (f" and {several(len(names) - 4, 'more class')}" if len(names) > 4 else "")
+
+
+def section(capacity: list[Row], added: list[Row], target: Target, stretches: Mapping[str, Stretch]) -> Section:
     """When more consumers are needed."""
     bad = [row for row in capacity if _URGENT[row["verdict"]] >= 2]
-    said = [sentence for row in bad[:10] for sentence in [advice(row)]]
-    if capacity and not bad:
+    said = [*_to_add(added), *map(advice, bad[:10])]
+    if capacity and not said:
         said = [f"No class needs more consumers: {_wanted(target)}, now and in the busiest hour."]
     shown = [row for row in capacity if math.isfinite(row["utilisation"])][:20]
     plot = Plot(
         "bars",
-        "How busy those are who serve a class",
+        "How busy those are who serve a class, now",
         f"Bars: the part of what its consumers can do that is asked of them, for each class. {' '.join(said[:2])}",
         [label(row) for row in shown],
         [Series("busy", [row["utilisation"] for row in shown])],
         "share",
         limit=target.utilisation or 1.0,
     )
-    table = Table("capacity", f"Capacity; the target is that {_wanted(target)}", _COLUMNS, capacity, "nothing arrived")
+    tables = [
+        Table("capacity", f"Capacity; the target is that {_wanted(target)}", _COLUMNS, capacity, "nothing arrived"),
+        Table("plan", "How many consumers to add, for all classes together", _PLAN, added, "nobody served anything"),
+    ]
     warned = [text for row in capacity for text in warnings(row)]
     notes = [*_times(stretches), *warned, *(f"Assumed: {text}" for text in ASSUMPTIONS)] if capacity else []
-    return Section("capacity", "Are there enough consumers", said, [table], notes, [plot] if shown else [])
+    return Section("capacity", "Are there enough consumers", said, tables, notes, [plot] if shown else [])
+
+
+def _to_add(added: Iterable[Row]) -> list[str]:
+    """What the plan asks for, in sentences."""
+    return [
+        f"Add to {row['queue']}: {row['add']:,} now, {row['add_at_peak']:,} for the busiest hour, to the "
+        f"{row['servers']:,} that serve {row['serves']}."
+        for row in added
+        if row["add_at_peak"] or row["add"]
+    ]
 
 
 def _times(stretches: Mapping[str, Stretch]) -> Iterable[str]:
@@ -157,7 +198,7 @@ def _wanted(target: Target) -> str:
 
 def advice(row: Row) -> str:
     """What is to be done about a class that is served too badly."""
-    who, kind = label(row), " or ".join(name(key) for key in row["grow"][:3])
+    who = label(row)
     if not row["servers"]:
         return f"{who}: nobody serves it."
     if row["verdict"] == "slower than modelled":
@@ -166,11 +207,10 @@ def advice(row: Row) -> str:
             f"{who}: 5 of 100 waited {waited} or more, though enough serve it ({busy} busy): look for bursts or delays."
         )
     if row["needed"] is None:
-        return f"{who}: {row['verdict']}; no number of consumers like those that serve {kind} meets the target."
+        return f"{who}: {row['verdict']}; no number of consumers like those there are meets the target."
     wanted = max(row["needed"], row["needed_at_peak"] or 0)
     when = " in the busiest hour" if row["needed"] <= row["servers"] else ""
-    more = several(wanted - row["servers"], "more consumer")
-    return f"{who}: {row['verdict']}; {more} that serve {kind} (of {row['servers']:,}, {wanted:,} are needed{when})."
+    return f"{who}: {row['verdict']}; {row['servers']:,} serve it, {wanted:,} are needed{when}."
 
 
 def warnings(row: Row) -> list[str]:

@@ -147,16 +147,35 @@ class Model:
 
     def _needed(self, name: str, rates: Mapping[str, float], target: Target, serving: Sequence[int]) -> int | None:
         growing = self._growing(serving)
-        others = sum(self._kinds[index].servers for index in serving) - self._kinds[growing].servers
+        least = self._least(name, rates, target, self._kinds, growing)
+        others = sum(self._kinds[index].servers for index in serving if index != growing)
+        return None if least is None else others + least
+
+    def _least(
+        self, name: str, rates: Mapping[str, float], target: Target, kinds: Sequence[Kind], growing: int
+    ) -> int | None:
+        """How many of one kind are enough for a class, at the least."""
 
         def enough(servers: int) -> bool:
-            kinds = list(self._kinds)
-            kinds[growing] = replace(kinds[growing], servers=servers)
-            busy = utilisations(rates, kinds).get(name, 0.0)
-            return busy < 1 and target.met(self._waits(rates, kinds).get(name, NONE), busy)
+            tried = [*kinds[:growing], replace(kinds[growing], servers=servers), *kinds[growing + 1 :]]
+            busy = utilisations(rates, tried).get(name, 0.0)
+            return busy < 1 and target.met(self._waits(rates, tried).get(name, NONE), busy)
 
-        least = _least(enough, self._kinds[growing].servers)
-        return None if least is None else others + least
+        return _least(enough, kinds[growing].servers)
+
+    def plan(self, rates: Mapping[str, float], target: Target) -> dict[frozenset[str], int]:
+        """How many to add to each crew so that every class that somebody serves meets the target.
+
+        The classes that the fewest crews serve come first: who is added for them helps the others, and slows nobody.
+        """
+        kinds = list(self._kinds)
+        groups = {tuple(index for index, kind in enumerate(kinds) if name in kind.classes): name for name in rates}
+        for serving in sorted(filter(None, groups), key=len):
+            growing = self._growing(serving)
+            least = self._least(groups[serving], rates, target, kinds, growing) or 0
+            kinds[growing] = replace(kinds[growing], servers=max(least, kinds[growing].servers))
+        added = zip(self._kinds, kinds, strict=True)
+        return {kind.classes: grown.servers - kind.servers for kind, grown in added}
 
     def _waits(self, rates: Mapping[str, float], kinds: Sequence[Kind]) -> dict[str, Wait]:
         """The model's waits, each made longer or shorter as the run times of its pool vary."""

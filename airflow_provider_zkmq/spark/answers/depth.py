@@ -77,7 +77,11 @@ def section(hour_rows: list[Row]) -> Section:
     alt = f"Lines: how many tasks of each queue were waiting over time. {' '.join(said)}"
     lines = [Series(printable(queue), by_queue[queue]) for queue in shown]
     flow = [Series(name, _sums(hour_rows, name, places), beside=True) for name in _SUMS]
-    plots = [Plot("lines", "Tasks waiting", alt, places, [*lines, *flow], "real")] if len(places) > 1 else []
+    plots = (
+        [Plot("lines", "Tasks waiting, and below what came and went meanwhile", alt, places, [*lines, *flow], "real")]
+        if len(places) > 1
+        else []
+    )
     tables = [
         Table("trends", "Depth of each queue", _TRENDS, trends),
         Table("hours", "Depth and flow over time", _HOURS, hour_rows, folded=True),

@@ -29,8 +29,8 @@ class Stretch:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
-        return max(1.0, self.stop - self.start)
+        """How long it is; what came in less than a minute is taken for what comes in one."""
+        return max(60.0, self.stop - self.start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def _kind(column: Column) -> str:
-    return ' class="number"' if column.sort in _NUMBERS else ' class="name"' if column.sort == "name" else ""
+    kind = "number" if column.sort in _NUMBERS else column.sort
+    return f' class="{kind}"'
 
 
 def _cell(column: Column, row: Row) -> str:

@@ -105,7 +105,7 @@ def _lines(figure: Figure, plot: Plot) -> None:
     beside = [series for series in plot.series if series.beside]
     rows = figure.subplots(2 if beside else 1, 1, sharex=True, squeeze=False)[:, 0]
     places = date2num([datetime.fromtimestamp(place, UTC) for place in plot.places])
-    _curves(rows[0], places, [series for series in plot.series if not series.beside], 0)
+    _curves(rows[0], places, [series for series in plot.series if not series.beside], 1)
     _finish(rows[0], plot, "y", legend=True)
     if beside:
         _curves(rows[1], places, beside, 3)

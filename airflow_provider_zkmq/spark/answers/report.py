@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from airflow_provider_zkmq.spark.answers.page import page
 from airflow_provider_zkmq.spark.answers.tables import Row, Section
 from airflow_provider_zkmq.spark.answers.text import render
 from airflow_provider_zkmq.spark.answers.words import several
+from airflow_provider_zkmq.spark.session import spark_session
 
 #: More rows than these in a table nobody reads.
 MOST_ROWS: Final = 200
@@ -97,7 +99,7 @@ class Report:
 
 
 def _capacity_level(section: Section) -> str:
-    verdicts = {row["verdict"] for table in section.tables for row in table.rows}
+    verdicts = {row["verdict"] for row in section.tables[0].rows}
     if verdicts & {"nobody serves it", "overloaded", "too few"}:
         return "bad"
     return "warn" if verdicts & {"too few at the peak", "slower than modelled"} else "good"
@@ -125,9 +127,11 @@ def answer(frames: Frames, *, recent: float, target: Target, top: int) -> tuple[
     frames = frames.with_classes(waiting.classes(frames, top))
     class_rows = waiting.rows(frames.runs)
     load = Load(frames, recent)
+    demands, crews = load.demands(), load.crews()
+    capacity, added = advice.rows(demands, crews, target), advice.plan(demands, crews, target)
     return (
         waiting.overview(queue_rows),
-        advice.section(advice.rows(load.demands(), load.crews(), target), target, load.stretches),
+        advice.section(capacity, added, target, load.stretches),
         waiting.waiting(class_rows),
         failures.section(failures.groups(frames, top), failures.worst(frames, min(top, _WORST))),
         consumers.section(consumers.rows(frames, top)),
@@ -169,6 +173,18 @@ def report(
     frames = read(spark, directory, named, start, stop)
     sections = answer(frames, recent=seconds, target=target, top=top)
     return Report(_largest_first(named, sections), start, stop, datetime.now(UTC), sections)
+
+
+@contextlib.contextmanager
+def session() -> Iterator[SparkSession]:
+    """Spark for a report; one that had to be started for it is stopped after it."""
+    before = SparkSession.getActiveSession()
+    spark = spark_session("zkmq-report")
+    try:
+        yield spark
+    finally:
+        if before is None:
+            spark.stop()
 
 
 def checked_target(wait: Duration | str | None, utilisation: float | None) -> Target:

@@ -42,8 +42,9 @@ caption { padding: .2rem 0 .35rem; }
 .scroll { overflow-x: auto; margin: .4rem 0 .8rem; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .28rem .7rem; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
-td { overflow-wrap: anywhere; max-width: 32rem; } td:not(.number) { min-width: 6rem; }
-td.name { min-width: 13rem; }
+td { overflow-wrap: anywhere; max-width: 32rem; } td.text { min-width: 6rem; }
+td.trend { white-space: nowrap; max-width: none; }
+td.name { min-width: 17rem; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 tbody tr:nth-child(even) { background: var(--stripe); }
 .number { text-align: right; white-space: nowrap; }

@@ -73,7 +73,7 @@ _SPELL: Final[Mapping[Sort, Callable[[Any], str]]] = {
         "∞" if math.isinf(value) else f"{value:.0%}" if value >= 0.1 or not value else f"{value:.1%}"
     ),
     "moment": moment,
-    "real": "{:.3g}".format,
+    "real": lambda value: f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}",
     "trend": trend,
 }
 
