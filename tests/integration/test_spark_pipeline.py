@@ -158,8 +158,9 @@ def test_one_queue_s_trouble_does_not_end_the_others(spark, connect, queue, tmp_
         run_pipeline(connect, ["no/name"], tmp_path, spark)
 
 
-def start(connect: dict[str, object], directory: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.integration.scale_pipeline", connect["hosts"], connect["root"], directory]
+def start(connect: dict[str, object], directory: Path, *master: str) -> subprocess.Popen[str]:
+    program = [sys.executable, "-m", "tests.integration.scale_pipeline"]
+    command = [*program, connect["hosts"], connect["root"], directory, *master]
     return subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
@@ -170,14 +171,15 @@ def start(connect: dict[str, object], directory: Path) -> subprocess.Popen[str]:
     )
 
 
-def killed_at(process: subprocess.Popen[str], moment: float) -> bool:
-    """Kill the driver, its Java and its workers so long after it is ready; False where it was done before."""
-    for line in process.stdout:
-        if line.startswith("READY"):
-            break
-    deadline = time.monotonic() + moment
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.01)
+def killed_at(process: subprocess.Popen[str], lines: int, moment: float) -> bool:
+    """Kill the driver, its Java and its workers so long after so many lines of its output; False: it was done before.
+
+    Lines tell of the pipeline's seams, so that a moment is anywhere in it, however slow the machine is.
+    """
+    for _ in range(lines):
+        process.stdout.readline()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(moment)
     alive = process.poll() is None
     if alive:
         os.killpg(process.pid, signal.SIGKILL)
@@ -193,7 +195,11 @@ def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(spark, conn
     while kills < int(os.environ.get("ZKMQ_KILLS", "20")):
         ids += finish(queue, 10)
         counts.append(10)
-        kills += killed_at(start(connect, tmp_path), chance.uniform(0.2, 25))
+        lines, moment = chance.randrange(1, 24), chance.uniform(0, 4)
+        killed = killed_at(start(connect, tmp_path), lines, moment)
+        kills += killed
+        sys.stdout.write(f"{'killed' if killed else 'done'} {moment:.1f} s after line {lines}\n")
+        sys.stdout.flush()
     sys.stdout.write(f"{kills} kills, {len(counts)} runs, {time.monotonic() - began:.0f} s\n")
     run_pipeline(connect, ["q"], tmp_path, spark, lifetime=0)
     check_counts(spark, tmp_path, ids, expected_deliveries(*counts))
@@ -216,3 +222,12 @@ def test_a_hundred_thousand_tasks_reach_gold_in_two_gigabytes(spark, connect, qu
             ended_tasks(queue, 100, first=count)
     ended = read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first()
     assert tuple(ended) == (count + 100, count + 100)
+
+
+@pytest.mark.skipif(not SCALE, reason="starts a Spark cluster: ZKMQ_SCALE=1")
+def test_the_pipeline_runs_on_executors_in_processes_of_their_own(spark, connect, queue, tmp_path) -> None:
+    ids = finish(queue, 14)
+    out, _ = start(connect, tmp_path, "local-cluster[2,1,700]").communicate()
+    (steps,) = json.loads(out.splitlines()[-1])["queues"]
+    assert (steps["bronze"]["rows"], steps["silver"]["runs"]) == (14, 14)
+    check_counts(spark, tmp_path, ids, expected_deliveries(14))
