@@ -9,9 +9,10 @@ from typing import Any
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
+from airflow_provider_zkmq.engine.core.model.letters import Letter, parse_letter
 from airflow_provider_zkmq.engine.core.model.paths import Paths
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
     CreateContainer,
@@ -355,7 +356,25 @@ def check_tree(zk: FakeZooKeeper, context: Context) -> dict[str, TaskState]:
             place = kept.get(state.state, str(state.state))
             assert (None if state.index is None else state.index.split("/")[0]) == place, task
     assert expected == entries(zk, paths)
+    check_letters(zk, paths, states)
     return states
+
+
+def check_letters(zk: FakeZooKeeper, paths: Paths, states: dict[str, TaskState]) -> None:
+    """Each letter holds the run that its name tells, once; none of them still stands."""
+    kept: set[tuple[str, int]] = set()
+    for bucket in zk.names(paths.at("unarchived")):
+        for entry in zk.names(paths.at("unarchived", bucket)):
+            path = paths.at("unarchived", bucket, entry)
+            name, letter = parse_letter(entry), Letter.decode(path, zk.nodes[path].data)
+            assert name is not None
+            assert (letter.task_id, letter.version) == (name.task_id, name.version), path
+            assert letter.state.state in ENDED, path
+            kept.add((name.task_id, letter.version or zk.nodes[path].czxid))
+    ended = {task: state.ended_zxid for task, state in states.items() if state.state in ENDED}
+    stand = {(task, zxid or zk.nodes[paths.task(task, "state")].mzxid) for task, zxid in ended.items()}
+    assert not kept & stand
+    assert len(kept) == sum(len(zk.names(paths.at("unarchived", each))) for each in zk.names(paths.at("unarchived")))
 
 
 def entries(zk: FakeZooKeeper, paths: Paths) -> set[str]:

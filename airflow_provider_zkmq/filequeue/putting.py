@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from airflow_provider_zkmq.engine.errors import BadMessage, ConfigError, DuplicateTask, TaskTooLarge
 from airflow_provider_zkmq.engine.model import (
@@ -26,6 +28,8 @@ from airflow_provider_zkmq.filequeue.conf import Conf, lock_span
 from airflow_provider_zkmq.filequeue.refusals import check_message
 from airflow_provider_zkmq.filequeue.variables import body_of, spell_time
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True)
 class Putting:
@@ -38,24 +42,36 @@ class Putting:
     written: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        if self.only_new and (nameless := [n for n, each in enumerate(self.messages) if each.task_id is None]):
-            msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
-            raise BadMessage(msg, position=nameless[0], part="task_id")
         self.ids = [
-            new_id() if check_message(message).task_id is None else check_name("task id", message.task_id)
-            for message in self.messages
+            self._at(position, "task_id", partial(self._id, each)) for position, each in enumerate(self.messages)
         ]
         twin, most = Counter(self.ids).most_common(1)[0] if self.ids else ("", 0)
         if most > 1:
             msg = f"task id {twin!r} stands twice in the same call; nothing was written"
             raise ConfigError(msg)
 
+    def _id(self, message: Message) -> str:
+        if check_message(message).task_id is None and self.only_new:
+            msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
+            raise ConfigError(msg)
+        return new_id() if message.task_id is None else check_name("task id", message.task_id)
+
+    def _at(self, position: int, part: str | None, check: Callable[[], T]) -> T:
+        """What a check of one message returns; where only what is new is written, its error says which one it is."""
+        try:
+            return check()
+        except (ConfigError, TaskTooLarge) as error:
+            if not self.only_new:
+                raise
+            raise BadMessage(str(error), position=position, part=part) from error
+
     def write(self, book: Book) -> list[str]:
         """Validate every message, then append those whose ids are free; returns the ids in order.
 
         Raises `ConfigError`, `TaskTooLarge`, and `DuplicateTask`, which tells what was refused and what was written.
         """
-        spelled = [spell_message(book.conf, *pair) for pair in zip(self.messages, self.ids, strict=True)]
+        pairs = enumerate(zip(self.messages, self.ids, strict=True))
+        spelled = [self._at(position, None, partial(spell_message, book.conf, *pair)) for position, pair in pairs]
         if self.only_new:
             return self._write_new(book, spelled)
         used = {name: book.task(book.tasks[name]) for name in self.ids if name in book.tasks}

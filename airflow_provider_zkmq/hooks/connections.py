@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.hooks.templating import flag, span
@@ -64,14 +65,19 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
 
 
 def look_up_options(conn_id: str) -> dict[str, Any]:
-    """Look up a connection where this runs; see `connection_options`.
+    """Look up a connection where this runs, in a task or outside of Airflow; see `connection_options`.
 
     Raises:
-        AirflowNotFoundException: there is no such connection.
-        ConfigError: it is not understood.
+        ConfigError: there is no such connection, or it is not understood.
 
     """
-    return connection_options(BaseHook.get_connection(conn_id))
+    try:
+        return connection_options(BaseHook.get_connection(conn_id))
+    except AirflowNotFoundException as error:
+        raise ConfigError(
+            f"connection {conn_id!r} is not known here ({error}): outside of Airflow's tasks, such as in Spark's "
+            f"executors, it is looked up in AIRFLOW_CONN_{conn_id.upper()} and the secrets backends"
+        ) from None
 
 
 async def async_connection_options(conn_id: str) -> dict[str, Any]:

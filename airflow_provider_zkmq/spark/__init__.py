@@ -22,23 +22,28 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.history.retention import Retention
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source import register
+    from airflow_provider_zkmq.spark.source.counting import ReadReport, read_report
     from airflow_provider_zkmq.spark.source.enqueueing import enqueue
     from airflow_provider_zkmq.spark.source.receipts import WriteReport
+    from airflow_provider_zkmq.spark.source.shipping import py_files
 
 _HOME = {
     "ArchiveReport": "history.bronze",
     "PipelineFailed": "history.pipeline",
     "PipelineReport": "history.pipeline",
+    "ReadReport": "source.counting",
     "Report": "answers.report",
     "Retention": "history.retention",
     "WriteReport": "source.receipts",
     "archive_queue": "history.bronze",
     "enqueue": "source.enqueueing",
     "percentiles": "history.reading",
+    "py_files": "source.shipping",
     "read_consumers": "history.reading",
     "read_deliveries": "history.reading",
     "read_history": "history.reading",
     "read_hourly": "history.reading",
+    "read_report": "source.counting",
     "read_runs": "history.reading",
     "register": "source",
     "report": "answers.report",
@@ -49,16 +54,19 @@ __all__ = [
     "ArchiveReport",
     "PipelineFailed",
     "PipelineReport",
+    "ReadReport",
     "Report",
     "Retention",
     "WriteReport",
     "archive_queue",
     "enqueue",
     "percentiles",
+    "py_files",
     "read_consumers",
     "read_deliveries",
     "read_history",
     "read_hourly",
+    "read_report",
     "read_runs",
     "register",
     "report",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -44,7 +46,9 @@ def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: obj
     builder = SparkSession.builder.appName(app_name).master(chosen)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    with tempfile.TemporaryDirectory(prefix="zkmq-java-") as folder, _environment(_launch(Path(folder), local)):
+    folder = Path(tempfile.mkdtemp(prefix="zkmq-java-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # a cluster of this machine starts executors with it
+    with _environment(_launch(folder, local)):
         return builder.getOrCreate()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import (
+    BadMessage,
     ClaimLost,
     ConfigError,
     ConsumeTimes,
@@ -282,3 +283,18 @@ def test_bad_arguments_are_config_errors(zk: Zkmq, q: Queue) -> None:
             ask()
     assert q.counts()["inserted"] == 0
     assert zk.queues() == ["census"]
+
+
+def test_only_what_is_new_is_written(q: Any) -> None:
+    """What a task has the id of is left alone, finished or queued; a refused message is told by its position."""
+    q.enqueue("x", task_id="done")
+    q.claim().complete("r")
+    q.enqueue("x", task_id="queued")
+    new = q.enqueue_new([Message("other", task_id=name) for name in ("queued", "new", "done")])
+    assert (new.written, new.existing) == (("new",), ("queued", "done"))
+    assert (q.task("done").state, q.task("queued").data, q.task("new").data) == ("finished", b"x", b"other")
+    for bad in (Message("x"), Message("x", task_id="a b"), Message(None, task_id="a")):
+        with pytest.raises(BadMessage) as refused:
+            q.enqueue_new([Message("x", task_id="good"), bad])
+        assert refused.value.position == 1
+    assert sorted(q.ids()) == ["done", "new", "queued"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import (
     AsyncZkmq,
+    BadMessage,
     ConfigError,
     ConsumeTimes,
     DuplicateTask,
@@ -313,6 +315,24 @@ def test_what_cannot_be_a_batch_is_refused(q: Queue) -> None:
     assert q.wait_batch("full") == Batch("full", 2, 0, (), done=True)
     with pytest.raises(DuplicateTask, match="full"):
         q.enqueue_many(_messages(2), batch="full")
+
+
+async def test_writers_of_both_fronts_write_one_batch(zookeeper: str, root: str, q: Queue) -> None:
+    """One opens, both add the same members side by side, the other seals; each member runs once."""
+    messages = [Message(b"x", task_id=f"m{n:03}") for n in range(300)]
+    assert not q.open_batch("b").written
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
+        queue = zk.queue("census")
+        began = await queue.now()
+        theirs = asyncio.create_task(queue.enqueue_new(messages, batch="b"))
+        ours = await asyncio.to_thread(q.enqueue_new, messages, batch="b", since=began)
+        new = [*ours.written, *(await theirs).written]
+        assert sorted(new) == [message.task_id for message in messages]
+        assert (await queue.seal_batch("b")).total == 300
+    with pytest.raises(BadMessage, match="task id 'a b' is not allowed"):
+        q.enqueue_new([Message(b"x", task_id="a b")])
+    _work(q)
+    assert q.wait_batch("b", timeout=30).done
 
 
 async def test_batches_on_an_event_loop(zookeeper: str, root: str, q: Queue) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import Claim, ConsumeTimes, Message, Queue, String, UnitOfWork, Zkmq
+from airflow_provider_zkmq.engine import Claim, ConsumeTimes, Ended, Message, Queue, String, UnitOfWork, Zkmq
 from tests.integration.clients import clients, spent, together
+from tests.integration.ended import ended_tasks
 from tests.support import eventually
 
 TIMES = 3
@@ -68,6 +69,17 @@ def test_enqueues(zk: Zkmq, q: Queue) -> None:
     assert _cost(zk, _nothing, lambda _: q.enqueue_many([Message(b"x") for _ in range(100)])) == {"Multi": 5}
     own = lambda: [Message(b"x", task_id=f"own-{next(ids)}") for _ in range(20)]
     assert _cost(zk, own, q.enqueue_many) == {"Multi": 20}
+
+
+def test_an_enqueue_of_what_is_new(zk: Zkmq, q: Queue) -> None:
+    """A hundred with ids of the caller's are five transactions and two reads; where all are there, the reads only."""
+    ids = count()
+    own = lambda: [Message(b"x", task_id=f"own-{next(ids)}") for _ in range(100)]
+    there = own()
+    q.enqueue_new(there)
+    cost = _cost(zk, own, q.enqueue_new)
+    assert (cost.pop("Multi"), _cost(zk, lambda: there, q.enqueue_new)) == (5, cost)
+    assert sum(cost.values()) == 2
 
 
 @pytest.mark.parametrize(("order", "claim"), [("default", CLAIM), ("fifo", FIFO_CLAIM)])
@@ -239,6 +251,24 @@ def test_counts_grow_with_lanes_not_with_tasks(zk: Zkmq, q: Queue) -> None:
     for kind in ("a", "b", "c"):
         q.enqueue(b"x", {"kind": kind})
     assert spent(zk, q.counts) == {**few, "Children": few["Children"] + 3, "Exists": few["Exists"] + 3}
+
+
+def test_the_log_of_what_ended_costs_by_what_is_new(zookeeper: str, root: str, zk: Zkmq, q: Queue) -> None:
+    """Two thousand ended before: a look that finds nothing new, one that finds one more, and where that is complete."""
+    ended_tasks(q, 2_000)
+    done = q.latest_end()
+    nothing = spent(zk, lambda: q.ended_between(done))
+    _claim(q).complete()
+    one = spent(zk, lambda: q.ended_between(done))
+    assert [each.version > done for each in q.ended_between(done)] == [True]
+    assert set(nothing) == set(one) == {"Children", "Exists", "GetMany", "Sync"}
+    assert sum(nothing.values()) <= 13
+    assert sum(one.values()) <= sum(nothing.values()) + 2 + 2  # the bucket, which may be the old one, and the record
+    assert sum(spent(zk, q.latest_end).values()) <= 6
+    (task,) = q.read_ended(q.ended_between(done))
+    assert spent(zk, lambda: q.read_ended(q.ended_between(done))) == {**one, "GetMany": one["GetMany"] + 1}
+    with clients(zookeeper, root, 1) as (other,):
+        assert other.queue("census").read_ended([Ended(task.id, task.version)])[0].data == task.data
 
 
 @pytest.mark.parametrize("order", ["default", "fifo"])

@@ -150,7 +150,7 @@ def test_every_row_of_the_semantics_names_a_test_that_exists() -> None:
 
 
 def test_every_call_of_the_semantics_exists() -> None:
-    """Each call that a statement names is a public name."""
+    """Each call that a statement names is a public name, or Spark's own with our format."""
     homes = {
         "TextQueue": TextQueue,
         "bridge": bridge,
@@ -163,6 +163,7 @@ def test_every_call_of_the_semantics_exists() -> None:
         "task": Running,
     }
     calls = [call for row in rows("docs/semantics.md") if len(row) > 2 for call in re.findall(r"`([^`]+)`", row[-2])]
+    calls = [call for call in calls if not re.fullmatch(r'(spark\.read|df\.write)(Stream)?\.format\("zkmq"\)', call)]
     assert calls
     for call in calls:
         names = re.match(r"(?:with )?(\w+)(?:\.(\w+))?", call)

@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_zkmq.engine import (
     AsyncZkmq,
     ConfigError,
+    Message,
     OrderedEnum,
     Queue,
     QueueConf,
@@ -107,6 +108,18 @@ def test_many_tasks_with_or_without_their_payloads(q: Queue, reads: Any) -> None
     assert tasks[3] == q.task(ids[3])
     bare = reads.read_many(ids, parts=["metadata"])
     assert bare == [replace(task, data=b"") for task in tasks]
+
+
+def test_columns_of_many_tasks(q: Queue, reads: Any) -> None:
+    """More than fit into the requests of one round; with empty and with large payloads."""
+    ids = q.enqueue_many([Message(b"" if n % 2 else b"x" * 9_000, task_id=f"t{n}") for n in range(400)])
+    q.claim(lease=60).complete(b"")  # type: ignore[union-attr]
+    scanned = reads.scan([*ids, "never"], ["id", "state", "data", "result", "enqueued_ms", "metadata"], in_flight=2)
+    tasks = q.read_many(ids)
+    assert scanned.vanished == ("never",)
+    assert scanned.columns["id"] == ids
+    for name, values in scanned.columns.items():
+        assert values == [getattr(task, name) for task in tasks]
 
 
 def test_a_task_is_followed_to_its_end(q: Queue, reads: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
@@ -16,10 +17,12 @@ from airflow_provider_zkmq.engine.core.tasks import (
     batches,
     configure,
     enqueue,
+    enqueue_new,
     holding,
     operate,
     putting,
     settle,
+    several_writers,
     transaction,
 )
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
@@ -84,6 +87,23 @@ def producer(client: Client, rand: random.Random, rounds: int) -> Program:
         if call.ok and rand.random() < 0.3:
             yield from wait_for(client, call, rand)
         yield Pause(rand.choice([0, 0, 0.005, 0.5]))
+
+
+def loader(client: Client, rand: random.Random, rounds: int) -> Program:
+    """Loads some of the same tasks as every other loader, each by itself or as the same batch."""
+    context, name = client.context(), rand.choice([None, "load"])
+    kind = "member" if name else "row"
+    if name:
+        yield from told(lambda: Call("open_batch", several_writers.open_for_several(context, name)))
+    for _ in range(rounds):
+        ids = rand.sample([f"{kind}-{number}" for number in range(5)], 3)
+        messages = [Message(b"x", delay=rand.choice([None, None, 3]), task_id=task_id) for task_id in ids]
+        about = {"queue": "q", "batch": name}
+        load = partial(enqueue_new.enqueue_new, context, messages, batch=name)
+        yield from told(lambda load=load, about=about: Call("load", load(), about))
+        yield Pause(rand.choice([0, 0.005, 8.0]))
+    if name:
+        yield from told(lambda: Call("seal_batch", several_writers.seal(context, name)))
 
 
 def wait_for(client: Client, done: Call, rand: random.Random) -> Step:

@@ -48,6 +48,7 @@ class History:
         self.closed: dict[str, int] = {}
         self.book = Book()
         self.letters: dict[str, int] = {}
+        self.members: dict[Key, int] = {}
         world.zk.committed = self.on_commit
 
     def fail(self, oracle: str, detail: str) -> None:
@@ -101,12 +102,26 @@ class History:
             self.book.data[key] = op.data
         if not isinstance(op, Create):
             return
+        self._judge_load(key, rest)
         if len(rest) == 1:
             self.created[key] = self.created.get(key, 0) + 1
         if rest[1:] == ["claim"]:
             self.claims[key] = txn.zxid
         if rest[1:] == ["data"]:
             self.payloads.setdefault(op.data, set()).add(rest[0])
+
+    def _judge_load(self, key: Key, rest: list[str]) -> None:
+        """A load leaves alone what is there; as a batch it writes each member once, clean-up or not."""
+        call = self.world.executing.call if self.world.executing is not None else None
+        if call is None or call.verb != "load":
+            return
+        if rest[1:] == ["data"] and key in self.records:
+            self.fail("a load leaves alone what is there", rest[0])
+        batch = self.world.zk.leader.nodes.get(self.paths_of.context(key[0]).paths.batch(call.about["batch"] or "-"))
+        if len(rest) == 1 and batch is not None:
+            if self.members.get(key) == batch.czxid:
+                self.fail("a member of a batch is written once", rest[0])
+            self.members[key] = batch.czxid
 
     def _judge_batch(self, name: str, op: Any, txn: Any) -> None:
         """A batch is closed once: the last of its open members is off, and the record says that it is done."""

@@ -72,6 +72,14 @@ class Oracles(History):
         if call.ok:
             self.book.told_latest_end(call, call.about["reader"])
 
+    def told_load(self, call: Call) -> None:
+        """What is told to be written, or to be there, was written once."""
+        for task in (*call.value.written, *call.value.existing) if call.ok else ():
+            if (call.about["queue"], task) not in self.created:
+                self.fail("an acknowledged enqueue is somewhere", task)
+        if isinstance(call.error, TransportError) and not isinstance(call.error, OutcomeUnknown) and call.wrote:
+            self.fail("never 'nothing was written' once something was", f"load: {call.error!r}")
+
     def told_claim(self, call: Call) -> None:
         """A claim is handed out once, and is what its token says."""
         if not call.ok or call.value is None:

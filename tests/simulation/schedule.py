@@ -29,7 +29,18 @@ FAULTS: Final = (
     "stall",
     "kill",
 )
-ROLES: Final = ("consumer", "worker", "worker", "producer", "operator", "transactor", "upkeep", "keeper", "keeper")
+ROLES: Final = (
+    "consumer",
+    "worker",
+    "worker",
+    "producer",
+    "loader",
+    "operator",
+    "transactor",
+    "upkeep",
+    "keeper",
+    "keeper",
+)
 READERS: Final = ("follower", "follower", "upkeep", "operator")
 STEPS: Final = 6_000
 QUIET_SECONDS: Final = 600.0
@@ -191,6 +202,8 @@ def _program(actor: Actor, client: Client, world: World) -> Any:
     match actor.role:
         case "producer":
             return actors.producer(client, rand, actor.rounds)
+        case "loader":
+            return actors.loader(client, rand, actor.rounds)
         case "consumer":
             return actors.consumer(client, rand, actor.rounds)
         case "worker":

@@ -132,8 +132,9 @@ class FakeQueues:
         """Nothing to end."""
 
 
-Row = tuple[str, str, int]
+Row = tuple[Any, ...]
 T = TypeVar("T")
+#: The third column tells the order.
 _SCHEMA = StructType().add("queue", "string").add("task_id", "string").add("version", "long")
 
 
@@ -151,19 +152,20 @@ class Query:
     sink takes a batch once. Its first step after a restart is the batch that was stored and not committed.
     """
 
-    world: FakeQueues
+    world: Any
     patch: Callable[..., None]
     options: dict[str, str] = field(default_factory=dict)
     offsets: list[str] = field(default_factory=list)
     commits: int = 0
     sink: dict[int, list[Row]] = field(default_factory=dict)
     stream: TaskStream | None = None
+    schema: StructType = _SCHEMA
 
     def start(self) -> TaskStream:
         """The process starts, with nothing but the checkpoint."""
         self.patch(access, "connect", lambda _options: self.world)
         self.patch(access, "cached", lambda _options: self.world)
-        self.stream = TaskStream(_SCHEMA, Options.of(self.options))
+        self.stream = TaskStream(self.schema, Options.of(self.options))
         self.patch(self.stream, "_rest", lambda: None)
         return self.stream
 
@@ -189,14 +191,14 @@ class Query:
         number = len(self.offsets) - 1
         start = self._json(stream.initialOffset()) if number == 0 else self.offsets[number - 1]
         partitions = stream.partitions(json.loads(start), json.loads(self.offsets[-1]))
-        elsewhere = copied(TaskStream(_SCHEMA, Options.of(self.options)))
+        elsewhere = copied(TaskStream(self.schema, Options.of(self.options)))
         rows = [
-            (row["queue"], row["task_id"], row["version"])
+            tuple(row[name] for name in self.schema.fieldNames())
             for partition in partitions
             for batch in elsewhere.read(copied(partition))
             for row in batch.to_pylist()
         ]
-        rows = sorted(rows, key=lambda row: (row[2], row[0], row[1]))
+        rows = sorted(rows, key=lambda row: (row[2], *row))
         before = self.sink.setdefault(number, rows)
         assert before == rows, "a batch that is repeated has other rows"
         return rows

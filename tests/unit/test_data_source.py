@@ -195,6 +195,14 @@ def test_what_vanished_or_is_corrupt_is_counted_and_told(hosts: str, tmp_path: P
     assert read_report(tmp_path / "report").rows == 0
 
 
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_read(hosts: str, tmp_path: Path) -> None:
+    """The path may be a file, or not ours."""
+    (tmp_path / "file").touch()
+    reader = TaskReader(spark_schema("task_id"), options(hosts, report=str(tmp_path / "file")))
+    with pytest.raises(SourceError, match="option report: nothing can be written to '.*/file': File exists"):
+        reader.partitions()
+
+
 def test_a_queue_that_was_deleted_since_the_query_was_planned_ends_nothing(hosts: str, caplog: Any) -> None:
     """All of its tasks have vanished."""
     reader = TaskReader(spark_schema("task_id", "attempt"), options(hosts, queues="orders"))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.letters import Ended, Unreadable
+from airflow_provider_zkmq.engine.core.model.letters import Ended, Letter, Unreadable
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, Delete, SetData
 from airflow_provider_zkmq.engine.core.reading import archiving, inspect, letters, log, runs, trimmed
 from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
@@ -237,6 +237,21 @@ def test_parts_that_are_not_asked_for_are_not_read() -> None:
     assert task == replace(whole, data=b"", result=None, metadata={})
     with pytest.raises(ConfigError, match="parts"):
         read(client, ended(client), parts=["everything"])
+
+
+def test_letters_of_older_versions_are_told_by_what_stands_in_them() -> None:
+    """Their names tell no version; those of dead letters have no result."""
+    client = followed()
+    finish(client, "a")
+    client.do(operate.drop(client.context, "a"))
+    (kept,) = client.do(letters.list_letters(client.context))
+    path = client.context.paths.at("unarchived", kept.place)
+    letter = Letter.decode(path, client.zk.nodes[path].data)
+    older = f"{path.rpartition('/')[0]}/{kept.name.when:015d}~a"
+    client.zk.multi(0, (Delete(path), Create(older, replace(letter, result=None).encode())))
+    assert [each[:2] for each in ended(client)] == [("a", letter.version)]
+    assert told(client) == [("a", "finished", b"x", None)]
+    assert ended(client, letter.version) == []
 
 
 # --- what it costs

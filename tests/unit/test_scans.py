@@ -177,17 +177,26 @@ def test_tasks_are_left_out_by_what_is_read() -> None:
 
 
 def test_requests_are_bounded_and_so_is_what_is_in_flight() -> None:
-    """Many small znodes are one request, payloads come in smaller ones; so many of them are on their way together."""
+    """Many small znodes are one request; of payloads few are asked for at first, then more, while they are small."""
     client = new_queue()
-    names = [client.put(task_id=f"t{number}") for number in range(300)]
+    names = [client.put(task_id=f"t{number}") for number in range(700)]
     small, large = Requests(), Requests()
     client.do(scanning.scan(client.context, names, ["id"]), small)
     client.do(scanning.scan(client.context, names, ["data"]), large)
-    assert [len(op.paths) for op in small.many()] == [256, 44]
-    assert {len(op.paths) for op in large.many()} == {64, 24}
+    assert [len(op.paths) for op in small.many()] == [256, 256, 188]
+    assert [len(op.paths) // 2 for op in large.many()] == [32, 128, 128, 128, 128, 128, 28]
     stepper = Stepper(client.zk, client.session, scanning.scan(client.context, names, ["data"], in_flight=3))
     stepper.finish()
     assert max(len(op.ops) for op in stepper.done if isinstance(op, Pipeline)) == 3
+
+
+def test_large_payloads_are_asked_for_a_few_at_a_time() -> None:
+    """A server holds all the replies that are in flight in its memory."""
+    client, requests = new_queue(), Requests()
+    names = [client.put(b"x" * (1_000_000 if number else 1), task_id=f"t{number}") for number in range(80)]
+    scanned = client.do(scanning.scan(client.context, names, ["data"]), requests)
+    assert [len(each) for each in scanned.columns["data"]] == [1] + [1_000_000] * 79
+    assert [len(op.paths) // 2 for op in requests.many()] == [32, 17, 16, 15]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -242,6 +243,14 @@ def test_what_the_engine_refuses_is_told_by_row_and_column(fake: Fake) -> None:
     fake.errors = [BadMessage("priority 99999 is not allowed", position=1, part="task_id")]
     with pytest.raises(SourceError, match=r"row 2 of partition 0 \(id 'b'\), column 'id': priority 99999 is not"):
         load("a", "a", "b")
+
+
+def test_what_goes_to_executors_holds_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are looked up where the rows are written."""
+    monkeypatch.setenv("ZKMQ_AUTH", "digest:alice:sesame")
+    sent = pickle.dumps(Target(Options.of({"hosts": "h:1", "queue": "q"}), "q", mapped(BASE), None, NOW))
+    assert b"sesame" not in sent
+    assert b"alice" not in sent
 
 
 # --- reports

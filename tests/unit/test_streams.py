@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import StructType
+from pyspark.sql.types import MapType, StringType, StructType
 
-from airflow_provider_zkmq.engine import State
+from airflow_provider_zkmq.engine import State, Unavailable
 from airflow_provider_zkmq.spark.source import access
 from airflow_provider_zkmq.spark.source.errors import SourceError
 from airflow_provider_zkmq.spark.source.following import TaskStream
@@ -135,6 +135,47 @@ def test_a_batch_has_so_many_runs_and_no_part_of_a_transaction(world: FakeQueues
     assert [json.loads(offset)["runs"] for offset in query.offsets] == [2, 2, 6, 1]
 
 
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_transaction_stays_together_that_comes_while_queues_are_asked(
+    world: FakeQueues, query: Query, available_now: bool
+) -> None:
+    """One queue was asked before it, the other one after it."""
+    query.run()
+    ask, a = world.there["a"].latest_end, world.there["a"]
+
+    def latest_end() -> int:
+        newest = ask()
+        a.latest_end = ask  # type: ignore[method-assign]
+        world.end(("a", "1"), ("b", "1"))
+        return newest
+
+    a.latest_end = latest_end  # type: ignore[method-assign]
+    if available_now:
+        query.start().prepareForTriggerAvailableNow()
+    query.plan()
+    assert names(query.write()) == ["a/1", "b/1"]
+
+
+def test_a_look_that_is_cut_off_is_made_again(world: FakeQueues, query: Query) -> None:
+    """ZooKeeper goes away between two queues: the query fails and says so; started again, nothing is lost."""
+    query.run()
+    world.end(("a", "1"))
+    world.end(("b", "2"))
+    b, trimmed = world.there["b"], world.there["b"].trimmed
+
+    def away() -> None:
+        b.trimmed = trimmed  # type: ignore[method-assign]
+        raise Unavailable("no ZooKeeper server answered at h:1")
+
+    for restart in (False, True):
+        b.trimmed = away  # type: ignore[assignment]
+        with pytest.raises(SourceError, match=r"^no ZooKeeper server answered at h:1$"):
+            query.plan()
+        if restart:
+            query.kill()
+    assert names(query.run()) == ["a/1", "b/2"]
+
+
 def test_a_trigger_may_lift_the_limit(world: FakeQueues) -> None:
     stream = TaskStream(StructType(), Options.of({"maxTasksPerTrigger": "3"}))
     assert stream.getDefaultReadLimit() == ReadMaxRows(3)
@@ -178,6 +219,17 @@ def test_what_is_available_now_has_an_end(world: FakeQueues, query: Query) -> No
     assert names(query.run()) == ["a/3", "c/4"]
     query.start().prepareForTriggerAvailableNow()
     assert query.run() == []
+
+
+def test_the_same_beginning_has_the_same_batch_however_often_it_is_asked_for(world: FakeQueues, query: Query) -> None:
+    world.end(("a", "1"))
+    world.end(("a", "2"))
+    stream = query.start()
+    start = stream.initialOffset()
+    first = stream.latestOffset(start, ReadMaxRows(1))
+    second = stream.latestOffset(first, ReadMaxRows(1))
+    assert stream.latestOffset(start, ReadMaxRows(1)) == first != second
+    assert stream.latestOffset(first, ReadMaxRows(1)) == second == stream.latestOffset(second, ReadMaxRows(1))
 
 
 def test_partitions_are_shares_of_a_batch(world: FakeQueues, query: Query) -> None:
@@ -367,6 +419,17 @@ def test_a_queue_that_was_deleted_and_made_again_is_a_loss(world: FakeQueues, qu
     assert names(query.run()) == ["a/3"]
 
 
+def test_a_queue_that_was_not_followed_for_a_while_is_a_loss(world: FakeQueues, query: Query) -> None:
+    """What left it meanwhile was not kept: that is told when it comes back, although nothing has ended since."""
+    world.end(("a", "1"))
+    query.run()
+    query.kill()
+    for follow in (False, True):
+        world.there["a"].configure(follow=follow)
+    with pytest.raises(SourceError, match="'a' was deleted and made again, or was not followed for a while"):
+        query.run()
+
+
 @pytest.mark.parametrize("options", [{}, {"queues": "a,b"}])
 def test_a_queue_that_was_deleted_is_a_loss(world: FakeQueues, query: Query, options: dict[str, str]) -> None:
     query.options |= options
@@ -454,10 +517,13 @@ def test_what_clean_up_deletes_under_a_batch_is_a_loss(world: FakeQueues, query:
 # --- what is asked for
 
 
+TYPES = {"wait_ms": "long", "run_ms": "long", "version": "long", "filters": MapType(StringType(), StringType())}
+
+
 def rows_of(world: FakeQueues, monkeypatch: pytest.MonkeyPatch, *columns: str, **options: str) -> list[dict[str, Any]]:
     schema = StructType()
     for name in columns:
-        schema.add(name, "string")
+        schema.add(name, TYPES.get(name, "string"))
     monkeypatch.setattr(access, "connect", lambda _options: world)
     monkeypatch.setattr(access, "cached", lambda _options: world)
     stream = TaskStream(schema, Options.of(options))

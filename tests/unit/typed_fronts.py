@@ -13,9 +13,10 @@ import pendulum
 
 from airflow_provider_zkmq.engine import Duration, Retry, RetryPolicy, Snooze, Success, parse_duration
 from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.tasks.batches import Batch
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
 from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
 from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
@@ -37,6 +38,8 @@ def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None
     assert_type(queue.counts(), dict[str, int])
     assert_type(queue.enqueue(b"x", {"region": "eu"}, priority=3, task_id="a"), str)
     assert_type(queue.enqueue_many([Message(b"x")], batch="b"), list[str])
+    assert_type(queue.enqueue_new([Message(b"x", task_id="a")], batch="b"), NewTasks)
+    assert_type(queue.seal_batch("b"), Batch)
     assert_type(queue.claim({"region": "eu"}, "at_least", timeout=5), Claim | None)
     assert_type(queue.fail("a", 1, "no", retry=False), State)
     assert_type(queue.fail(task_id="a", token=1, error="no"), State)
@@ -64,6 +67,8 @@ async def awaited(zk: AsyncZkmq, queue: AsyncQueue, unit: AsyncUnitOfWork, runni
     assert_type(await queue.counts(), dict[str, int])
     assert_type(await queue.enqueue(b"x", {"region": "eu"}, priority=3, task_id="a"), str)
     assert_type(await queue.enqueue_many([Message(b"x")], batch="b"), list[str])
+    assert_type(await queue.enqueue_new([Message(b"x", task_id="a")], batch="b"), NewTasks)
+    assert_type(await queue.seal_batch("b"), Batch)
     assert_type(await queue.claim({"region": "eu"}, "at_least", timeout=5), AsyncClaim | None)
     assert_type(await queue.fail("a", 1, "no", retry=False), State)
     assert_type(await queue.fail(task_id="a", token=1, error="no"), State)

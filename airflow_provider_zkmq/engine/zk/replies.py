@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from kazoo.exceptions import (
@@ -38,6 +39,8 @@ from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.wire import LOST, Sent
 
 _NO_NODE = NoNodeError.code
+#: Of the eleven values of ZooKeeper's Stat, those of ours, in the order of `Stat`.
+_PART_OF_STAT = itemgetter(0, 1, 2, 3, 4, 7, 9, 5, 10)
 _FAILURES: dict[type[Exception], Failure] = {
     NoNodeError: Failure.NO_NODE,
     NodeExistsError: Failure.NODE_EXISTS,
@@ -98,23 +101,12 @@ def mapped(session: Session, error: BaseException) -> BaseException:
 
 def stat(raw: ZnodeStat) -> Stat:
     """The part of a Stat that we use."""
-    return Stat(
-        czxid=raw.czxid,
-        mzxid=raw.mzxid,
-        ctime=raw.ctime,
-        mtime=raw.mtime,
-        version=raw.version,
-        owner=raw.ephemeralOwner,
-        children=raw.numChildren,
-        cversion=raw.cversion,
-        pzxid=raw.pzxid,
-    )
+    return Stat._make(_PART_OF_STAT(raw))
 
 
 def _many_item(session: Session, item: Any) -> Node | None:
     if isinstance(item, tuple):
-        data, (czxid, mzxid, ctime, mtime, version, cversion, _, owner, _, children, pzxid) = item
-        return Node(data, Stat(czxid, mzxid, ctime, mtime, version, owner, children, cversion, pzxid))
+        return Node(item[0], Stat._make(_PART_OF_STAT(item[1])))
     if item == _NO_NODE:
         return None
     if item == NoAuthError.code:

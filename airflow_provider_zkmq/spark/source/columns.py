@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
+from pyarrow import compute
 
 from airflow_provider_zkmq.engine import Attempt
 
@@ -33,7 +34,7 @@ Lists: TypeAlias = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's type in Spark's words and in Arrow's, and what of tasks it is made of, a value for each."""
+    """A column's type in Spark's words and in Arrow's, and what of tasks it is made of: `make` is given lists."""
 
     spark: str
     arrow: pa.DataType
@@ -43,17 +44,20 @@ class Column:
     def array(self, lists: Lists) -> pa.Array:
         """The column, from what was scanned."""
         values = [lists[part] for part in self.parts]
-        made = values[0] if self.make is None else list(map(self.make, *values))
-        return pa.array(made, self.arrow)
+        return pa.array(values[0] if self.make is None else self.make(*values), self.arrow)
 
 
-def moment(milliseconds: int | None) -> int | None:
+def moment(milliseconds: int) -> int:
     """A time of the server's as Arrow has it: microseconds since 1970."""
-    return None if milliseconds is None else milliseconds * 1_000
+    return milliseconds * 1_000
 
 
-def _span(begin: int | None, end: int | None) -> int | None:
-    return None if begin is None or end is None else end - begin
+def _times(milliseconds: Sequence[int | None]) -> pa.Array:
+    return pa.array(milliseconds, pa.timestamp("ms", tz="UTC")).cast(TIME)
+
+
+def _spans(begins: Sequence[int | None], ends: Sequence[int | None]) -> pa.Array:
+    return compute.subtract(pa.array(ends, pa.int64()), pa.array(begins, pa.int64()))
 
 
 def json_text(metadata: Mapping[str, Any]) -> str:
@@ -61,6 +65,14 @@ def json_text(metadata: Mapping[str, Any]) -> str:
     if not metadata:
         return "{}"
     return json.dumps(metadata, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def _texts(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [json_text(each) for each in metadata]
+
+
+def _histories(histories: Sequence[Sequence[Attempt]]) -> list[list[dict[str, object]]]:
+    return [_history(attempts) if attempts else [] for attempts in histories]
 
 
 def _history(attempts: Sequence[Attempt]) -> list[dict[str, object]]:
@@ -77,8 +89,8 @@ def _history(attempts: Sequence[Attempt]) -> list[dict[str, object]]:
     ]
 
 
-def _items(filters: Mapping[str, str]) -> list[tuple[str, str]]:
-    return list(filters.items())
+def _items(filters: Sequence[Mapping[str, str]]) -> list[list[tuple[str, str]]]:
+    return [list(each.items()) for each in filters]
 
 
 #: In the order in which they come. The queue's name is the same for all that is scanned together.
@@ -90,17 +102,17 @@ COLUMNS: Final[dict[str, Column]] = {
     "attempt": Column("int", pa.int32(), ("attempt",)),
     "priority": Column("int", pa.int32(), ("priority",)),
     "filters": Column("map<string,string>", pa.map_(pa.string(), pa.string()), ("filters",), _items),
-    "metadata": Column("string", pa.string(), ("metadata",), json_text),
-    "enqueued_at": Column("timestamp", TIME, ("enqueued_ms",), moment),
-    "claimed_at": Column("timestamp", TIME, ("claimed_ms",), moment),
-    "ended_at": Column("timestamp", TIME, ("ended_ms",), moment),
-    "wait_ms": Column("bigint", pa.int64(), ("enqueued_ms", "claimed_ms"), _span),
-    "run_ms": Column("bigint", pa.int64(), ("claimed_ms", "ended_ms"), _span),
+    "metadata": Column("string", pa.string(), ("metadata",), _texts),
+    "enqueued_at": Column("timestamp", TIME, ("enqueued_ms",), _times),
+    "claimed_at": Column("timestamp", TIME, ("claimed_ms",), _times),
+    "ended_at": Column("timestamp", TIME, ("ended_ms",), _times),
+    "wait_ms": Column("bigint", pa.int64(), ("enqueued_ms", "claimed_ms"), _spans),
+    "run_ms": Column("bigint", pa.int64(), ("claimed_ms", "ended_ms"), _spans),
     "consumer": Column("string", pa.string(), ("consumer",)),
     "data": Column("binary", pa.binary(), ("data",)),
     "result": Column("binary", pa.binary(), ("result",)),
     "error": Column("string", pa.string(), ("error",)),
-    "history": Column(HISTORY, pa.list_(ATTEMPT), ("history",), _history),
+    "history": Column(HISTORY, pa.list_(ATTEMPT), ("history",), _histories),
     "batch": Column("string", pa.string(), ("batch",)),
     "version": Column("bigint", pa.int64(), ("version",)),
 }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from airflow_provider_zkmq.engine import Scanned
+from airflow_provider_zkmq.spark.source.errors import SourceError
 
 _LOG: Final = logging.getLogger(__name__)
 #: So many ids are named in a line of the log.
@@ -51,17 +54,29 @@ class Tally:
                 named = ", ".join(ids[:_NAMED]) + (", …" if len(ids) > _NAMED else "")
                 _LOG.warning("queue %s: %d task(s) %s and are no rows: %s", self.queue, len(ids), why, named)
         if folder is not None:
-            home = Path(folder)
-            home.mkdir(parents=True, exist_ok=True)
-            draft = home / f".{self.number}-{os.getpid()}"
-            draft.write_text(json.dumps(asdict(self)))
-            draft.replace(home / f"part-{self.number:05}.json")
+            with _written(folder) as home:
+                draft = home / f".{self.number}-{os.getpid()}"
+                draft.write_text(json.dumps(asdict(self)))
+                draft.replace(home / f"part-{self.number:05}.json")
+
+
+@contextlib.contextmanager
+def _written(folder: str) -> Iterator[Path]:
+    """The folder, made if missing. Raises `SourceError` where nothing can be written there."""
+    home = Path(folder)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        yield home
+    except OSError as error:
+        raise SourceError(f"option report: nothing can be written to {folder!r}: {error.strerror or error}") from None
 
 
 def begin_report(folder: str | None) -> None:
-    """A read was planned that will report here: what is left of the one before is deleted."""
-    for path in Path(folder).glob("part-*.json") if folder is not None else ():
-        path.unlink(missing_ok=True)
+    """A read was planned that will report here: what is left of the one before is deleted. Raises `SourceError`."""
+    if folder is not None:
+        with _written(folder) as home:
+            for path in home.glob("part-*.json"):
+                path.unlink(missing_ok=True)
 
 
 def read_report(folder: str | os.PathLike[str]) -> ReadReport:

@@ -90,29 +90,40 @@ class Ends:
         return Offset({name: at for name, at in self._positions.items() if name in known}, len(self._batch))
 
     def _look(self) -> None:
-        """List what ended since, in the order in which it did."""
-        horizons = {name: newest for name in self._names() if (newest := self._newest(name)) is not None}
-        horizon = max(horizons.values(), default=0) if self._target is None else self._target
-        listed: list[Run] = []
-        for name, newest in horizons.items():
-            if name not in self._positions:
-                self._positions[name] = self._first(name, EARLIEST)
-            self._losses.refuse_foreign(name, self._positions[name], newest)
-            if name not in self._seen or newest > self._listed(name):
-                listed += self._list(name, horizon)
-        self._ahead = sorted(listed)
+        """List what ended since, in the order in which it did.
+
+        Where there is news in one queue, all are listed up to the same horizon: what is news there may have ended here
+        by the same transaction, after this queue was asked. A look that is cut off leaves nothing behind.
+        """
+        newest = {name: end for name in self._names() if (end := self._newest(name)) is not None}
+        horizon = max(newest.values(), default=0) if self._target is None else self._target
+        news = {name for name, end in newest.items() if self._is_news(name, end)}
+        runs = [run for name in newest if news for run in self._list(name, horizon, sure=name in news)]
+        if news:
+            self._seen |= {name: max(horizon, self._listed(name)) for name in newest}
+        self._ahead = sorted(runs)
+
+    def _is_news(self, name: str, newest: int) -> bool:
+        """Whether something may have ended in a queue since it was listed."""
+        if name not in self._positions:
+            self._positions[name] = self._first(name, EARLIEST)
+        self._losses.refuse_foreign(name, self._positions[name], newest)
+        return name not in self._seen or newest > self._listed(name)
 
     def _listed(self, name: str) -> int:
         return max(self._positions[name].zxid, self._seen.get(name, 0))
 
-    def _list(self, name: str, horizon: int) -> list[Run]:
-        """What ended in one queue; only then it can be said that nothing of it had been deleted before."""
+    def _list(self, name: str, horizon: int, *, sure: bool) -> list[Run]:
+        """What ended in one queue; only then it can be said that nothing of it had been deleted before.
+
+        That is looked at where it is `sure` that something came or went, or where something is listed.
+        """
         queue, after, position = self._queue(name), self._listed(name), self._positions[name]
-        runs = _runs(queue, after, horizon)
-        self._losses.check(name, position.zxid, position, queue.trimmed())
-        now = self._mark(name)
-        self._positions[name] = position._replace(mark=now.since, trimmed=max(position.trimmed, now.upto))
-        self._seen[name] = max(horizon, after)
+        runs = _runs(queue, after, horizon) if horizon > after else []
+        if sure or runs:
+            self._losses.check(name, position.zxid, position, queue.trimmed())
+            now = self._mark(name)
+            self._positions[name] = position._replace(mark=now.since, trimmed=max(position.trimmed, now.upto))
         return runs
 
     def _again(self, name: str, position: Position) -> list[Run]:

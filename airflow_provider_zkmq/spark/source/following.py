@@ -22,6 +22,7 @@ from airflow_provider_zkmq.spark.source.errors import SourceError, plainly
 from airflow_provider_zkmq.spark.source.losses import Losses, log
 from airflow_provider_zkmq.spark.source.offsets import Beginning, Offset, Position
 from airflow_provider_zkmq.spark.source.options import STREAM, Options
+from airflow_provider_zkmq.spark.source.query import columns_of
 from airflow_provider_zkmq.spark.source.taking import Taking, shown
 
 #: Spark asks an idle stream for news a hundred times a second; ZooKeeper is asked after so many seconds at the
@@ -72,14 +73,14 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, schema: StructType, options: Options) -> None:
-        self._columns, self._options = schema.fieldNames(), options
+        self._schema, self._options = schema, options
         self._looked = self._pause = 0.0
         self._last: Offset | None = None
         self._client: AnyClient | None = None
 
     @cached_property
     def _settings(self) -> Settings:
-        return Settings.of(self._options, self._columns)
+        return Settings.of(self._options, columns_of(self._schema))
 
     @cached_property
     def _ends(self) -> Ends:

@@ -8,14 +8,23 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from airflow_provider_zkmq.engine import AnyQueue, ConfigError, Ended, Part, QueueNotFound, State, Task, parse_selector
-from airflow_provider_zkmq.spark.source.columns import arrow_schema
+from airflow_provider_zkmq.engine import (
+    AnyQueue,
+    ConfigError,
+    Ended,
+    Part,
+    QueueNotFound,
+    State,
+    Status,
+    Task,
+    parse_selector,
+)
+from airflow_provider_zkmq.spark.source.columns import batch, parts
 from airflow_provider_zkmq.spark.source.ends import Run
 from airflow_provider_zkmq.spark.source.errors import SourceError
 from airflow_provider_zkmq.spark.source.losses import Losses, log
 from airflow_provider_zkmq.spark.source.offsets import Position
 from airflow_provider_zkmq.spark.source.options import Options
-from airflow_provider_zkmq.spark.source.runs import row
 
 #: So many whole runs are in memory together.
 AT_ONCE: Final = 128
@@ -54,17 +63,20 @@ class Taking:
             self.losses.gone(queue.name)
 
     def _read(self, queue: AnyQueue, runs: Sequence[Run], position: Position) -> Iterator[pa.RecordBatch]:
-        schema, gone = arrow_schema(self.columns), list[Run]()
+        gone = list[Run]()
         for start in range(0, len(runs), AT_ONCE):
             chunk = runs[start : start + AT_ONCE]
             tasks = queue.read_ended([Ended(run.id, run.version, run.place) for run in chunk], parts=self._parts)
             read = {(task.id, task.version) for task in tasks}
             gone += [run for run in chunk if (run.id, run.version) not in read]
-            taken = [row(queue.name, task, self.columns) for task in self._wanted(queue, tasks)]
-            yield pa.RecordBatch.from_pylist(taken, schema=schema)
+            yield self._batch(queue.name, self._wanted(queue, tasks))
         if gone:
             self.losses.check(queue.name, min(run.version for run in gone) - 1, position, queue.trimmed())
             log.warning("%d runs cannot be read any more and are left out, such as %s", len(gone), shown(gone))
+
+    def _batch(self, queue: str, tasks: Sequence[Task]) -> pa.RecordBatch:
+        lists = {part: [_told(task, part) for task in tasks] for part in parts(self.columns)}
+        return batch(queue, self.columns, lists)
 
     @property
     def _parts(self) -> list[Part]:
@@ -75,8 +87,19 @@ class Taking:
         if self.selector is None or not ended:
             return ended
         types = queue.conf().filters
-        selector = parse_selector(self.selector).bind(types)
+        try:
+            selector = parse_selector(self.selector).bind(types)
+        except ConfigError as error:
+            log.warning("no task of queue %r can be one that %s accepts: %s", queue.name, self.selector, error)
+            return []
         return [task for task in ended if selector.matches(task.filters, types)]
+
+
+def _told(task: Task, part: str) -> object:
+    """What a run says of itself; what a dedupe window or a run in escrow make of its status later is no part of it."""
+    if part == "status" and task.state is State.FINISHED:
+        return Status.DONE_AWAITING_GC
+    return getattr(task, part)
 
 
 def shown(runs: Sequence[Run]) -> str:

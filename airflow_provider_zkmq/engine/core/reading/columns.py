@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
 
 from airflow_provider_zkmq.engine.core.protocol.ops import Stat
 from airflow_provider_zkmq.engine.core.reading.inspect import ended_ms, status_at
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 
-class Row(NamedTuple):
+@dataclass(slots=True)
+class Row:
     """What was read of a task: the fields of its record that were asked for, and what else was.
 
     ``past``: a time of the server's clock that has certainly come, where it is needed. ``enqueued``: when its present
@@ -21,11 +22,11 @@ class Row(NamedTuple):
     id: str
     record: dict[str, Any]
     stat: Stat
-    past: int
-    enqueued: int
-    metadata: dict[str, Any]
-    data: bytes
-    result: bytes | None
+    data: bytes = b""
+    result: bytes | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    enqueued: int = 0
+    past: int = 0
 
 
 @dataclass(frozen=True, slots=True)

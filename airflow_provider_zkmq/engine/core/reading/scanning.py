@@ -6,10 +6,10 @@ decodes the fields, of which its columns are made, with several requests on thei
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
@@ -18,17 +18,20 @@ from airflow_provider_zkmq.engine.core.model.numbers import whole_number
 from airflow_provider_zkmq.engine.core.model.records import load, load_fields
 from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Stat, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.columns import COLUMNS, Plan, Row, checked_columns
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import as_state
 from airflow_provider_zkmq.engine.core.reading.inspect import certainly_past
 from airflow_provider_zkmq.engine.core.reading.many import checked_ids
-from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes, read_stats, unless_corrupt
-from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, read_stats, unless_corrupt
+from airflow_provider_zkmq.engine.core.reading.trees import SLIM_AT_ONCE, WHOLE_AT_ONCE
 
 #: So many znodes without payloads are asked for in one request.
 _ZNODES_AT_ONCE: Final = 256
+#: So many bytes are asked for together, as far as can be told by the tasks before: servers hold all of it in memory.
+_BYTES_IN_FLIGHT: Final = 16 << 20
+_GROWTH: Final = 4
 #: No driver has more requests in flight together.
 MAX_IN_FLIGHT: Final = 64
 
@@ -61,9 +64,9 @@ def scan(
 
     `columns`: names of fields of `Task`, but for ``progress`` and ``note``. Only what they are made of is read, and
     only that can be found corrupt. `states`, `selector` and `since` (when their present run was enqueued) leave tasks
-    out, by what is read now. `in_flight`: so many requests are on their way together, 64 at the most. All that is read
-    is in memory together: read many large payloads in several calls. Raises `ConfigError` for what is not understood,
-    and `QueueNotFound`.
+    out, by what is read now. `in_flight`: so many requests are on their way together, 64 at the most, and fewer where
+    payloads are large. All that is read is in memory together: read many large payloads in several calls. Raises
+    `ConfigError` for what is not understood, and `QueueNotFound`.
     """
     ids, names = checked_ids(task_ids), checked_columns(columns)
     window = min(whole_number("in_flight", in_flight, 1), MAX_IN_FLIGHT)
@@ -112,15 +115,6 @@ def _sought(
     return _Sought(chosen, bound, conf.types, begin)
 
 
-class _Tree(NamedTuple):
-    """What was read of a task; ``record``: the fields of its record that are needed, ``stat``: that record's."""
-
-    task_id: str
-    record: dict[str, Any]
-    stat: Stat
-    nodes: dict[str, Node | None]
-
-
 @dataclass(slots=True)
 class _Scan:
     """What was read so far: rows by their ids."""
@@ -136,77 +130,82 @@ class _Scan:
         return [each for each in ids if each not in self.rows and each not in self.corrupt]
 
     def read(self, ids: Sequence[str]) -> Procedure[None]:
-        """Read tasks, so many at a time as may be in flight together."""
+        """Read tasks, so many at a time as may be in flight together; of payloads no more than is bearable."""
         znodes = self.plan.znodes
         payloads = not self.plan.parts.isdisjoint(("data", "result"))
-        at_once = WHOLE_AT_ONCE if payloads else _ZNODES_AT_ONCE // len(znodes)
-        for group in chunked(ids, at_once * self.in_flight):
+        at_once = SLIM_AT_ONCE if payloads else _ZNODES_AT_ONCE // len(znodes)
+        most, at = at_once * self.in_flight, 0
+        size = min(most, WHOLE_AT_ONCE) if payloads else most
+        while at < len(ids):
+            group = ids[at : at + size]
             paths = [self.context.paths.task(each, znode) for each in group for znode in znodes]
             nodes = yield from read_nodes(paths, at_once * len(znodes), self.in_flight)
-            trees = list(self._decoded(group, paths, nodes))
-            yield from self._add(trees)
+            trees = {znode: nodes[start :: len(znodes)] for start, znode in enumerate(znodes)}
+            rows = self._decoded(group, paths[:: len(znodes)], trees["state"])
+            yield from self._complete(rows, trees)
+            at += len(group)
+            size = min(most, _bearable(size, nodes)) if payloads else most
 
-    def _decoded(self, ids: Sequence[str], paths: Sequence[str], nodes: Sequence[Node | None]) -> Iterator[_Tree]:
-        """What is there; what is corrupt is reported and noted."""
-        znodes, context = self.plan.znodes, self.context
-        for at, task_id in enumerate(ids):
-            start = at * len(znodes)
-            state = nodes[start]
-            if state is None:
-                continue
-            decode = partial(load_fields, paths[start], state.data, self.plan.fields)
-            record = unless_corrupt(context, paths[start], decode)
-            if record is None:
-                self.corrupt[task_id] = None
-            else:
-                yield _Tree(
-                    task_id, record, state.stat, dict(zip(znodes, nodes[start : start + len(znodes)], strict=True))
-                )
+    def _decoded(self, ids: Sequence[str], paths: Sequence[str], nodes: Sequence[Node | None]) -> list[Row | None]:
+        """A row for each record that is there; what is corrupt is reported and noted."""
+        rows: list[Row | None] = []
+        for task_id, path, node in zip(ids, paths, nodes, strict=True):
+            row = None
+            if node is not None:
+                record = unless_corrupt(self.context, path, partial(load_fields, path, node.data, self.plan.fields))
+                if record is None:
+                    self.corrupt[task_id] = None
+                else:
+                    row = self.rows[task_id] = Row(task_id, record, node.stat)
+            rows.append(row)
+        return rows
 
-    def _add(self, trees: Sequence[_Tree]) -> Procedure[None]:
-        """Make rows of what was read, and of what has to be asked for besides."""
-        came = (yield from self._enqueued(trees)) if "enqueued" in self.plan.parts else {}
-        dated = "dedupe" in self.plan.fields and any(tree.record["dedupe"] is not None for tree in trees)
-        past = (yield from certainly_past(self.context)) if dated else 0
-        for tree in trees:
-            self.rows[tree.task_id] = self._row(tree, past, came.get(tree.task_id, 0))
+    def _complete(self, rows: Sequence[Row | None], trees: Mapping[str, Sequence[Node | None]]) -> Procedure[None]:
+        """Add what else was read, and what has to be asked for besides."""
+        there = [row for row in rows if row is not None]
+        for row, node in _pairs(rows, trees.get("data")):
+            row.data = node.data
+        for row, node in _pairs(rows, trees.get("result")):
+            row.result = node.data
+        if "metadata" in self.plan.parts:
+            for row, node in _pairs(rows, trees.get("metadata")):
+                row.metadata = self._metadata(row.id, node)
+        if "enqueued" in self.plan.parts:
+            yield from self._enqueued(rows, trees)
+        if "dedupe" in self.plan.fields and any(row.record["dedupe"] is not None for row in there):
+            past = yield from certainly_past(self.context)
+            for row in there:
+                row.past = past
 
-    def _row(self, tree: _Tree, past: int, enqueued: int) -> Row:
-        task_id, record, stat, nodes = tree
-        data, result = nodes.get("data"), nodes.get("result")
-        return Row(
-            id=task_id,
-            record=record,
-            stat=stat,
-            past=past,
-            enqueued=enqueued,
-            metadata=self._metadata(task_id, nodes.get("metadata")) if "metadata" in self.plan.parts else {},
-            data=b"" if data is None else data.data,
-            result=None if result is None else result.data,
-        )
-
-    def _metadata(self, task_id: str, node: Node | None) -> dict[str, Any]:
+    def _metadata(self, task_id: str, node: Node) -> dict[str, Any]:
         """A task's metadata; what cannot be read is reported, and nothing is known."""
-        if node is None:
-            return {}
         path = self.context.paths.task(task_id, "metadata")
         return unless_corrupt(self.context, path, partial(load, path, node.data)) or {}
 
-    def _enqueued(self, trees: Sequence[_Tree]) -> Procedure[dict[str, int]]:
+    def _enqueued(self, rows: Sequence[Row | None], trees: Mapping[str, Sequence[Node | None]]) -> Procedure[None]:
         """When the present run of each was enqueued: the data's znode is made anew for each run of an id.
 
         The metadata's is not: as long as it was never written again, it came with the data, and nobody need ask for
         these. Of others the data are asked for, but for their bytes.
         """
-        came: dict[str, int] = {}
-        for task_id, _, _, nodes in trees:
-            data, metadata = nodes.get("data"), nodes.get("metadata")
-            if data is not None:
-                came[task_id] = data.stat.ctime
-            elif "data" not in nodes and metadata is not None and metadata.stat.version == 0:
-                came[task_id] = metadata.stat.ctime
-        unknown = [tree for tree in trees if tree.task_id not in came]
-        stats = yield from read_stats([self.context.paths.task(tree.task_id, "data") for tree in unknown])
-        for tree, stat in zip(unknown, stats, strict=True):
-            came[tree.task_id] = (stat or tree.stat).ctime
-        return came
+        unknown = {row.id: row for row in rows if row is not None}
+        for row, node in _pairs(rows, trees.get("data", trees.get("metadata"))):
+            if "data" in trees or node.stat.version == 0:
+                row.enqueued = node.stat.ctime
+                del unknown[row.id]
+        paths = [self.context.paths.task(each, "data") for each in unknown]
+        stats = (yield from read_stats(paths)) if paths else []
+        for row, stat in zip(unknown.values(), stats, strict=True):
+            row.enqueued = (stat or row.stat).ctime
+
+
+def _bearable(size: int, nodes: Sequence[Node | None]) -> int:
+    """How many tasks to ask for after so many whose znodes these were: a few times more, if they stay as small."""
+    total = sum(len(node.data) for node in nodes if node is not None)
+    return max(1, min(size * _GROWTH, size * _BYTES_IN_FLIGHT // max(1, total)))
+
+
+def _pairs(rows: Sequence[Row | None], nodes: Sequence[Node | None] | None) -> Iterator[tuple[Row, Node]]:
+    """The rows, and a znode of each, where both are there."""
+    pairs = zip(rows, nodes or (), strict=nodes is not None)
+    return ((row, node) for row, node in pairs if row is not None and node is not None)

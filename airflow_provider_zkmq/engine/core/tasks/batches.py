@@ -179,7 +179,7 @@ def read_batch(context: Context, name: str) -> Procedure[Batch]:
 def _not_done(context: Context, batch: Batch, deadline: Deadline) -> Procedure[WaitTimeout]:
     names = sorted((yield Children(context.paths.batch(batch.name, "open"))) or ())
     left = [name for name in names if name != WRITING]
-    why = f"{len(left)} task(s) open" if batch.written else "it was never written to its end: repeat its enqueue_many"
+    why = f"{len(left)} task(s) open" if batch.written else "it was never written to its end: repeat what writes it"
     msg = f"batch {batch.name!r} of queue {context.queue!r} was not done within {deadline}: {why}"
     return WaitTimeout(msg, left=left)
 

@@ -86,6 +86,8 @@ class _Load:
             missing = yield from self._look([tree for group in window for tree in group])
             while missing:
                 again = yield from self._write(missing)
+                if again:  # the server that we read from may lag behind the one that refused
+                    yield Sync(context.paths.at("tasks"))
                 missing = yield from self._look(again)
         ids = [tree.task_id for tree in self.trees]
         new = tuple(task_id for task_id in ids if task_id in self.call.written)
