@@ -284,7 +284,7 @@ REFUSED = {
 
 def test_no_verb_of_the_command_line_is_forgotten() -> None:
     """All but `server`, which connects to nothing."""
-    assert set(COMMANDS) == set(cli.VERBS) - {"server"}
+    assert set(COMMANDS) == set(cli.VERBS) - {"server", "report"}  # of archives, not of queues
 
 
 @pytest.fixture

@@ -170,14 +170,15 @@ def start(connect: dict[str, object], directory: Path) -> subprocess.Popen[str]:
     )
 
 
-def killed_at(process: subprocess.Popen[str], moment: float) -> bool:
-    """Kill the driver, its Java and its workers so long after it is ready; False where it was done before."""
-    for line in process.stdout:
-        if line.startswith("READY"):
-            break
-    deadline = time.monotonic() + moment
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.01)
+def killed_at(process: subprocess.Popen[str], lines: int, moment: float) -> bool:
+    """Kill the driver, its Java and its workers so long after so many lines of its output; False: it was done before.
+
+    Lines tell of the pipeline's seams, so that a moment is anywhere in it, however slow the machine is.
+    """
+    for _ in range(lines):
+        process.stdout.readline()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(moment)
     alive = process.poll() is None
     if alive:
         os.killpg(process.pid, signal.SIGKILL)
@@ -193,7 +194,11 @@ def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(spark, conn
     while kills < int(os.environ.get("ZKMQ_KILLS", "20")):
         ids += finish(queue, 10)
         counts.append(10)
-        kills += killed_at(start(connect, tmp_path), chance.uniform(0.2, 25))
+        lines, moment = chance.randrange(1, 24), chance.uniform(0, 4)
+        killed = killed_at(start(connect, tmp_path), lines, moment)
+        kills += killed
+        sys.stdout.write(f"{'killed' if killed else 'done'} {moment:.1f} s after line {lines}\n")
+        sys.stdout.flush()
     sys.stdout.write(f"{kills} kills, {len(counts)} runs, {time.monotonic() - began:.0f} s\n")
     run_pipeline(connect, ["q"], tmp_path, spark, lifetime=0)
     check_counts(spark, tmp_path, ids, expected_deliveries(*counts))

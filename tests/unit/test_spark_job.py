@@ -69,6 +69,18 @@ def test_the_job_reports(asked, monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out == "all is well\n"
 
 
+def test_of_an_error_of_spark_the_line_is_told_that_says_what_is_wrong():
+    """Ours first, from a worker's traceback; else what Java was caused by; never a walk through Java alone."""
+    walk = "An error occurred while calling o55.parquet.\n: org.apache.spark.SparkException: Job aborted\n\tat a.b(c)\n"
+    worker = (
+        walk + '  File "rows.py", line 3\nairflow_provider_zkmq.engine.errors.Unavailable: no server\n\tat d.e(f)\n'
+    )
+    assert pipeline.said(Exception(worker)) == "Unavailable: no server"
+    full = walk + "Caused by: java.io.IOException: No space left on device\n\tat g.h(i)\n"
+    assert pipeline.said(Exception(full)) == "java.io.IOException: No space left on device"
+    assert (pipeline.said(ConfigError("plain")), pipeline.said(ConfigError())) == ("plain", "")
+
+
 def parts(*rows: int) -> tuple[Part, ...]:
     return tuple(Part(f"runs/{n}", count, n, n + 1, ()) for n, count in enumerate(rows))
 

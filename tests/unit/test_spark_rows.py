@@ -39,6 +39,8 @@ from airflow_provider_zkmq.engine import (
     OutcomeUnknown,
     String,
     Unavailable,
+    Unsupported,
+    Zkmq,
 )
 from airflow_provider_zkmq.spark.source import loading
 from airflow_provider_zkmq.spark.source.errors import SourceError
@@ -47,6 +49,7 @@ from airflow_provider_zkmq.spark.source.mapping import RowMapping, map_columns
 from airflow_provider_zkmq.spark.source.messages import hashed, rows_of
 from airflow_provider_zkmq.spark.source.options import SINK, WRITE, Options
 from airflow_provider_zkmq.spark.source.receipts import PartitionReport, WriteReport, check_place
+from airflow_provider_zkmq.spark.source.writing import TaskWriter
 
 TYPES = {"size": OrderedEnum("small", "large"), "n": Integer(), "region": String()}
 TEXT, MAP = StringType(), MapType(StringType(), StringType())
@@ -251,6 +254,25 @@ def test_what_goes_to_executors_holds_no_credentials(monkeypatch: pytest.MonkeyP
     sent = pickle.dumps(Target(Options.of({"hosts": "h:1", "queue": "q"}), "q", mapped(BASE), None, NOW))
     assert b"sesame" not in sent
     assert b"alice" not in sent
+
+
+def test_rows_go_into_queue_files_too(tmp_path: Path) -> None:
+    """The same plan and the same rows; a batch is refused, as a file has none."""
+    hosts = f"textqueue://{tmp_path}/queues"
+    with Zkmq.connect(hosts) as zk:
+        queue = zk.queue("q")
+        queue.configure(filters={"size": TYPES["size"]})
+        queue.enqueue("x", task_id="b")
+        kinds = schema(**BASE, filter__size=TEXT)
+        options = {"hosts": hosts, "queue": "q"}
+        writer = TaskWriter(kinds, Options.of(options), overwrite=False)
+        batch = pa.RecordBatch.from_pylist([{"id": each, "data": "x", "filter.size": "small"} for each in ("a", "b")])
+        told = writer.write(iter([batch]))
+        writer.commit([told])
+        assert told == PartitionReport(0, 0, 2, 1, 1)
+        assert (sorted(queue.ids()), queue.task("a").filters) == (["a", "b"], {"size": "small"})
+    with pytest.raises(Unsupported, match="batches"):
+        TaskWriter(kinds, Options.of(options | {"batch": "b"}), overwrite=False)
 
 
 # --- reports

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
@@ -26,6 +26,9 @@ from airflow_provider_zkmq.spark.history.retention import Retention, retain
 from airflow_provider_zkmq.spark.history.rows import Connect, open_client
 from airflow_provider_zkmq.spark.history.silver import refine
 
+#: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
+_OURS: Final = "airflow_provider_zkmq.engine.errors."
+_CAUSED: Final = "Caused by: "
 #: Steps that were done, with what they counted.
 Counts: TypeAlias = dict[str, int]
 
@@ -138,7 +141,7 @@ def run_pipeline(
         ]
         reports = [_tried(turn, lambda turn: turn.step("mark", lambda: _mark(turn))) for turn in turns]
         done = [
-            _tried(turn, lambda turn: _turn(turn, lifetime, keep or Retention(), delta=delta))
+            _tried(turn, lambda turn: _steps(turn, lifetime, keep or Retention(), delta=delta))
             if marked.error is None
             else marked
             for turn, marked in zip(turns, reports, strict=True)
@@ -154,10 +157,18 @@ def _tried(turn: _Turn, work: Callable[[_Turn], None]) -> QueueReport:
     try:
         work(turn)
     except Exception as error:  # noqa: BLE001  Spark's, Java's, the file system's: none of them ends the other queues
-        text = str(error).strip().split("\n", maxsplit=1)[0]
-        turn.progress(f"queue {turn.report.queue}: {type(error).__name__}: {text}")
-        return replace(turn.report, error=f"{type(error).__name__}: {text}")
+        text = f"{type(error).__name__}: {said(error)}"
+        turn.progress(f"queue {turn.report.queue}: {text}")
+        return replace(turn.report, error=text)
     return turn.report
+
+
+def said(error: BaseException) -> str:
+    """The line of an error that says what is wrong: of Spark's, not the walk through Java but what it was caused by."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith(_OURS)]
+    caused = [line.removeprefix(_CAUSED) for line in lines if line.startswith(_CAUSED)]
+    return (ours[-1:] or caused[-1:] or lines[:1] or [""])[0].removeprefix(_OURS)
 
 
 def _mark(turn: _Turn) -> Counts:
@@ -168,7 +179,7 @@ def _mark(turn: _Turn) -> Counts:
     return {}
 
 
-def _turn(turn: _Turn, lifetime: float | None, keep: Retention, *, delta: bool) -> None:
+def _steps(turn: _Turn, lifetime: float | None, keep: Retention, *, delta: bool) -> None:
     turn.step("bronze", lambda: _bronze(turn))
     turn.step("gc", lambda: _collect(turn, lifetime))
     with turn.held() as home:

@@ -87,7 +87,8 @@ def deliveries_of(bronze: DataFrame) -> DataFrame:
         "version",
         "class",
         *(f.col(f"e.{name}").alias(name) for name in members),
-    ).withColumn("run_ms", milliseconds("ended_at") - milliseconds("claimed_at"))
+    ).fillna("", ["consumer"])
+    rows = rows.withColumn("run_ms", milliseconds("ended_at") - milliseconds("claimed_at"))
     return _first(rows).withColumn("day", day_of("ended_at"))
 
 

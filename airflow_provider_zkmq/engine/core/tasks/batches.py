@@ -47,8 +47,8 @@ class Batch:
 
     ``failed``: those that are dead or cancelled, or were dropped or cleared before they had ended. A member that is
     redriven has not ended any more and has not failed: the batch waits for it, and one that was ``done`` is open again
-    until it has ended once more. ``written`` is False while the call that enqueues it has not come to its end; if that
-    was interrupted, repeat it. ``refused``: why the task that should follow was not enqueued.
+    until it has ended once more. ``written`` is False while it is being written, by one call or by
+    several writers; if that was interrupted, repeat it. ``refused``: why the task that should follow was not enqueued.
     """
 
     name: str
