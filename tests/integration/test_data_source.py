@@ -24,6 +24,7 @@ from tests.support import fresh_root
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
 PASSWORD = "s3cr3t-of-ann"
+TOP = Path(__file__).parents[2]
 SCALE = pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="takes minutes: set ZKMQ_SCALE=1")
 
 
@@ -109,7 +110,7 @@ def test_what_is_wrong_is_one_clear_error_of_load(world: World) -> None:
 
 def test_the_page_on_spark_reads(world: World, tmp_path: Path) -> None:
     """The block that reads runs as it stands."""
-    page = (Path(__file__).parents[2] / "docs/spark.md").read_text()
+    page = (TOP / "docs/spark.md").read_text()
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "spark.read.format" in block)
     code = code.replace("127.0.0.1:2181", world.hosts).replace("/tmp/read-report", str(tmp_path))
     code = code.replace('"census"', f'"census-{world.root[1:]}"')
@@ -128,10 +129,11 @@ def _read_in_a_process_of_its_own(zookeeper: str, folder: Path, master: str) -> 
         "ZKMQ_AUTH": f"ann:{PASSWORD}",
         "AIRFLOW_CONN_SECURED": json.dumps(connection | {"extra": {"root": root}}),
         "AIRFLOW_HOME": str(folder / "airflow"),
+        "PYTHONPATH": os.pathsep.join([str(TOP), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.spark_reads", master, zookeeper, root, str(folder), password_file],
-        env=environment, capture_output=True, text=True, check=False, timeout=600,
+        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert PASSWORD not in done.stdout + done.stderr
