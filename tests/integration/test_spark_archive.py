@@ -305,6 +305,7 @@ def test_damaged_tasks_are_counted_and_left_and_end_no_run(spark, connect, queue
     broken, torn, odd, good = finish(queue, 4)
     with Zkmq.connect(**connect, gc=False) as zk:
         client, tasks = zk._session.client, f"{connect['root']}/q/tasks"
+        whole, _ = client.get(f"{tasks}/{broken}/state")
         client.set(f"{tasks}/{broken}/state", b"[" * 100_000)
         client.set(f"{tasks}/{torn}/metadata", b'{"n":1e999}')
         client.set(f"{tasks}/{odd}/metadata", b'{"n":"a\\ud800"}')
@@ -318,6 +319,12 @@ def test_damaged_tasks_are_counted_and_left_and_end_no_run(spark, connect, queue
     again = finish(queue, 1)
     assert archive_queue(connect, "q", tmp_path, spark).unreadable == ()
     assert archived(spark, tmp_path) == sorted([torn, odd, good, *again])
+    with Zkmq.connect(**connect, gc=False) as zk:
+        zk._session.client.set(f"{connect['root']}/q/tasks/{broken}/state", whole)
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 1
+    assert archive_queue(connect, "q", tmp_path, spark).archived == 0
+    assert archived(spark, tmp_path) == sorted([torn, odd, good, broken, *again])
+    assert queue.collect_garbage(lifetime=0).collected == 2
 
 
 def test_a_run_without_news_adds_none(spark, connect, queue, tmp_path) -> None:

@@ -189,6 +189,16 @@ def test_a_damaged_record_is_told_as_unreadable() -> None:
     assert len(client.reports) == 1
 
 
+def test_what_is_damaged_after_the_latest_end_was_asked_for_is_told_with_it() -> None:
+    """Its record was written once more, and nobody knows when it ended: whoever counts on its end hears of it."""
+    client = followed()
+    end_each_way(client)
+    until = latest(client)
+    client.zk.multi(0, (SetData(client.context.paths.task("d", "state"), b"{"),))
+    listed = ended(client, 0, until)
+    assert [(each.id, each.version) for each in listed if isinstance(each, Unreadable)] == [("d", until)]
+
+
 def test_what_the_next_run_wrote_is_not_taken_for_the_run_before() -> None:
     """The task is run anew between two reads of its tree: it is read from where it is kept."""
     client = followed()

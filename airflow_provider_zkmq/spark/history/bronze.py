@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -48,8 +48,8 @@ class ArchiveReport:
     """What a run did. ``archived``: its rows; ``total``: those of the whole archive; ``watermark``: its zxid.
 
     ``path``: the run's folder, None where there was nothing to archive; ``orphans``: what crashed runs had left.
-    ``unreadable``: tasks whose records are damaged, which cannot be archived; clean-up keeps them, and each run tells
-    of those that were damaged since the last one.
+    ``unreadable``: tasks that ended since the last run and whose records are damaged: they cannot be archived. Clean-up
+    keeps them, and the first run after they were put right archives them.
     """
 
     queue: str
@@ -130,17 +130,19 @@ def archive_queue(
         watermark = _mark(source, manifest)
         after("marked")
         listed = _ended(source, manifest, watermark)
-        ended = [each for each in listed if not isinstance(each, Unreadable)]
+        mended = _mended(source, manifest.damaged, watermark)
+        ended = list({(each.id, each.version): each for each in (*listed, *mended) if not _is_damaged(each)}.values())
+        damaged = tuple(each.id for each in listed if _is_damaged(each))
         after("listed")
         span = manifest.watermark, watermark
         new = [_write(home, len(ended), span, _rows(spark, connect, queue, ended), after)] if ended else []
         claim.check()
-        grown = replace(manifest, queue=queue, watermark=watermark, runs=(*manifest.runs, *new))
+        left = tuple(sorted({*manifest.damaged, *damaged} - {each.id for each in mended}))
+        grown = replace(manifest, queue=queue, watermark=watermark, runs=(*manifest.runs, *new), damaged=left)
         publish(home, grown)
         after("published")
         claim.advance(watermark)
         after("finished")
-    damaged = tuple(each.id for each in listed if isinstance(each, Unreadable))
     path = new[0].path if new else None
     return ArchiveReport(queue, len(ended), grown.rows, watermark, path, tuple(orphans), damaged)
 
@@ -172,6 +174,17 @@ def _ended(queue: AnyQueue, manifest: Manifest, until: int) -> list[Ended]:
         for each in queue.ended_between(0, until)
         if each.version > manifest.watermark or each.place in left or (each.place is None and each.id in standing)
     ]
+
+
+def _is_damaged(ended: Ended) -> bool:
+    return isinstance(ended, Unreadable)
+
+
+def _mended(queue: AnyQueue, damaged: Sequence[str], until: int) -> list[Ended]:
+    """The runs of tasks that earlier archive runs could not read, and which somebody has put right since."""
+    readable = {task.id for task in queue.read_many(damaged, parts=[])} if damaged else set()
+    ended = queue.ended_between(0, until) if readable else []
+    return [each for each in ended if each.id in readable and each.place is None and not _is_damaged(each)]
 
 
 def _dead_places(queue: AnyQueue, places: list[str]) -> set[str]:

@@ -62,7 +62,8 @@ class Manifest:
     """The parts that readers may read, and the zxid up to which every ended task is in one of them.
 
     ``queue``: whose they are; none in version 1. ``horizon``: the first day that retention has left, or none.
-    ``seen``: when the latest delivery that silver holds was claimed. ``retired``: folders that were replaced, and when,
+    ``seen``: when the latest delivery that silver holds was claimed. ``damaged``: tasks whose records could not
+    be read so far, which are looked at again by each run. ``retired``: folders that were replaced, and when,
     which somebody may still be reading.
     """
 
@@ -72,6 +73,7 @@ class Manifest:
     horizon: str = ""
     seen: int = 0
     retired: tuple[tuple[str, int], ...] = field(default=())
+    damaged: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -92,6 +94,7 @@ class Manifest:
             "seen": self.seen,
             "runs": [part.encode() for part in self.runs],
             "retired": [list(each) for each in self.retired],
+            "damaged": list(self.damaged),
         }
         return json.dumps(record, indent=1)
 
@@ -109,6 +112,7 @@ class Manifest:
             str(record.get("horizon", "")),
             int(record.get("seen", 0)),
             tuple((str(path), int(since)) for path, since in record.get("retired", ())),
+            tuple(map(str, record.get("damaged", ()))),
         )
 
 

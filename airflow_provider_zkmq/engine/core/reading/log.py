@@ -41,10 +41,18 @@ def ended_between(context: Context, after: int, until: int | None = None) -> Pro
     yield from read_conf(context)
     yield Sync(context.paths.base)  # whoever told `until` may have asked a server that is ahead of ours
     ended: dict[tuple[str, int], Ended] = {}
-    for each in [*(yield from _standing(context, after)), *(yield from _departed(context, after))]:
+    met = [*(yield from _standing(context, after)), *(yield from _departed(context, after))]
+    for each in (_within(one, until) for one in met):
         if after < each.version and (until is None or each.version <= until):
             ended.setdefault((each.id, each.version), each)
     return sorted(ended.values(), key=lambda each: (each.version, each.id))
+
+
+def _within(each: Ended, until: int | None) -> Ended:
+    """A run; a damaged one that was written once more since is told all the same: nobody knows when it ended."""
+    if until is None or not isinstance(each, Unreadable):
+        return each
+    return each._replace(version=min(each.version, until))
 
 
 def _standing(context: Context, after: int) -> Procedure[list[Ended]]:
