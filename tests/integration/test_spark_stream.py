@@ -353,7 +353,10 @@ def test_a_stream_on_a_cluster_of_a_secured_zookeeper(
         finish(queue, *(f"t{n}" for n in range(50)))
     events = tmp_path / "events"
     events.mkdir()
-    conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri()}
+    conf = {
+        "spark.executor.memory": "600m", "spark.eventLog.enabled": "true", "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": events.as_uri(),
+    }  # fmt: skip
     cluster = told | {"master": "local-cluster[2,1,700]", "until_empty": True, "conf": conf}
     cluster["options"] |= {"numPartitions": "4"}
     process = subprocess.run(
