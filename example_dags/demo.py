@@ -313,6 +313,8 @@ def show_results(airflow: Airflow, enqueued: int) -> bool:
     table("Waiting and running times in ms", result["times"])
     numbers = airflow.returned(MAINTENANCE, f"census__{RUN}", "report")[QUEUE]
     table("Maintenance", [numbers])
+    for name, rows in json.loads(airflow.returned(DAG, RUN, "history")).items():
+        table(f"History: {name}", rows)
     return enqueued == result["finished"] == numbers["archive_rows"] == numbers["collected"] and not numbers["kept"]
 
 

@@ -1,8 +1,8 @@
 """Census: one queue task per source file of Airflow, measured by workers outside Airflow, reported with Spark.
 
 Workers: ``zkmq worker census --handler zkmq_measure:measure --node performance_class=…`` with this folder on
-PYTHONPATH; see ``demo.py``, which runs it all. The last task triggers ``zkmq_maintenance``, which archives and
-collects what the census made.
+PYTHONPATH; see ``demo.py``, which runs it all. The last but one task triggers ``zkmq_maintenance``, which archives and
+collects what the census made; the last shows the tables of its history.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ CLASSES = ("low", "standard", "performance", "high_performance")
 #: Files up to so many bytes are of the class with the same index.
 SIZES = (2_000, 10_000, 40_000)
 LARGEST = 10
+#: What is shown of the history.
+HOURLY = ("hour", "class", "arrivals", "finished", "dead", "depth_max", "wait_p50", "wait_p95", "run_p50", "run_p95")
+CONSUMERS = ("hour", "consumer", "deliveries", "finished", "failed", "busy_ms")
 
 
 def performance_class(size: int) -> str:
@@ -67,30 +70,45 @@ def zkmq_census() -> None:
 
     @task
     def report(ids: list[str]) -> str:
-        """Return the largest modules and the times per class, as JSON."""
-        from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-        from airflow_provider_zkmq.spark import spark_session
-        from airflow_provider_zkmq.spark.history.reading import percentiles
-        from airflow_provider_zkmq.spark.history.rows import SCHEMA, row
+        """Return the largest modules and the times per class, as JSON; read through the data source `zkmq`."""
+        from pyspark.sql import functions as f
 
-        wanted = set(ids)
+        from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+        from airflow_provider_zkmq.spark import percentiles, register, spark_session
+
         with ZkmqHook() as hook:
-            rows = [row(QUEUE, it) for it in hook.queue(QUEUE).tasks(state="finished") if it.id in wanted]
-        for it in rows:
-            it["filters"] = dict(it["filters"])
+            config = hook.get_conn().config
         spark = spark_session("zkmq-census")
         try:
-            frame = spark.createDataFrame(rows, SCHEMA).cache()
+            register(spark)
+            finished = spark.read.format("zkmq").options(hosts=config.hosts, root=config.root, queues=QUEUE)
+            frame = finished.options(states="finished", columns="task_id,filters,result,wait_ms,run_ms").load()
+            wanted = spark.createDataFrame([(each,) for each in ids], "task_id string")
+            frame = frame.join(f.broadcast(wanted), "task_id", "left_semi").cache()
             largest = largest_modules(frame)
             times = percentiles(frame, "performance_class")
-            largest.show(LARGEST, truncate=False)
-            times.show(truncate=False)
             return json.dumps(
                 {
                     "finished": frame.count(),
-                    "largest": [it.asDict() for it in largest.collect()],
-                    "times": [it.asDict() for it in times.collect()],
+                    "largest": [row.asDict() for row in largest.collect()],
+                    "times": [row.asDict() for row in times.collect()],
                 }
+            )
+        finally:
+            spark.stop()
+
+    @task
+    def history() -> str:
+        """Return what the clean-up has made of the queue's history, hour by hour, as JSON: gold's tables."""
+        from airflow_provider_zkmq.spark import read_consumers, read_hourly, spark_session
+
+        spark = spark_session("zkmq-census")
+        try:
+            hourly = read_hourly(spark, os.environ["ZKMQ_ARCHIVE_DIR"], QUEUE).select(*HOURLY).orderBy("hour", "class")
+            consumers = read_consumers(spark, os.environ["ZKMQ_ARCHIVE_DIR"], QUEUE).select(*CONSUMERS)
+            tables = {"hourly": hourly, "consumers": consumers.orderBy("hour", "consumer")}
+            return json.dumps(
+                {name: [row.asDict() for row in table.collect()] for name, table in tables.items()}, default=str
             )
         finally:
             spark.stop()
@@ -119,7 +137,7 @@ def zkmq_census() -> None:
         retry_delay=pendulum.duration(seconds=5),
     )
     reported = report(enqueue.output)
-    wait >> reported >> clean_up
+    wait >> reported >> clean_up >> history()
 
 
 def largest_modules(frame: Any) -> Any:
