@@ -146,6 +146,9 @@ def test_options_have_no_case(hosts: str) -> None:
         ({"PASSWORD": "b"}, "option 'password' is refused"),
         ({"tls_key_password": "b"}, "option 'tls_key_password' is refused"),
         ({"connectTimeout": "soon"}, "'soon'"),
+        ({"startingOffsets": "newest"}, "newest"),
+        ({"maxTasksPerTrigger": "few"}, "maxTasksPerTrigger must be a whole number"),
+        ({"failOnDataLoss": "true", "numPartitions": "2", "since": "1h"}, "unknown option 'since' of streams"),
     ],
 )
 def test_what_is_wrong_is_refused_by_load(hosts: str, more: dict[str, str], match: str) -> None:

@@ -51,9 +51,18 @@ def check_loadable(options: Options) -> Sequence[str]:
     """
     options.check(tuple(dict.fromkeys((*READ, *STREAM))), "reads and streams")
     query = Query.of(options)
+    if any(options.text(name) for name in STREAM if name not in READ):
+        _check_stream(options, query)
     with access.opened(options) as client:
         _check(client, queues_of(options, client), query)
     return query.columns
+
+
+def _check_stream(options: Options, query: Query) -> None:
+    """Raise `SourceError` for what a stream could not do: of what its reader would say Spark shows nothing."""
+    from airflow_provider_zkmq.spark.source.following import Settings
+
+    Settings.of(options, list(query.columns))
 
 
 def _check(client: AnyClient, queues: Sequence[str], query: Query) -> None:
