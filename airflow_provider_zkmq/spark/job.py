@@ -9,16 +9,12 @@ environment (``ZKMQ_AUTH``, ``ZKMQ_TLS_*``), on the driver and on each executor.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from airflow_provider_zkmq.engine import ZkmqError
-
-#: ``spark-submit`` tells its program so where its Java listens.
-_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,15 +53,9 @@ def _queues(chosen: argparse.Namespace) -> list[str] | None:
 
 
 def _session(chosen: argparse.Namespace) -> Any:
-    """The session that ``spark-submit`` has configured, master included; else one of ours."""
-    name = f"zkmq-{chosen.job}"
-    if chosen.master is None and _SUBMITTED in os.environ:
-        from pyspark.sql import SparkSession
-
-        return SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC").getOrCreate()
     from airflow_provider_zkmq.spark.session import spark_session
 
-    return spark_session(name, chosen.master)
+    return spark_session(f"zkmq-{chosen.job}", chosen.master)
 
 
 def _way(chosen: argparse.Namespace) -> Any:
