@@ -15,6 +15,7 @@ pytest.importorskip("airflow.providers.apache.spark")
 
 from airflow.dag_processing.dagbag import DagBag
 
+from airflow_provider_zkmq.embedded import spark_java_home
 from airflow_provider_zkmq.spark import read_runs, spark_session
 from tests.airflow.conftest import finish
 
@@ -26,9 +27,11 @@ def test_spark_submit_runs_the_pipeline(queue, zookeeper, tmp_path, monkeypatch)
     """What has ended is in the archive's tables after a run of the DAG, which was submitted to a master of its own."""
     queue.enqueue("x", task_id="a")
     finish(queue)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # has spark-submit
+    monkeypatch.setenv("JAVA_HOME", str(spark_java_home(tmp_path)))
     monkeypatch.setenv("ZKMQ_HOSTS", zookeeper)
     monkeypatch.setenv("ZKMQ_ROOT", queue.root)
-    monkeypatch.setenv("ZKMQ_ARCHIVE_DIR", str(tmp_path))
+    monkeypatch.setenv("ZKMQ_ARCHIVE_DIR", str(tmp_path / "archive"))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
     folder = Path(os.environ["AIRFLOW_HOME"]) / "dags"
     folder.mkdir(exist_ok=True)
@@ -37,5 +40,5 @@ def test_spark_submit_runs_the_pipeline(queue, zookeeper, tmp_path, monkeypatch)
     subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
     run = found.dags["zkmq_maintenance_submit"].test(run_conf={"queues": [queue.name]})
     assert run.state == "success"
-    rows = read_runs(spark_session("zkmq-tests", "local[2]"), tmp_path, queue.name)
+    rows = read_runs(spark_session("zkmq-tests", "local[2]"), tmp_path / "archive", queue.name)
     assert [(row.task_id, row.state) for row in rows.collect()] == [("a", "finished")]
