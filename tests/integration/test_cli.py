@@ -304,6 +304,7 @@ def test_configure_says_that_a_queue_is_archived(cli: Cli) -> None:
     cli.ask("complete", "q", "a", "--token", str(token))
     report = cli.ask("gc", "q", "--lifetime", "0")
     assert (report["collected"], report["kept_unarchived"]) == (0, 1)
+    assert cli.ask("configure", "q", "--follow")["conf"]["follow"] is True
     assert cli.ask("configure", "q", "--no-archive")["conf"]["archive"] is False
     assert cli.ask("gc", "q", "--lifetime", "0")["collected"] == 1
 

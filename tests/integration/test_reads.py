@@ -179,8 +179,8 @@ def test_what_an_archive_needs(zk: Zkmq, q: Queue, reads: Any) -> None:
     before = q.zxid()
     q.cancel(task_id)
     now = q.zxid()
-    ((ended, version),) = reads.ended_between(before, now)
-    assert (ended, version) == (task_id, q.task(task_id).version)
+    ((ended, version, place),) = reads.ended_between(before, now)
+    assert (ended, version, place) == (task_id, q.task(task_id).version, None)
     assert reads.ended_between(now, now + 1) == []
     assert reads.zxid() > now
     nothing = reads.archive()
@@ -208,6 +208,28 @@ def test_what_left_a_queue_is_told_to_its_archive(zk: Zkmq, q: Queue, reads: Any
     q.publish_archive(replace(q.archive(), watermark=q.zxid()))
     q.collect_garbage()
     assert reads.read_departed([departed]) == []
+
+
+def test_what_ended_is_told_and_read_by_both_fronts(zk: Zkmq, q: Queue, reads: Any) -> None:
+    """Of a followed queue: each end once, standing or departed, up to the latest; what is trimmed is told."""
+    reads.configure(follow=True)
+    assert (reads.conf().follow, reads.trimmed().upto) == (True, 0)
+    began, ids = reads.latest_end(), []
+    for data in (b"one", b"two"):
+        ids.append(q.enqueue(data, task_id="a"))
+        claim = q.claim()
+        assert claim is not None
+        claim.complete(b"result of " + data)
+    first, second = ended = reads.ended_between(began, reads.latest_end())
+    assert (first.id, second.id, second.place) == ("a", "a", None)
+    assert [(task.data, task.result) for task in reads.read_ended(ended)] == [
+        (b"one", b"result of one"),
+        (b"two", b"result of two"),
+    ]
+    assert reads.read_ended([first, second], parts=[])[1].data == b""
+    eventually(lambda: q.collect_garbage(lifetime=0).collected == 1 or not q.ids())
+    assert reads.trimmed().upto >= second.version
+    assert reads.ended_between(0) == []
 
 
 def test_a_queue_says_where_it_is(zk: Zkmq, root: str, q: Queue) -> None:

@@ -158,8 +158,9 @@ def test_one_queue_s_trouble_does_not_end_the_others(spark, connect, queue, tmp_
         run_pipeline(connect, ["no/name"], tmp_path, spark)
 
 
-def start(connect: dict[str, object], directory: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.integration.scale_pipeline", connect["hosts"], connect["root"], directory]
+def start(connect: dict[str, object], directory: Path, *master: str) -> subprocess.Popen[str]:
+    program = [sys.executable, "-m", "tests.integration.scale_pipeline"]
+    command = [*program, connect["hosts"], connect["root"], directory, *master]
     return subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
@@ -221,3 +222,12 @@ def test_a_hundred_thousand_tasks_reach_gold_in_two_gigabytes(spark, connect, qu
             ended_tasks(queue, 100, first=count)
     ended = read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first()
     assert tuple(ended) == (count + 100, count + 100)
+
+
+@pytest.mark.skipif(not SCALE, reason="starts a Spark cluster: ZKMQ_SCALE=1")
+def test_the_pipeline_runs_on_executors_in_processes_of_their_own(spark, connect, queue, tmp_path) -> None:
+    ids = finish(queue, 14)
+    out, _ = start(connect, tmp_path, "local-cluster[2,1,700]").communicate()
+    (steps,) = json.loads(out.splitlines()[-1])["queues"]
+    assert (steps["bronze"]["rows"], steps["silver"]["runs"]) == (14, 14)
+    check_counts(spark, tmp_path, ids, expected_deliveries(14))

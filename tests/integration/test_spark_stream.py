@@ -6,13 +6,14 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -88,10 +89,12 @@ def follow_to_the_end(spark: SparkSession, told: dict[str, Any]) -> StreamingQue
     return query
 
 
-def follow_on(spark: SparkSession, told: dict[str, Any], *ids: str) -> StreamingQuery:
+def follow_on(
+    spark: SparkSession, told: dict[str, Any], *ids: str, start: Callable[..., StreamingQuery] = follow
+) -> StreamingQuery:
     """A query that goes on, and has come so far."""
     for _ in range(5):
-        query = follow(spark, told)
+        query = start(spark, told)
         eventually(partial(come_so_far, query, spark, told, ids), 120)
         if query.isActive:
             return query
@@ -169,13 +172,32 @@ def test_batches_are_bounded_and_columns_states_and_selectors_chosen(
     assert [progress["batchId"] for progress in query.recentProgress] == [0, 1, 2]
 
 
+def follow_as_shown(_: SparkSession, told: dict[str, Any]) -> StreamingQuery:
+    """What the documentation shows, executed as it stands, but for addresses and times."""
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    (code,) = (
+        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "spark.readStream.format" in each
+    )
+    options = ", ".join(f"{name}={value!r}" for name, value in told["options"].items())
+    for shown, real in (
+        ('hosts="127.0.0.1:2181"', options), ('queues="census"', 'queues="q"'), ("10 seconds", "0 seconds"),
+        ("/data/census-checkpoint", told["checkpoint"]), ("/data/census", told["table"]),
+    ):  # fmt: skip
+        assert shown in code
+        code = code.replace(shown, real)
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/spark.md", "exec"), names)  # noqa: S102
+    query: StreamingQuery = names["query"]
+    return query
+
+
 def test_an_idle_stream_makes_no_batch_and_writes_nothing(
     streaming: SparkSession, queue: Queue, told: dict[str, Any]
 ) -> None:
-    """It looks again all the time: a run that ends is read without being waited for."""
+    """It looks again all the time: a run that ends is read without being waited for. The query is the page's."""
     streaming.conf.set("spark.sql.streaming.noDataProgressEventInterval", "300")
     finish(queue, "a")
-    query = follow_on(streaming, told, "a")
+    query = follow_on(streaming, told, "a", start=follow_as_shown)
     eventually(lambda: query.lastProgress["batchId"] == 1, 60)
     before, idle = queue.zxid(), len(query.recentProgress)
     eventually(lambda: len(query.recentProgress) >= idle + 3, 60)
@@ -239,10 +261,6 @@ def test_zookeeper_may_go_away_for_a_while(
     gate.close()
 
 
-#: So many tasks are load enough, however slow the machine is.
-ENOUGH = 5_000 if SCALE else 1_000
-
-
 class Load:
     """Work that goes on: tasks are enqueued, finish, die, are redriven, run anew; and a book of what ended."""
 
@@ -261,7 +279,7 @@ class Load:
 
     def _produce(self) -> None:
         number = 0
-        while not self.stopped.is_set() and number < ENOUGH:
+        while not self.stopped.wait(0.5):  # enough of a load, however fast the machine is
             ids = [f"t{number + each}" for each in range(20)]
             self.queue.enqueue_many([Message(b"x", {"size": "small"}, task_id=task_id) for task_id in ids])
             number += len(ids)
@@ -309,6 +327,7 @@ def test_killed_drivers_lose_and_double_nothing(
     kills: int, streaming: SparkSession, zookeeper: str, root: str, queue: Queue, told: dict[str, Any]
 ) -> None:
     """The driver is killed while tasks end, die, are redriven and run anew: each ended run is in the table once."""
+    queue.configure(follow=True)  # what is run anew before the stream has started is to be kept, too
     chance = random.Random(kills)
     told["options"] |= {"maxTasksPerTrigger": "25", "columns": "task_id,state,version,result"}
     with Zkmq.connect(zookeeper, root=root, session_timeout=30, gc=False) as zk, Load(zk, seed=kills) as load:

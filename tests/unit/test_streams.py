@@ -99,6 +99,14 @@ def test_a_queue_that_is_not_there_is_named(world: FakeQueues, query: Query) -> 
     query.options["queues"] = "absent"
     with pytest.raises(SourceError, match="'absent' does not exist"):
         query.run()
+    query.kill()
+    query.start().prepareForTriggerAvailableNow()
+    with pytest.raises(SourceError, match="'absent' does not exist"):
+        query.run()
+    query.kill()
+    query.options |= {"queues": "a", "startingOffsets": '{"b": 3}'}
+    with pytest.raises(SourceError, match="startingOffsets names queue 'b', which is none of a"):
+        query.run()
     assert sorted(world.there) == ["a", "b"]
 
 
@@ -430,17 +438,24 @@ def test_a_queue_that_was_not_followed_for_a_while_is_a_loss(world: FakeQueues, 
         query.run()
 
 
+@pytest.mark.parametrize("available_now", [False, True])
 @pytest.mark.parametrize("options", [{}, {"queues": "a,b"}])
-def test_a_queue_that_was_deleted_is_a_loss(world: FakeQueues, query: Query, options: dict[str, str]) -> None:
+def test_a_queue_that_was_deleted_is_a_loss(
+    world: FakeQueues, query: Query, options: dict[str, str], available_now: bool
+) -> None:
     query.options |= options
     world.end(("a", "1"))
     query.run()
     world.delete("a")
+    if available_now:
+        query.start().prepareForTriggerAvailableNow()
     with pytest.raises(SourceError, match="'a' was deleted"):
         query.run()
     query.options["failOnDataLoss"] = "false"
     query.kill()
     world.end(("b", "2"))
+    if available_now:
+        query.start().prepareForTriggerAvailableNow()
     assert names(query.run()) == ["b/2"]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from airflow_provider_zkmq.engine import AnyClient, AnyQueue, QueueNotFound, Trimmed, Unreadable
+from airflow_provider_zkmq.spark.source.errors import SourceError
 from airflow_provider_zkmq.spark.source.losses import Losses
 from airflow_provider_zkmq.spark.source.offsets import EARLIEST, LATEST, Beginning, Offset, Position
 
@@ -41,14 +42,17 @@ class Ends:
 
     def begin(self) -> Offset:
         """Where a new stream begins. Raises `QueueNotFound` for a wanted queue that is not there."""
-        queues = {name: self._first(name, self._beginning.of(name)) for name in self._names()}
+        names = self._names()
+        for name in set(self._beginning.queues) - set(names):
+            raise SourceError(f"startingOffsets names queue {name!r}, which is none of {', '.join(names) or 'any'}")
+        queues = {name: self._first(name, self._beginning.of(name)) for name in names}
         momentary = LATEST in (self._beginning.everywhere, *self._beginning.queues.values())
         return Offset(queues, noted=not momentary)
 
     def aim(self) -> None:
-        """Let the stream end with what has ended by now, in the queues that are there."""
+        """Let the stream end with what has ended by now. What is not there is a matter of the batches."""
         self._targeted = self._names()
-        self._target = max((self._queue(name).latest_end() for name in self._targeted), default=0)
+        self._target = max((self._asked(name) or 0 for name in self._targeted), default=0)
 
     def plan(self, start: Offset, most: int | None) -> Offset:
         """The end of the batch that begins at `start`, of at most so many runs; `start` itself where nothing ended.
@@ -142,12 +146,8 @@ class Ends:
 
     def _names(self) -> Sequence[str]:
         """The queues to look at. Those that the stream has read from and that are not there any more are losses."""
-        if self._target is not None:
-            return self._targeted
-        if self._wanted:
-            return self._wanted
-        names = self._client.queues()
-        for name in sorted(self._known - set(names)):
+        names = (self._wanted or self._client.queues()) if self._target is None else self._targeted
+        for name in () if self._wanted else sorted(self._known - set(names)):
             self._losses.gone(name)
         return names
 
@@ -156,13 +156,17 @@ class Ends:
         return set() if self._at is None else set(self._at.queues)
 
     def _newest(self, name: str) -> int | None:
+        newest = self._asked(name)
+        if newest is None and name in self._known:
+            self._losses.gone(name)
+        elif newest is None and self._wanted:
+            self._client.queue(name).conf()  # says that it is not there, and which ones come close
+        return newest
+
+    def _asked(self, name: str) -> int | None:
         try:
             return self._queue(name).latest_end()
         except QueueNotFound:
-            if name in self._known:
-                self._losses.gone(name)
-            elif self._wanted:
-                raise
             return None
 
     def _queue(self, name: str) -> AnyQueue:

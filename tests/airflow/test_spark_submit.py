@@ -1,0 +1,41 @@
+"""The pipeline by Airflow's provider for Spark, which needs an environment of its own: ``make test-spark-provider``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("airflow.providers.apache.spark")
+
+from airflow.dag_processing.dagbag import DagBag
+
+from airflow_provider_zkmq.spark import read_runs, spark_session
+from tests.airflow.conftest import finish
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow's providers warn of its core
+EXAMPLE = Path(__file__).parents[2] / "example_dags" / "zkmq_maintenance_submit.py"
+
+
+def test_spark_submit_runs_the_pipeline(queue, zookeeper, tmp_path, monkeypatch) -> None:
+    """What has ended is in the archive's tables after a run of the DAG, which was submitted to a master of its own."""
+    queue.enqueue("x", task_id="a")
+    finish(queue)
+    monkeypatch.setenv("ZKMQ_HOSTS", zookeeper)
+    monkeypatch.setenv("ZKMQ_ROOT", queue.root)
+    monkeypatch.setenv("ZKMQ_ARCHIVE_DIR", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    folder = Path(os.environ["AIRFLOW_HOME"]) / "dags"
+    folder.mkdir(exist_ok=True)
+    found = DagBag(shutil.copy(EXAMPLE, folder))
+    assert not found.import_errors
+    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
+    run = found.dags["zkmq_maintenance_submit"].test(run_conf={"queues": [queue.name]})
+    assert run.state == "success"
+    rows = read_runs(spark_session("zkmq-tests", "local[2]"), tmp_path, queue.name)
+    assert [(row.task_id, row.state) for row in rows.collect()] == [("a", "finished")]
