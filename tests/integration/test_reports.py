@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import statistics
 from collections import Counter
 from dataclasses import replace
@@ -209,7 +210,7 @@ def archive(spark, directory: Path, queue: str = "census", ids: int = 40) -> His
 
 
 def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, capsys) -> None:
-    """A part of its time, and one in which there is nothing; as JSON, as text and as a page."""
+    """A part of its time, and one in which there is nothing; as JSON, as text and as a page; a part that is lost."""
     histories = archive(spark, tmp_path)
     runs = runs_by_pandas(histories.rows)
     none = report(tmp_path, "census", spark=spark, since=START + timedelta(days=900))
@@ -226,3 +227,10 @@ def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, c
     dead = [row["ended"] >= noon for row in histories.rows if row["state"] == "dead"]
     assert sum(row["dead"] for row in told["retries"]["retries"]) == told["overview"]["queues"][0]["dead"] == sum(dead)
     assert page.read_text().count("<svg") >= 4
+
+    (lost,) = {path.parent for path in (tmp_path / "census" / "silver").glob("runs/*/day=*") if path.is_dir()}
+    shutil.rmtree(lost)
+    assert cli.main(["report", "census", *where]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"zkmq: the history in {tmp_path} cannot be read: ")
+    assert told.count("\n") == 1

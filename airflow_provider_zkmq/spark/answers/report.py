@@ -11,9 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from airflow_provider_zkmq.engine import ConfigError, Duration, Moment, parse_duration, parse_moment
+from airflow_provider_zkmq.engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
 from airflow_provider_zkmq.spark.answers import advice, consumers, depth, failures, waiting
 from airflow_provider_zkmq.spark.answers.archive import known
 from airflow_provider_zkmq.spark.answers.capacity import Target
@@ -30,6 +32,10 @@ MOST_ROWS: Final = 200
 _ORDER: Final = ("bad", "warn", "good", "note")
 #: Of the tasks that failed most often, no more are named.
 _WORST: Final = 10
+
+
+class ReportFailed(ZkmqError):
+    """Spark could not read the history, or ended; the cause says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +166,7 @@ def report(
     for nothing. `top`: so many rows at the most, of queues, classes, errors and consumers; the rest is summed.
 
     Aggregates in Spark; only tables of this size reach the driver. Raises `ConfigError` where there is no history of a
-    queue, or where silver and gold were not made of it yet, and for values that are not allowed.
+    queue, or where silver and gold were not made of it yet, and for values that are not allowed; `ReportFailed`.
     """
     named = known(directory, [queues] if isinstance(queues, str) else queues)
     start, stop = (
@@ -170,8 +176,8 @@ def report(
     seconds = parse_duration(recent, "recent")
     if seconds <= 0 or not 1 <= top <= MOST_ROWS:
         raise ConfigError(f"recent={recent!r} and top={top!r} must be positive, and top at most {MOST_ROWS}")
-    frames = read(spark, directory, named, start, stop)
-    sections = answer(frames, recent=seconds, target=target, top=top)
+    with _plainly(directory):
+        sections = answer(read(spark, directory, named, start, stop), recent=seconds, target=target, top=top)
     return Report(_largest_first(named, sections), start, stop, datetime.now(UTC), sections)
 
 
@@ -185,6 +191,17 @@ def session() -> Iterator[SparkSession]:
     finally:
         if before is None:
             spark.stop()
+
+
+@contextlib.contextmanager
+def _plainly(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise what Spark raises inside in one line, without Java's."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        java = getattr(error, "java_exception", None)
+        text = str(error if java is None else java.getMessage()).strip().split("\n")[0]
+        raise ReportFailed(f"the history in {Path(directory).absolute()} cannot be read: {text}") from error
 
 
 def checked_target(wait: Duration | str | None, utilisation: float | None) -> Target:
