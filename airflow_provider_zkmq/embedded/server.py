@@ -61,7 +61,7 @@ class EmbeddedServer:
                 where all of them come from one. Elsewhere the default is 60.
             force_sync: whether a write is on the disk before it is acknowledged. Off for throw-away data.
             tick_time: ZooKeeper's tick in milliseconds; the shortest session timeout is two ticks.
-            heap_mb: the bound of each Java heap, in MiB; 100 000 tasks take about 300 of them.
+            heap_mb: the bound of each Java heap, in MiB; all znodes are kept in it.
             start_timeout: how long all nodes together may take to serve requests, in seconds.
             stop_timeout: how long they may take to end before they are killed, in seconds.
 
