@@ -37,7 +37,7 @@ class Mutant:
 
 MUTANTS: Final = (
     Mutant("no fence", "reading.claims", "claim is None or claim.stat.czxid != token or", "claim is None or"),
-    Mutant("clean-up takes the members of a batch that is written", "upkeep.collect", "record.state.batch in keep.batches", "False"),
+    Mutant("clean-up takes the members of a batch that is written", "upkeep.collect", "record.state.batch in rules.batches", "False"),
     Mutant("blind retry of a multi", "protocol.transact", "return mine or outcome", "return outcome"),
     Mutant(
         "unknown outcome resolved by reading only",

@@ -134,11 +134,19 @@ class Oracles(History):
 
     def _closing(self, waiter: Fiber) -> bool:
         """Whether somebody may be about to end the batch, or died over it: then a burial or a clean-up does."""
+        if any(self._owes(client) for client in self.world.clients):
+            return True
         calls = [one for one in self.world.fibers if one is not waiter and one.call is not None]
         idle = {"wait", "wait_batch"} | ({"claim"} if self.world.quiet else set())
         return any(not client.alive for client in self.world.clients) or any(
             one.call is not None and one.call.verb not in idle for one in calls
         )
+
+    def _owes(self, client: Client) -> bool:
+        """Whether a client that is cut off remembers a batch that it is to end once it is back."""
+        now = self.world.now
+        cut_off = not client.connected or client.paused_until > now or client.stalled_until > now
+        return cut_off and any(context.debts.batches for context in client.contexts.values())
 
     def _missed(self, call: Call) -> str | None:
         queue = call.about["queue"]

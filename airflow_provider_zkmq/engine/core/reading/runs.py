@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.letters import Ended
+from airflow_provider_zkmq.engine.core.model.states import ENDED
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, assemble
@@ -54,7 +55,8 @@ def _add_standing(
         for task_id, nodes in (yield from read_trees(context, chunk, parts)):
             if _version(context, task_id, nodes) == versions[task_id] and (torn or _whole(nodes)):
                 task = yield from assemble(context, task_id, nodes, strict=False)
-                if task is not None:
+                # The transaction that ends a run may insert the one that was in escrow: that is not the run that ended.
+                if task is not None and task.state in ENDED:
                     runs[task_id, versions[task_id]] = replace(task, version=versions[task_id])
 
 
