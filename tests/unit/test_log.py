@@ -153,8 +153,10 @@ def test_a_run_that_is_followed_by_one_in_escrow_is_told(end: str) -> None:
     else:
         client.fail(claimed, "why", retry=False)
     client.check()
-    (task,) = read(client, ended(client))
+    (run,) = ended(client)
+    (task,) = read(client, [run])
     assert (task.data, str(task.state), task.attempt) == (b"one", end, 1)
+    assert read(client, [run._replace(place=None)]) == [task], "the next run has the same version"
     assert (task.result, task.error) == ((b"r", None) if end == "finished" else (None, "why"))
     assert (task.ended_ms, task.claimed_ms is None) == (client.zk.ms, end == "dead")
     finish_all = client.work()
