@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Attempt, Ended, Task, Zkmq
 from airflow_provider_zkmq.spark.source import access
+from airflow_provider_zkmq.spark.source.columns import ATTEMPT, HISTORY, TIME, json_text
 from airflow_provider_zkmq.spark.source.options import Options
 
 #: How to reach ZooKeeper: the arguments of `Zkmq.connect`, a function that can be pickled and connects, or the options
@@ -25,24 +25,12 @@ SCHEMA: Final = (
     "metadata string, data binary, result binary, error string, consumer string, "
     "enqueued_at timestamp, claimed_at timestamp, ended_at timestamp, wait_ms bigint, run_ms bigint, "
     "day date, version bigint, "
-    "history array<struct<number: int, consumer: string, claimed_at: timestamp, ended_at: timestamp, outcome: string, "
-    "error: string>>, batch string"
+    f"history {HISTORY}, batch string"
 )
 #: What the workers are given: an engine's `Ended`.
 ENDED: Final = "id string, version bigint, place string"
 #: The columns that hold what a task says, by the same name.
 _AS_IT_IS: Final = ("id", "attempt", "priority", "data", "result", "error", "consumer", "version", "batch")
-_TIME: Final = pa.timestamp("us", tz="UTC")
-_ATTEMPT: Final = pa.struct(
-    [
-        ("number", pa.int32()),
-        ("consumer", pa.string()),
-        ("claimed_at", _TIME),
-        ("ended_at", _TIME),
-        ("outcome", pa.string()),
-        ("error", pa.string()),
-    ]
-)
 _ARROW: Final = pa.schema(
     [
         ("queue", pa.string()),
@@ -56,14 +44,14 @@ _ARROW: Final = pa.schema(
         ("result", pa.binary()),
         ("error", pa.string()),
         ("consumer", pa.string()),
-        ("enqueued_at", _TIME),
-        ("claimed_at", _TIME),
-        ("ended_at", _TIME),
+        ("enqueued_at", TIME),
+        ("claimed_at", TIME),
+        ("ended_at", TIME),
         ("wait_ms", pa.int64()),
         ("run_ms", pa.int64()),
         ("day", pa.date32()),
         ("version", pa.int64()),
-        ("history", pa.list_(_ATTEMPT)),
+        ("history", pa.list_(ATTEMPT)),
         ("batch", pa.string()),
     ]
 )
@@ -110,7 +98,7 @@ def row(queue: str, task: Task) -> dict[str, object]:
         "queue": queue,
         "state": str(task.state),
         "filters": list(task.filters.items()),
-        "metadata": _json(task.metadata),
+        "metadata": json_text(task.metadata),
         **as_it_is,
         **_times(task),
         "history": [_attempt(attempt) for attempt in task.history],
@@ -121,11 +109,6 @@ def _attempt(attempt: Attempt) -> dict[str, object]:
     """A delivery that ended, of this run of the id or of an earlier one."""
     times = {"claimed_at": _moment(attempt.claimed), "ended_at": _moment(attempt.ended)}
     return {name: getattr(attempt, name) for name in ("number", "consumer", "outcome", "error")} | times
-
-
-def _json(metadata: Mapping[str, Any]) -> str:
-    """JSON text that can be encoded: of what callers may put into metadata, lone surrogates stay escaped."""
-    return json.dumps(metadata, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def _times(task: Task) -> dict[str, object]:
