@@ -65,6 +65,7 @@ def main(master: str, hosts: str, root: str, folder: str, password_file: str) ->
             "spark.executor.memory": "600m",
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": events.as_uri(),
+            "spark.eventLog.compress": "false",  # it is searched for the password
             "spark.submit.pyFiles": py_files(folder),
         },
     )

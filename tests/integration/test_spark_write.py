@@ -24,7 +24,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType, StructField, StructType
 
-from airflow_provider_zkmq.engine import Queue
+from airflow_provider_zkmq.engine import Queue, Zkmq
 from airflow_provider_zkmq.spark import WriteReport, enqueue, register
 from airflow_provider_zkmq.spark.source.errors import SourceError
 from airflow_provider_zkmq.spark.source.loading import PIECE_ROWS
@@ -201,6 +201,19 @@ def test_attempts_that_fail_or_run_side_by_side_write_each_task_once(
     assert [sum(each.written for each in attempts) for attempts in told] == [200 - 60] * 4
     late = writer.write(batches(0, None, None))  # an attempt that nobody waited for
     assert (late.written, late.existing, len(ran)) == (0, 200, 800)
+
+
+@pytest.mark.parametrize("batch", ["", "b"])
+def test_a_queue_that_is_deleted_while_it_is_written_to_stays_deleted(
+    q: Queue, to: dict[str, str], batch: str, root: str
+) -> None:
+    """An executor does not make it anew, where it would be without its filters."""
+    writer = TaskWriter(TEXT, Options.of({"queue": "census", "batch": batch, **to}), overwrite=False)
+    q.delete(confirm=True)
+    with pytest.raises(SourceError, match=f"queue 'census' does not exist under '{root}'"):
+        writer.write(batches(0, None, None))
+    with Zkmq.connect(to["hosts"], root=to["root"]) as zk:
+        assert zk.queues() == []
 
 
 def test_the_page_runs(spark: SparkSession, to: dict[str, str]) -> None:

@@ -21,6 +21,7 @@ from airflow_provider_zkmq.spark.source import ZkmqDataSource, access, errors, r
 from airflow_provider_zkmq.spark.source.columns import COLUMNS, arrow_schema
 from airflow_provider_zkmq.spark.source.counting import read_report
 from airflow_provider_zkmq.spark.source.errors import SourceError
+from airflow_provider_zkmq.spark.source.listing import list_ids, list_states
 from airflow_provider_zkmq.spark.source.options import READ, Options
 from airflow_provider_zkmq.spark.source.query import Query
 from airflow_provider_zkmq.spark.source.reading import Share, TaskReader, shares
@@ -164,6 +165,10 @@ def test_a_schema_that_was_given_chooses_columns(hosts: str) -> None:
     wrong = types.StructType([types.StructField("attempt", TEXT)])
     with pytest.raises(SourceError, match="column 'attempt' is of type int, not string"):
         TaskReader(wrong, options(hosts))
+    never_null = types.StructType([types.StructField("attempt", types.IntegerType(), nullable=False)])
+    for strict in (never_null, spark_schema("filters").add("state", TEXT, nullable=False)):
+        with pytest.raises(SourceError, match="columns cannot be NOT NULL"):
+            TaskReader(strict, options(hosts))
 
 
 def test_ids_are_shared_out_evenly() -> None:
@@ -233,8 +238,6 @@ class _Moving:
 
 def test_a_task_in_transition_is_a_row_once() -> None:
     """One that is in two lists, or in none, is read; one that is gone is no row."""
-    from airflow_provider_zkmq.spark.source.listing import list_ids, list_states
-
     lists: dict[str | None, list[str]] = {
         "inserted": ["a", "on"], "claimed": ["on", "b"], "finished": ["c", "gone"],
         None: ["a", "b", "back", "c", "deleted", "on"],
@@ -247,6 +250,23 @@ def test_a_task_in_transition_is_a_row_once() -> None:
     assert list_states(queue, ["inserted", "claimed"]) == {"a": "inserted", "b": "claimed"}
     assert list_ids(queue, ["inserted", "claimed"]) == ["a", "on", "b"]
     assert list_ids(queue, ()) == lists[None]
+
+
+class _Redriven(_Moving):
+    """A dead task is redriven when the first list has been read."""
+
+    def ids(self, state: str | None = None) -> list[str]:
+        listed = super().ids(state)
+        self.lists = {"inserted": ["d"], None: ["d"]}
+        return listed
+
+
+def test_a_task_that_is_redriven_while_tasks_are_listed_is_a_row() -> None:
+    """It was in one of the states that are asked for all the time, but in none of the lists when they were read."""
+    for states in (["inserted", "dead"], ["dead", "inserted"], ["inserted", "finished"], ()):
+        lists: dict[str | None, list[str]] = {"dead": ["d"], "finished": ["d"], None: ["d"]}
+        assert list_states(_Redriven(lists, {"d": "inserted"}), states) == {"d": "inserted"}  # type: ignore[arg-type]
+        assert list_ids(_Redriven(lists, {}), states) == ["d"]  # type: ignore[arg-type]
 
 
 def test_batches_grow_and_shrink_with_the_payloads() -> None:

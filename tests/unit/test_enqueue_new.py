@@ -25,6 +25,7 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
 )
 from tests.fake_zookeeper import Crash
+from tests.stepping import Stepper
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, new_queue
 
 IDS = [f"t{n:02}" for n in range(50)]
@@ -369,3 +370,29 @@ def test_now_is_the_server_s_time() -> None:
     client.zk.advance(86_400)
     assert client.do(clock.now(client.context)) == datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=client.zk.ms)
     assert not isinstance(client.do(clock.now(client.context)), Exists)
+
+
+def test_a_member_that_comes_while_the_batch_is_sealed_is_counted_or_refused() -> None:
+    """Whoever seals has counted the members, when another writer adds one; the next one is refused."""
+    client = new_queue()
+    client.do(several_writers.open_for_several(client.context, "b"))
+    load(client, "a", batch="b")
+    sealing = Stepper(client.zk, client.session, several_writers.seal(client.context, "b"))
+    sealing.until(Multi)
+    load(neighbour(client), "c", batch="b")
+    sealed = sealing.finish()
+    assert (sealed.total, sealed.open, sealed.written) == (2, 2, True)
+    with pytest.raises(ConfigError, match="not open for new tasks"):
+        load(client, "late", batch="b")
+
+
+def test_a_batch_is_sealed_though_others_add_members_all_the_time() -> None:
+    """The count is then as good as it can be."""
+    client = new_queue()
+    client.do(several_writers.open_for_several(client.context, "b"))
+    sealing = Stepper(client.zk, client.session, several_writers.seal(client.context, "b"))
+    for number in range(several_writers.COUNTS + 1):
+        sealing.until(Multi)
+        load(neighbour(client), f"n{number}", batch="b")
+        sealing.step()
+    assert sealing.finish().written

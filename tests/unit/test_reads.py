@@ -19,8 +19,10 @@ from airflow_provider_zkmq.engine.core.reading.archiving import Archive
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, list_tasks, read_task
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.core.tasks import configure, holding, operate, settle
+from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound, WaitTimeout
 from tests.fake_zookeeper import FakeZooKeeper
+from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
 
 BEYOND_A_CHUNK = nodes.AT_ONCE + 22
@@ -421,3 +423,16 @@ def test_a_long_register_is_read_in_chunks() -> None:
     log = Log()
     assert len(client.do(register.consumers(client.context), log)) == BEYOND_A_CHUNK
     assert max(len(op.paths) for op in log.ops if isinstance(op, GetMany)) <= nodes.AT_ONCE
+
+
+def test_a_task_whose_time_comes_while_tasks_are_listed_is_listed_once() -> None:
+    """It goes from one list of those that wait to the other, at whichever moment."""
+    for steps in range(4):
+        client = new_queue()
+        client.put(task_id="late", delay=10)
+        client.zk.advance(20)
+        listing = Stepper(client.zk, client.session, ids.ids(client.context, State.INSERTED))
+        for _ in range(steps):
+            listing.step()
+        assert client.do(promote_due(client.context)) == 1
+        assert listing.finish() == ["late"]

@@ -105,6 +105,8 @@ REFUSED: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
     "filter not declared": ({**BASE, "filter__colour": TEXT}, {}, "filter 'colour' is not declared.*n, region, size"),
     "filter twice": ({**BASE, "filters": MAP, "filter__size": TEXT}, {}, "filter 'size' is given twice"),
     "filters of a type": ({**BASE, "filters": TEXT}, {}, "filters must be a map"),
+    "filters of names": ({**BASE, "filters": MapType(LongType(), TEXT)}, {}, "filters must be a map of text to text"),
+    "filters of values": ({**BASE, "tags": MapType(TEXT, ArrayType(TEXT))}, {"filters": "tags"}, "'tags' is map<s"),
     "filter of a type": ({**BASE, "filter__size": DoubleType()}, {}, "column 'filter.size' is double"),
 }
 
@@ -186,8 +188,24 @@ def test_ids_of_a_key_are_the_same_everywhere_and_differ_by_type() -> None:
     values: list[Any] = ["1", 1, 1.0, Decimal(1), b"1", True, None, NOW, naive, date(2026, 11, 22), "null", ["1"]]
     assert len({hashed([value]) for value in values[:-1]}) == len(values) - 1
     assert hashed(["a", "b"]) != hashed(["ab", ""])
+    assert hashed([0.0]) == hashed([-0.0])
     with pytest.raises(ConfigError, match="cannot be part of a key"):
         hashed([values[-1]])
+
+
+def test_each_digit_of_a_long_decimal_counts() -> None:
+    """Spark's have up to 38: two numbers that differ in the last of them are two tasks."""
+    assert hashed([Decimal("9" * 37 + "8")]) != hashed([Decimal("9" * 38)])
+    assert hashed([Decimal("1" * 29 + ".1")]) != hashed([Decimal("1" * 29 + ".2")])
+    assert hashed([Decimal("1" * 30 + ".10")]) == hashed([Decimal("1" * 30 + ".1")])
+
+
+def test_a_value_that_python_has_not_is_told_by_its_column() -> None:
+    """A year of five digits, which Spark and Arrow know."""
+    far = pa.array([320_000_000_000_000_000], pa.timestamp("us", tz="UTC"))
+    batch = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array(["x"]), far], names=["id", "data", "not_before"])
+    with pytest.raises(SourceError, match="^partition 3, column 'not_before': "):
+        list(rows_of(iter([batch]), mapped({**BASE, "not_before": TimestampType()}), 3))
 
 
 # --- a partition into the queue
@@ -201,6 +219,9 @@ class Fake:
 
     def queue(self, _name: str) -> Fake:
         return self
+
+    def conf(self) -> None:
+        """It is there."""
 
     def enqueue_new(self, messages: list[Message], **_options: object) -> NewTasks:
         self.calls.append(len(messages))

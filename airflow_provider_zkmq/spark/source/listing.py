@@ -37,14 +37,14 @@ def _seen(queue: AnyQueue, states: Collection[str]) -> dict[str, str | None]:
     """The tasks that are listed by these states, and by which; None for several.
 
     The states are in the order in which tasks go through them, so that one that goes on meanwhile is met; those that
-    come back from a claim are looked for once more.
+    come back, from a claim or by a redrive, are looked for once more.
     """
     seen: dict[str, str | None] = {}
     order = [str(state) for state in State if state in states]
     for state in order:
         for each in queue.ids(state):
             seen[each] = state if each not in seen else None
-    if {State.INSERTED, State.CLAIMED} <= set(order):
+    if State.INSERTED in order and len(order) > 1:
         for each in queue.ids(State.INSERTED):
             seen.setdefault(each, None)
     return seen

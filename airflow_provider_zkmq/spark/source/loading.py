@@ -52,6 +52,7 @@ class Target:
         for row in rows:
             first.setdefault(row.id, row)
         distinct = list(first.values())
+        queue.conf()  # one that was deleted meanwhile is refused, and not made anew without its filters
         try:
             return _insistently(queue, distinct, self.batch, self.since)
         except BadMessage as error:

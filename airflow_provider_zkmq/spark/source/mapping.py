@@ -41,7 +41,7 @@ _TAKES: Final[dict[str, tuple[tuple[Kind, ...], str]]] = {
     "delay": ((*_NUMBER, DayTimeIntervalType), "seconds or an interval of days to seconds"),
     "notBefore": ((TimestampType,), "a timestamp, with a zone"),
     "metadata": ((StringType, StructType, MapType), "JSON text, a struct or a map"),
-    "filters": ((MapType,), "a map of text to text"),
+    "filters": ((MapType,), "a map of text to text or whole numbers"),
     "filter": ((StringType, IntegralType), "text or a whole number"),
     "key": (
         (StringType, BinaryType, BooleanType, DateType, TimestampType, TimestampNTZType, *_NUMBER),
@@ -193,6 +193,9 @@ class _Planning:
         asked = self.options.text("filters") or "filters"
         if asked not in self.kinds or (asked != "filters" and not isinstance(self.kinds[asked], MapType)):
             return None
+        kind = self.kinds[asked]
+        if isinstance(kind, MapType) and not _is_filters(kind):
+            raise SourceError(f"column {asked!r} is {kind.simpleString()}; filters must be {_TAKES['filters'][1]}")
         return self._take(asked, "filters")
 
     def _declared(self, name: str) -> None:
@@ -206,6 +209,10 @@ class _Planning:
                 f"nothing is to become of {_listed(self.unused)}: leave them out with select, or say by options id, "
                 "key, data, priority, delay, notBefore, metadata and filters what they are"
             )
+
+
+def _is_filters(kind: MapType) -> bool:
+    return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, _TAKES["filter"][0])
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,6 +18,8 @@ from airflow_provider_zkmq.spark.source.mapping import RowMapping
 
 #: So many hexadecimal digits of the hash of a key are a task's id.
 DIGITS: Final = 32
+#: Takes each digit of Spark's longest decimals, which have 38; what is usual would round them to 28.
+_EXACT: Final = Context(prec=38)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +39,19 @@ def rows_of(batches: Iterator[pa.RecordBatch], mapping: RowMapping, partition: i
     """The messages of a partition in the order of its rows. Raises `SourceError` for the first bad value."""
     number = 0
     for batch in batches:
-        for values in _records(batch):
+        for values in _records(batch, partition):
             yield Row(number, _Reading(mapping, values, f"row {number} of partition {partition}").message())
             number += 1
 
 
-def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def _records(batch: pa.RecordBatch, partition: int) -> Iterator[dict[str, Any]]:
     names = batch.schema.names
-    columns = [batch.column(at).to_pylist(maps_as_pydicts="lossy") for at in range(len(names))]
+    columns = []
+    for name, column in zip(names, batch.columns, strict=True):
+        try:
+            columns.append(column.to_pylist(maps_as_pydicts="lossy"))
+        except (OverflowError, ValueError) as error:  # such as a year of five digits, which Spark knows and Python not
+            raise refusal(f"partition {partition}", None, name, error) from None
     return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
 
 
@@ -143,9 +150,9 @@ def _spelled(value: object) -> object:
         case None | bool() | int() | str():
             return value
         case float():
-            return ["float", repr(value)]
+            return ["float", repr(value + 0.0)]  # -0.0 is equal to 0.0, and so has its id
         case Decimal():
-            return ["decimal", format(value.normalize(), "f")]
+            return ["decimal", format(value.normalize(_EXACT), "f")]
         case bytes():
             return ["bytes", value.hex()]
         case datetime() if value.tzinfo is not None:

@@ -18,7 +18,7 @@ from airflow_provider_zkmq.engine import (
     parse_moment,
     parse_selector,
 )
-from airflow_provider_zkmq.spark.source.columns import COLUMNS
+from airflow_provider_zkmq.spark.source.columns import COLUMNS, arrow_schema
 from airflow_provider_zkmq.spark.source.errors import SourceError
 from airflow_provider_zkmq.spark.source.listing import LISTED
 from airflow_provider_zkmq.spark.source.options import Options
@@ -74,12 +74,19 @@ def queues_of(options: Options, client: AnyClient) -> list[str]:
 
 
 def columns_of(schema: StructType) -> list[str]:
-    """The columns of a schema, which may be some of ours. Raises `SourceError` for what is not."""
+    """The columns of a schema, which may be some of ours. Raises `SourceError` for what is not.
+
+    Spark takes rows only if they are of the very schema that it was given.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+
     names = _known("column", schema.fieldNames(), COLUMNS)
     for column in schema.fields:
         ours = COLUMNS[column.name].spark.replace(" ", "")
         if column.dataType.simpleString() != ours:
             raise SourceError(f"column {column.name!r} is of type {ours}, not {column.dataType.simpleString()}")
+    if to_arrow_schema(schema, timezone="UTC") != arrow_schema(names):
+        raise SourceError("columns cannot be NOT NULL, nor what is in them: leave that out of the schema")
     return list(names)
 
 

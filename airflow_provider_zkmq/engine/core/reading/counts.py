@@ -25,27 +25,30 @@ def as_state(state: State | str | None) -> State | None:
 
 
 def task_ids(context: Context, state: State | None) -> Procedure[list[str]]:
-    """The ids of the tasks in a state, from where they are listed; all of them without one."""
+    """The ids of the tasks in a state, from where they are listed; all of them without one.
+
+    A state's lists are read in the order in which tasks go from one to the other, so that none is missed on its way.
+    """
     match state:
         case None:
             return sorted((yield Children(context.paths.at("tasks"))) or ())
         case State.DEAD:
             return sorted((yield Children(context.paths.at("dlq"))) or ())
         case State.FINISHED:
-            requeued = yield from _two_levels(context, "requeued")
-            return _tasks_of([*(yield from _two_levels(context, "finished")), *requeued])
+            finished = yield from _two_levels(context, "finished")
+            return _tasks_of([*finished, *(yield from _two_levels(context, "requeued"))])
         case State.CANCELLED:
             return _tasks_of((yield from _two_levels(context, "cancelled")))
         case State.CLAIMED:
             return (yield from _claimed_ids(context))
         case State.INSERTED:
-            pending = yield from _pending_entries(context)
             scheduled = yield from _two_levels(context, "scheduled")
-            return _tasks_of([*pending, *scheduled])
+            return _tasks_of([*(yield from _pending_entries(context)), *scheduled])
 
 
 def _tasks_of(entries: Iterable[str]) -> list[str]:
-    return [task for task in map(entry_task, entries) if task is not None]
+    """Each once, also one that was listed twice on its way."""
+    return list(dict.fromkeys(task for task in map(entry_task, entries) if task is not None))
 
 
 def _two_levels(context: Context, index: str) -> Procedure[list[str]]:

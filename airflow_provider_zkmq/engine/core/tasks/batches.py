@@ -144,20 +144,26 @@ def _record(base: str) -> Procedure[dict[str, Any] | None]:
     return None if node is None else load_batch(base, node.data)
 
 
-def seal_batch(context: Context, name: str, total: int) -> Procedure[None]:
-    """All members are written: from now on the batch is done when the last of them has ended."""
+def seal_batch(context: Context, name: str, total: int, version: int = -1) -> Procedure[bool]:
+    """All members are written: from now on the batch is done when the last of them has ended.
+
+    `version`: the marker's when `total` was counted; False, with nothing done, where members were added since.
+    """
     base = context.paths.batch(name)
     record = (yield from _record(base)) or {}
-    multi = Multi((Delete(f"{base}/open/{WRITING}"), SetData(base, dump(record | {"total": total}))))
+    multi = Multi((Delete(f"{base}/open/{WRITING}", version), SetData(base, dump(record | {"total": total}))))
 
     def ours() -> Procedure[Outcome | None]:
         sealed = "total" in ((yield from _record(base)) or {})
         return Outcome(committed=True) if sealed else None
 
     outcome = yield from transact(multi, ours)
+    if outcome.failure is Failure.BAD_VERSION:
+        return False
     if not outcome.committed and outcome.failure is not Failure.NO_NODE:  # another call wrote the same batch
         raise refused(f"sealing batch {name!r}", outcome, multi)
     yield from close_after(context, name)
+    return True
 
 
 def read_batch(context: Context, name: str) -> Procedure[Batch]:

@@ -7,14 +7,18 @@ that clean-up knows when it was written to last (`core.upkeep.collect`).
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure, Stat, Sync
-from airflow_provider_zkmq.engine.core.tasks.batches import Batch, open_batch, read_batch, seal_batch
+from airflow_provider_zkmq.engine.core.tasks.batches import WRITING, Batch, open_batch, read_batch, seal_batch
 from airflow_provider_zkmq.engine.core.tasks.enqueue import prepare_many
 from airflow_provider_zkmq.engine.errors import ConfigError, DuplicateTask
+
+#: So often members are counted anew where more were added meanwhile; then the batch is sealed all the same.
+COUNTS: Final = 20
 
 
 def open_for_several(context: Context, name: str, *, then: Message | None = None) -> Procedure[Batch]:
@@ -42,8 +46,13 @@ def seal(context: Context, name: str) -> Procedure[Batch]:
     check_name("batch", name)
     yield Sync(context.paths.batch(name))
     batch = yield from read_batch(context, name)
-    members: Stat | None = yield Exists(context.paths.batch(name, "open"))
-    if not batch.written and members is not None:
-        yield from seal_batch(context, name, (members.cversion + members.children) // 2 - 1)
-        batch = yield from read_batch(context, name)
-    return batch
+    for last in (*[False] * COUNTS, True):
+        marker: Stat | None = yield Exists(context.paths.batch(name, "open", WRITING))
+        members: Stat | None = yield Exists(context.paths.batch(name, "open"))
+        if marker is None or members is None:
+            break
+        total = (members.cversion + members.children) // 2 - 1
+        if (yield from seal_batch(context, name, total, -1 if last else marker.version)):
+            break
+        yield Sync(context.paths.batch(name))
+    return batch if batch.written else (yield from read_batch(context, name))
