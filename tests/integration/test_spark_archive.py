@@ -407,8 +407,28 @@ def test_another_directory_is_refused(spark, connect, queue, tmp_path) -> None:
 def test_another_ensemble_is_refused(spark, connect, queue, tmp_path) -> None:
     (tmp_path / "q").mkdir()
     (tmp_path / "q" / "MANIFEST.json").write_text(json.dumps({"watermark": 1 << 60, "runs": []}))
+    finish(queue, 1)
     with pytest.raises(ConfigError, match="another ensemble"):
         archive_queue(connect, "q", tmp_path, spark)
+    assert queue.collect_garbage(lifetime=0).collected == 0  # clean-up has not been told of that archive
+
+
+def test_the_archive_of_a_queue_of_the_same_name_is_refused(spark, connect, queue, tmp_path) -> None:
+    """What ended here before the other one's archive was made would be passed over, and deleted by clean-up."""
+    finish(queue, 2)
+    other = {**connect, "root": f"{connect['root']}-other"}
+    with Zkmq.connect(**other, gc=False) as client:
+        client.queue("q").configure(filters={"size": OrderedEnum("small", "large")})
+        finish(client.queue("q"), 1)
+        archive_queue(other, "q", tmp_path, spark)
+        with pytest.raises(ConfigError, match="the archive of another queue 'q'"):
+            archive_queue(connect, "q", tmp_path, spark)
+        assert queue.collect_garbage(lifetime=0).collected == 0
+        client.delete_queue("q", confirm=True, force=True)
+        client.queue("q").configure(filters={"size": OrderedEnum("small", "large")})
+        done = finish(client.queue("q"), 1)
+        assert archive_queue(other, "q", tmp_path, spark).archived == 1
+        assert done[0] in archived(spark, tmp_path)
 
 
 def test_two_runs_at_once_are_refused(spark, connect, queue, tmp_path) -> None:

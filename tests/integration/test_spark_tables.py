@@ -27,6 +27,7 @@ from airflow_provider_zkmq.spark.history.retention import Retention, retain
 from airflow_provider_zkmq.spark.history.silver import refine
 from tests.integration.histories import (
     HOUR,
+    START,
     Histories,
     consumers_by_pandas,
     deliveries_by_pandas,
@@ -199,6 +200,33 @@ def test_retention_drops_days_and_never_what_the_next_table_lacks(spark, tmp_pat
     assert read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first() == before
     with pytest.raises(ConfigError, match="no number of days"):
         Retention(bronze=0)
+
+
+def test_rows_of_days_that_gold_has_forgotten_leave_its_other_hours_right(spark, tmp_path) -> None:
+    """Who came then and waits still is known only by gold's own depth: the days are not made anew without it."""
+    home, day = tmp_path / "q", 24 * HOUR
+    template = Histories(8).make(1)[0] | {"state": "cancelled", "attempt": 0, "claimed": None, "history": []}
+    early = template | {"filters": {}, "enqueued": START + HOUR, "ended": START + 4 * day + 5 * HOUR}
+    late = early | {"id": "late", "enqueued": START + 2 * day, "ended": START + 4 * day + 6 * HOUR}
+    for version, row in enumerate((early, late), 1):
+        write_bronze(spark, home, [row | {"version": version}], version)
+        refine(home, spark)
+        summarise(home, spark)
+        retain(home, Retention(gold=2), today=date(2026, 1, 5))
+    rows = {row.hour: row for row in read_hourly(spark, tmp_path).collect()}
+    depths = [rows[hour].depth_start for hour in sorted(rows)]
+    assert depths == [2] * 30 + [1]
+    assert sum(row.ended for row in rows.values()) == 2
+
+
+def test_a_directory_may_have_any_name(spark, tmp_path) -> None:
+    """What looks like a pattern in it is none."""
+    directory, histories = tmp_path / "odd [x] {a,b} %20 *?", Histories(9, days=0.1)
+    rows = histories.make(2)
+    histories.number(rows, 1)
+    write_bronze(spark, directory / "q", rows, 10)
+    refine(directory / "q", spark)
+    assert read_history(spark, directory).count() == read_runs(spark, directory).count() == len(rows)
 
 
 def test_delta_tables_equal_the_others_and_are_written_once(spark, tmp_path) -> None:

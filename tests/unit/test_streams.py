@@ -514,6 +514,23 @@ def test_what_cannot_be_read_is_told_of_and_left_out(
     assert names(query.run()) == ["a/4"]
 
 
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_record_that_was_written_by_hand_ends_no_stream(world: FakeQueues, query: Query, damaged: bool) -> None:
+    """Its number is above all that ended there, and only what another queue has ended since brings it into the look."""
+    world.end(("a", "1"))
+    world.end(("a", "2"))
+    (written,) = (run for run in world.there["a"].runs if run.id == "2")
+    written.version, written.damaged = world.tick(), damaged
+    world.end(("b", "1"))
+    assert names(query.run()) == ["a/1", "b/1"]
+    world.end(("b", "2"))
+    assert names(query.run()) == ["b/2"]
+    query.kill()
+    world.there["a"].runs.remove(written)  # it is listed by when it ended, and not met again
+    world.end(("a", "3"))
+    assert names(query.run()) == ["a/3"]
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_what_clean_up_deletes_under_a_batch_is_a_loss(world: FakeQueues, query: Query, strict: bool) -> None:
     query.options["failOnDataLoss"] = str(strict).lower()

@@ -70,8 +70,12 @@ class _Claim:
 
     @classmethod
     def take(cls, queue: AnyQueue, home: Path, manifest: Manifest) -> _Claim:
-        """Bring the pointer up to the manifest, which also stops clean-up from deleting what is newer."""
+        """Bring the pointer up to the manifest, which also stops clean-up from deleting what is newer.
+
+        Clean-up deletes up to the pointer from then on: a manifest of others is refused before.
+        """
         before = queue.archive()
+        _refuse_foreign(queue, before, home, manifest)
         if before.watermark > manifest.watermark:
             raise ConfigError(
                 f"queue {queue.name!r} is archived up to {before.watermark} in {before.directory!r}, "
@@ -98,6 +102,23 @@ class _Claim:
     def advance(self, watermark: int) -> None:
         """Publish the watermark of a manifest that is published. Raises `ConfigError` if overtaken."""
         self.queue.publish_archive(replace(self.pointer, watermark=watermark, at_death=True))
+
+
+def _refuse_foreign(queue: AnyQueue, before: Archive, home: Path, manifest: Manifest) -> None:
+    """Raise `ConfigError` where what ended in this queue would be passed over, as others have come further by number.
+
+    A queue that was made after all that the archive has goes on with it: it was deleted and made again.
+    """
+    if manifest.born not in {0, before.born} and before.born <= manifest.watermark:
+        raise ConfigError(
+            f"{home} is the archive of another queue {queue.name!r}, of another root or ensemble, or of one that was "
+            "deleted since: use another directory"
+        )
+    if manifest.watermark and (now := queue.zxid()) <= manifest.watermark:
+        raise ConfigError(
+            f"the archive of queue {queue.name!r} is at zxid {manifest.watermark} and ZooKeeper only at {now}: "
+            "it is the archive of another ensemble; use another directory"
+        )
 
 
 def _overtaken(queue: AnyQueue) -> ConfigError:
@@ -127,7 +148,7 @@ def archive_queue(
         orphans, manifest = sweep(home, read_manifest(home))
         claim = _Claim.take(source, home, manifest)
         after("begun")
-        watermark = _mark(source, manifest)
+        watermark = source.zxid()
         after("marked")
         listed = _ended(source, manifest, watermark)
         mended = _mended(source, manifest.damaged, watermark)
@@ -138,7 +159,8 @@ def archive_queue(
         new = [_write(home, len(ended), span, _rows(spark, connect, queue, ended), after)] if ended else []
         claim.check()
         left = tuple(sorted({*manifest.damaged, *damaged} - {each.id for each in mended}))
-        grown = replace(manifest, queue=queue, watermark=watermark, runs=(*manifest.runs, *new), damaged=left)
+        runs, born = (*manifest.runs, *new), claim.pointer.born
+        grown = replace(manifest, queue=queue, watermark=watermark, runs=runs, damaged=left, born=born)
         publish(home, grown)
         after("published")
         claim.advance(watermark)
@@ -191,16 +213,6 @@ def _dead_places(queue: AnyQueue, places: list[str]) -> set[str]:
     """Those of the places at which a dead letter is kept."""
     read = ((place, queue.read_departed([Departed("", 0, place)])) for place in places)
     return {place for place, tasks in read if any(task.state is State.DEAD for task in tasks)}
-
-
-def _mark(queue: AnyQueue, manifest: Manifest) -> int:
-    watermark = queue.zxid()
-    if watermark <= manifest.watermark:
-        raise ConfigError(
-            f"the archive of queue {queue.name!r} is at zxid {manifest.watermark} and ZooKeeper only at {watermark}: "
-            "it is the archive of another ensemble; use another directory"
-        )
-    return watermark
 
 
 def _write(home: Path, expected: int, span: tuple[int, int], frame: DataFrame, after: Callable[[str], None]) -> Part:

@@ -72,6 +72,7 @@ class _Silver:
     manifest: Manifest
     spark: SparkSession
     watermark: int
+    kept: str  # the first day whose hours may be computed: before it, silver's rows or gold's hours are forgotten
 
     def runs(self, parts: list[Part] | tuple[Part, ...], since: str = "") -> DataFrame:
         """Runs that ended since a day, or since retention's."""
@@ -99,7 +100,7 @@ class _Silver:
         if first is None:
             return None
         days = [_EPOCH + timedelta(days=hour // _DAY_HOURS) for hour in (first, last)]
-        kept = date.fromisoformat(self.manifest.horizon) if self.manifest.horizon else days[0]
+        kept = date.fromisoformat(self.kept) if self.kept else days[0]
         return _Span(max(days[0], kept), days[1]) if days[1] >= kept else None
 
 
@@ -113,7 +114,7 @@ def summarise(
     silver, gold = read_manifest(home / SILVER), read_manifest(home / GOLD)
     check_behind(home / GOLD, gold, silver)
     _, gold = sweep(home / GOLD, gold, grace)
-    source = _Silver(home / SILVER, silver, spark, gold.watermark)
+    source = _Silver(home / SILVER, silver, spark, gold.watermark, max(silver.horizon, gold.horizon))
     days, grown = 0, replace(gold, watermark=silver.watermark)
     if unseen(silver, gold.watermark, "runs"):
         days, grown = _grow(home / GOLD, gold, source, after)
@@ -163,7 +164,7 @@ def _hourly(home: Path, gold: Manifest, silver: _Silver, span: _Span, touched: D
     happened = old.where(f.greatest(*activity()) > 0).join(touched, ["class", "hour"], "left_anti")
     numbers = [name for frame in computed for name in frame.columns]
     kept = happened.select(*dict.fromkeys(numbers))
-    base = [_known(old, start), *([_carried(silver.new_runs(), start)] if silver.manifest.horizon else [])]
+    base = [_known(old, start), *([_carried(silver.new_runs(), start)] if silver.kept else [])]
     return with_depth(joined([*computed, kept, *base]), end)
 
 

@@ -61,10 +61,10 @@ class Part:
 class Manifest:
     """The parts that readers may read, and the zxid up to which every ended task is in one of them.
 
-    ``queue``: whose they are; none in version 1. ``horizon``: the first day that retention has left, or none.
-    ``seen``: when the latest delivery that silver holds was claimed. ``damaged``: tasks whose records could not
-    be read so far, which are looked at again by each run. ``retired``: folders that were replaced, and when,
-    which somebody may still be reading.
+    ``queue``: whose they are; none in version 1. ``born``: the transaction that made that queue; 0 where nobody noted
+    it. ``horizon``: the first day that retention has left, or none. ``seen``: when the latest delivery that silver
+    holds was claimed. ``damaged``: tasks whose records could not be read so far, which are looked at again by each run.
+    ``retired``: folders that were replaced, and when, which somebody may still be reading.
     """
 
     watermark: int = 0
@@ -74,6 +74,7 @@ class Manifest:
     seen: int = 0
     retired: tuple[tuple[str, int], ...] = field(default=())
     damaged: tuple[str, ...] = ()
+    born: int = 0
 
     @property
     def rows(self) -> int:
@@ -95,6 +96,7 @@ class Manifest:
             "runs": [part.encode() for part in self.runs],
             "retired": [list(each) for each in self.retired],
             "damaged": list(self.damaged),
+            "born": self.born,
         }
         return json.dumps(record, indent=1)
 
@@ -113,6 +115,7 @@ class Manifest:
             int(record.get("seen", 0)),
             tuple((str(path), int(since)) for path, since in record.get("retired", ())),
             tuple(map(str, record.get("damaged", ()))),
+            int(record.get("born", 0)),
         )
 
 

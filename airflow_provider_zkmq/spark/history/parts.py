@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from airflow_provider_zkmq.spark.history.refining import day_of
 
 STAGING: Final = ".staging"
 _DAY: Final = "day="
+_PATTERN: Final = re.compile(r"[][{}*?\\]")
 #: So long a folder that was replaced is left to those who read it, in seconds.
 GRACE: Final = 3_600.0
 
@@ -109,8 +111,13 @@ def load(spark: SparkSession, schema: str, paths: list[str], moment: str) -> Dat
             f.lit(False)
         )  # Spark sees that it is empty, and leaves it out
         return nothing.withColumn("day", day_of(moment))
-    frame = spark.read.schema(stored).option("recursiveFileLookup", "true").parquet(*paths)
+    frame = spark.read.schema(stored).option("recursiveFileLookup", "true").parquet(*map(_literal, paths))
     return frame.withColumn("day", day_of(moment))
+
+
+def _literal(path: str) -> str:
+    """A path as Spark takes it for itself: what it would take for a pattern is escaped."""
+    return _PATTERN.sub(r"\\\g<0>", path)
 
 
 def iso(day: date | None, default: str) -> str:

@@ -102,7 +102,8 @@ class Ends:
         newest = {name: end for name in self._names() if (end := self._newest(name)) is not None}
         horizon = max(newest.values(), default=0) if self._target is None else self._target
         news = {name for name, end in newest.items() if self._is_news(name, end)}
-        runs = [run for name in newest if news for run in self._list(name, horizon, sure=name in news)]
+        asked = newest.items() if news else ()
+        runs = [run for name, end in asked for run in self._list(name, horizon, end, sure=name in news)]
         if news:
             self._seen |= {name: max(horizon, self._listed(name)) for name in newest}
         self._ahead = sorted(runs)
@@ -117,13 +118,16 @@ class Ends:
     def _listed(self, name: str) -> int:
         return max(self._positions[name].zxid, self._seen.get(name, 0))
 
-    def _list(self, name: str, horizon: int, *, sure: bool) -> list[Run]:
+    def _list(self, name: str, horizon: int, newest: int, *, sure: bool) -> list[Run]:
         """What ended in one queue; only then it can be said that nothing of it had been deleted before.
 
-        That is looked at where it is `sure` that something came or went, or where something is listed.
+        That is looked at where it is `sure` that something came or went, or where something is listed. `newest`: the
+        queue's latest end when it was asked.
         """
         queue, after, position = self._queue(name), self._listed(name), self._positions[name]
         runs = _runs(queue, after, horizon) if horizon > after else []
+        if any(run.version > newest for run in runs):
+            runs = _numbered(runs, queue.latest_end())
         if sure or runs:
             self._losses.check(name, position.zxid, position, queue.trimmed())
             now = self._mark(name)
@@ -197,6 +201,15 @@ class Ends:
 def _runs(queue: AnyQueue, after: int, until: int) -> list[Run]:
     ended = queue.ended_between(after, until)
     return [Run(each.version, queue.name, each.id, each.place, not isinstance(each, Unreadable)) for each in ended]
+
+
+def _numbered(runs: Sequence[Run], newest: int) -> list[Run]:
+    """The runs; those that seem to have ended after all that ended here are told as damaged, and as the newest.
+
+    Their records were written by hand since, and the number of that write says nothing of the end. A position by it
+    would be ahead of the queue, as only one of another ensemble may be.
+    """
+    return [run if run.version <= newest else run._replace(version=newest, readable=False) for run in runs]
 
 
 def _cut(runs: Sequence[Run], most: int | None) -> int:

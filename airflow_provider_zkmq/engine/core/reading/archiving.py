@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure, Stat
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_archive, read_conf
 from airflow_provider_zkmq.engine.core.reading.existence import refuse_missing
@@ -19,6 +19,7 @@ class Archive:
     ``watermark``: up to this zxid clean-up may delete what has ended. ``directory``, ``run``: where the archive is, and
     a mark of whoever wrote this. ``version``: how often it was written; None where there is no archive yet.
     ``at_death``: dead letters are archived when they die; by older versions only when they left the queue.
+    ``born``: the transaction that made the queue, by which it is told from another one of its name; it is not written.
     """
 
     watermark: int = 0
@@ -26,6 +27,7 @@ class Archive:
     run: str | None = None
     version: int | None = None
     at_death: bool = False
+    born: int = 0
 
 
 def zxid(context: Context) -> Procedure[int]:
@@ -43,8 +45,14 @@ def zxid(context: Context) -> Procedure[int]:
 def archive(context: Context) -> Procedure[Archive]:
     """How far the queue's archive has come. Raises `CorruptRecord` for what is no archive's record, `QueueNotFound`."""
     record, version = yield from read_archive(context)
-    if version is None:
+    stat: Stat | None = yield Exists(context.paths.base)
+    if version is None or stat is None:
         yield from refuse_missing(context)
     return Archive(
-        record.get("watermark", 0), record.get("directory"), record.get("run"), version, record.get("at_death", False)
+        record.get("watermark", 0),
+        record.get("directory"),
+        record.get("run"),
+        version,
+        record.get("at_death", False),
+        0 if stat is None else stat.czxid,
     )
