@@ -4,18 +4,17 @@ It is there where Airflow's provider for Spark is (extra ``[spark-provider]``). 
 one that the environment variable ``ZKMQ_SPARK_CONN_ID`` names, says which cluster. Executors are given the code as one
 zip, and take credentials from their own environment (``ZKMQ_AUTH``, ``ZKMQ_TLS_*``): none goes through Spark's
 configuration. Parameters: ``queues`` (none: all), ``directory`` of the archive, a folder that driver and executors see
-(none: the environment variable ``ZKMQ_ARCHIVE_DIR``).
+(none: the environment variable ``ZKMQ_ARCHIVE_DIR``; without either it is refused).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import tempfile
 from pathlib import Path
 
 import pendulum
-from airflow.sdk import Param, dag, task
+from airflow.sdk import Param, dag, get_current_context, task
 
 import airflow_provider_zkmq
 
@@ -28,6 +27,15 @@ def spark_provider_is_here() -> bool:
         return False
 
 
+def archive_directory(given: str | None) -> str:
+    """Where the archive is. Raises ValueError where nobody says it."""
+    directory = given or os.environ.get("ZKMQ_ARCHIVE_DIR")
+    if not directory:
+        message = "say where the archive is: param directory or ZKMQ_ARCHIVE_DIR"
+        raise ValueError(message)
+    return directory
+
+
 @dag(
     dag_id="zkmq_maintenance_submit",
     schedule=None,
@@ -37,9 +45,7 @@ def spark_provider_is_here() -> bool:
     tags=["zkmq"],
     params={
         "queues": Param(None, type=["null", "array"], description="names of queues; none: all"),
-        "directory": Param(
-            os.environ.get("ZKMQ_ARCHIVE_DIR"), type=["null", "string"], description="folder of the archive"
-        ),
+        "directory": Param(None, type=["null", "string"], description="folder of the archive"),
     },
     doc_md=__doc__,
 )
@@ -47,25 +53,26 @@ def zkmq_maintenance_submit() -> None:
     """Pack the code, then submit the job."""
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
-    @task
-    def pack() -> str:
-        """Put what executors need into one zip; returns its path."""
+    @task(multiple_outputs=True)
+    def pack() -> dict[str, str]:
+        """Put what executors need into one zip in the archive's folder; returns the paths of both."""
         from airflow_provider_zkmq.spark import py_files
 
-        return py_files(os.environ.get("ZKMQ_ARCHIVE_DIR") or Path(tempfile.gettempdir(), "zkmq-code"))
+        directory = archive_directory(get_current_context()["params"]["directory"])
+        return {"code": py_files(directory), "directory": directory}
 
-    code = pack()
+    packed = pack()
     SparkSubmitOperator(
         task_id="pipeline",
         conn_id=os.environ.get("ZKMQ_SPARK_CONN_ID", "spark_default"),
         name="zkmq-maintenance",
         application=str(Path(airflow_provider_zkmq.__file__).parent / "spark" / "job.py"),
-        py_files=code,
+        py_files=packed["code"],
         application_args=[
             "pipeline",
             *("--hosts", os.environ.get("ZKMQ_HOSTS", "127.0.0.1:2181")),
             *("--root", os.environ.get("ZKMQ_ROOT", "/zkmq")),
-            *("--directory", "{{ params.directory }}"),
+            *("--directory", packed["directory"]),
             *("--queues", "{{ (params.queues or []) | join(',') }}"),
         ],
         retries=2,

@@ -46,6 +46,8 @@ def report(args: argparse.Namespace, options: Common) -> int:
         raise UsageError(f"report needs --directory DIR, or {DIRECTORY_VARIABLE}: where the archive is")
     if args.html is not None and not args.html.absolute().parent.is_dir():
         raise UsageError(f"{args.html} cannot be written: {args.html.absolute().parent} is no folder")
+    if args.html is not None and args.html.is_dir():
+        raise UsageError(f"{args.html} cannot be written: it is a folder")
     made = _make(directory, args)
     if args.html is not None:
         made.write_html(args.html)

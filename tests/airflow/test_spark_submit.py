@@ -42,3 +42,16 @@ def test_spark_submit_runs_the_pipeline(queue, zookeeper, tmp_path, monkeypatch)
     assert run.state == "success"
     rows = read_runs(spark_session("zkmq-tests", "local[2]"), tmp_path / "archive", queue.name)
     assert [(row.task_id, row.state) for row in rows.collect()] == [("a", "finished")]
+
+
+def test_without_a_folder_for_the_archive_nothing_is_submitted(tmp_path, monkeypatch) -> None:
+    """A folder called "None" would be made, and what was archived there deleted from ZooKeeper."""
+    monkeypatch.delenv("ZKMQ_ARCHIVE_DIR", raising=False)
+    folder = Path(os.environ["AIRFLOW_HOME"]) / "dags"
+    folder.mkdir(exist_ok=True)
+    dag = DagBag(shutil.copy(EXAMPLE, folder)).dags["zkmq_maintenance_submit"]
+    step = dag.get_task("pack").python_callable
+    monkeypatch.setitem(step.__globals__, "get_current_context", lambda: {"params": {"directory": None}})
+    with pytest.raises(ValueError, match="say where the archive is"):
+        step()
+    assert dag.get_task("pipeline").upstream_task_ids == {"pack"}

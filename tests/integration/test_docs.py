@@ -103,6 +103,24 @@ def test_the_page_on_queue_files_runs(tmp_path: Path) -> None:
     assert shown[3].variables[0].endswith("    ")
 
 
+#: By what its test finds each block of the page on Spark, and where that test is.
+ON_SPARK = {
+    "spark.read.format": "test_data_source.py",
+    "enqueue(df": "test_spark_write.py",
+    "spark.readStream.format": "test_spark_stream.py",
+    "run_pipeline(": "test_reports.py",
+    "write_html(": "test_reports.py",
+}
+
+
+def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
+    """Those tests have a session that they share with others, and so stand elsewhere; no block is left out."""
+    found = [[mark for mark in ON_SPARK if mark in block] for block in blocks("docs/spark.md", "python")]
+    assert sorted(found) == sorted([mark] for mark in ON_SPARK)
+    for mark, name in ON_SPARK.items():
+        assert mark in Path(__file__).with_name(name).read_text()
+
+
 @pytest.mark.parametrize(
     "page",
     [

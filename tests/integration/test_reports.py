@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import statistics
 from collections import Counter
@@ -16,7 +17,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.cli import main as cli
-from airflow_provider_zkmq.spark import report
+from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.spark import job, report
 from airflow_provider_zkmq.spark.answers import failures, waiting
 from airflow_provider_zkmq.spark.answers.capacity import Target
 from airflow_provider_zkmq.spark.answers.frames import OTHERS
@@ -194,6 +196,27 @@ def test_the_capacity_read_from_a_history_is_that_of_the_simulated_queue(spark) 
     assert rows["class=b"]["needed"] == pytest.approx(tried, rel=0.2)
 
 
+def test_tasks_that_need_less_than_a_millisecond_are_served(spark) -> None:
+    """One task of no measurable run time: somebody serves its class, one is enough, and one task is spelt as one."""
+    frames = History().add("a=1", 0.0, [Try(1.0, 1.0)]).frames(spark)
+    sections = {section.name: section for section in answer(frames, recent=3_600, target=Target(60.0), top=20)}
+    (row,) = sections["capacity"].tables[0].rows
+    assert (row["verdict"], row["servers"], row["needed"]) == ("enough", 1, 1)
+    assert sections["depth"].said == ["q was deepest: 1 task waited after 2026-11-22 06:00 UTC."]
+
+
+def test_an_error_without_words_is_told_by_how_the_delivery_ended(spark) -> None:
+    """Blank texts are no group without a name."""
+    history = History()
+    for n, error in enumerate((None, "", " \n")):
+        history.add("a=1", n, [Try(n, n + 1, outcome="failed", error=error)])
+    frames = history.frames(spark)
+    (group,) = failures.groups(frames.with_seconds(), 20)
+    (said,) = failures.section([group | {"failures": 1}], []).said
+    assert said.endswith("most often, once in 3 tasks of q: failed, no error told")
+    assert (group["kind"], group["text"], group["failures"]) == ("", "failed, no error told", 3)
+
+
 def replace_servers(staff: list[Staff], servers: int) -> list[Staff]:
     """The same with so many consumers that accept both classes."""
     return [member._replace(servers=servers) if len(member.classes) > 1 else member for member in staff]
@@ -216,6 +239,8 @@ def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, c
     none = report(tmp_path, "census", spark=spark, since=START + timedelta(days=900))
     assert none.section("overview").said == ["No task ended in this time."]
     assert "no delivery failed" in none.text(80)
+    with pytest.raises(ConfigError, match="must be before until"):
+        report(tmp_path, "census", spark=spark, since=START, until=START)
 
     page = tmp_path / "report.html"
     where = ["--directory", str(tmp_path), "--html", str(page), "--since", "2026-01-01T12:00:00Z"]
@@ -234,3 +259,37 @@ def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, c
     told = capsys.readouterr().err
     assert told.startswith(f"zkmq: the history in {tmp_path} cannot be read: ")
     assert told.count("\n") == 1
+
+
+def blocks(language: str, *words: str) -> list[str]:
+    """What the page on Spark shows in a language, of those blocks that speak of the pipeline or of reports."""
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    found = re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return [block for block in found if any(word in block for word in words)]
+
+
+def test_the_page_s_pipeline_and_reports_run(spark, zk, zookeeper, tmp_path, capsys) -> None:
+    """What it shows in Python and as commands, but for addresses and folders, one after the other."""
+    zk.queue("census").enqueue(b"x")
+    zk.queue("census").claim(timeout=5).complete(b"y")
+    reach = {"hosts": zookeeper, "root": zk.config.root}
+    shown = {
+        '{"hosts": "127.0.0.1:2181"}': repr(reach),
+        "--conn-id zkmq_default": f"--hosts {reach['hosts']} --root {reach['root']}",
+        "/var/lib/zkmq/archive": str(tmp_path / "archive"),
+        "/archive": str(tmp_path / "archive"),
+        "report.html": str(tmp_path / "report.html"),
+    }
+    spell = re.compile("|".join(map(re.escape, shown)))
+    (pipeline,), (reports,) = blocks("python", "run_pipeline("), blocks("python", "write_html(")
+    lines = "".join(blocks("sh", "spark.job pipeline", "zkmq report")).splitlines()
+    for code in (pipeline, reports):
+        exec(compile(spell.sub(lambda found: shown[found[0]], code), "docs/spark.md", "exec"), {})  # noqa: S102
+    runs = {"python -m airflow_provider_zkmq.spark.job": job.main, "zkmq": cli.main}
+    assert "queue census: bronze: 1 rows, 1 in all" in capsys.readouterr().out
+    for line in lines:
+        program = next(each for each in runs if line.startswith(each))
+        arguments = spell.sub(lambda found: shown[found[0]], line.removeprefix(program))
+        assert runs[program](shlex.split(arguments)) == 0, capsys.readouterr().err
+    assert len(lines) == 3
+    assert (tmp_path / "report.html").is_file()

@@ -220,9 +220,7 @@ def test_the_page_runs(spark: SparkSession, to: dict[str, str]) -> None:
     """What the documentation shows of writes, executed as it stands, but for the addresses."""
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     (code,) = (
-        each
-        for each in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-        if "import enqueue" in each
+        each for each in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "enqueue(df" in each
     )
     hosts, root = to["hosts"], to["root"]
     code = code.replace('hosts="127.0.0.1:2181"', f'hosts="{hosts}", root="{root}"')

@@ -214,10 +214,11 @@ _REPORT = (
         ("pass", [], "is no folder: give the directory of the archive"),
         ("sys.modules['pyspark'] = None", [], "this needs pyspark: pip install 'airflow-provider-zkmq[spark]'"),
         ("sys.modules['matplotlib'] = None", ["--html", "x.html"], "this needs matplotlib: pip install "),
+        ("pass", ["--html", "."], "cannot be written: it is a folder"),
     ],
 )
 def test_a_report_is_refused_before_spark_is_started(before: str, options: list[str], told: str) -> None:
-    """Where there is no archive, PySpark or matplotlib: one line, and code 2, at once."""
+    """No archive, no PySpark or matplotlib, a folder for the page: one line, and code 2, at once."""
     code = _REPORT.format(before=before, options=[*options, "--directory", "/nowhere"])
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")

@@ -262,6 +262,7 @@ def test_where_the_model_does_not_hold_the_report_says_so() -> None:
         ("order77: it can't be done, don't ask", "", "<id>: it can't be done, don't ask"),
         ("lost node-12 at 2026-11-22T10:31:05Z, 10.0.0.7:2181", "", "lost node-<number> at <time>, <address>"),
         ("MemoryError", "MemoryError", ""),
+        ("psycopg2.errors.UniqueViolation: Key (id)=(7)", "psycopg2.errors.UniqueViolation", "Key (id)=(<number>)"),
         ("run 1b4e28ba-2fa1-11d2-883f-0016d3cca427 of deadbeef01", "", "run <id> of <hex>"),
         ("ended by signal 9", "ended by signal 9", ""),
         ("C:\\Users\\ann\\x.txt is gone,\n  says ann@example.org", "", "<path> is gone, says <address>"),
@@ -295,6 +296,14 @@ def test_values_read_as_people_write_them() -> None:
     assert (name(""), printable("a\nb\x1b"), trend([0, 1, None, 4]), trend([])) == (
         *("(no filters)", "a\\nb\\u001b", "▁▃▁█", ""),
     )
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path) -> None:
+    """Neither a draft nor half a page."""
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        hostile_report("q").write_html(tmp_path / "taken")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 def test_an_empty_history_is_a_report_too() -> None:

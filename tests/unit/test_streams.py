@@ -587,6 +587,7 @@ def test_states_and_selectors_choose_runs(world: FakeQueues, monkeypatch: pytest
         ({"states": "claimed"}, "runs that ended"),
         ({"selector": "size=="}, "option selector"),
         ({"since": "1h"}, "unknown option 'since' of streams"),
+        ({"maxRequestsInFlight": "9"}, "unknown option .maxrequestsinflight. of streams"),
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
         ({"maxTasksPerTrigger": "some"}, "maxTasksPerTrigger must be a whole number"),
     ],

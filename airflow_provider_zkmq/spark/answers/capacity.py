@@ -154,14 +154,16 @@ class Model:
     def _least(
         self, name: str, rates: Mapping[str, float], target: Target, kinds: Sequence[Kind], growing: int
     ) -> int | None:
-        """How many of one kind are enough for a class, at the least."""
+        """How many of one kind are enough for a class, at the least. Kinds that share nothing with it are left out."""
+        grown, near = kinds[growing], _pool_of(kinds[growing], kinds)
+        own = {each: rate for each, rate in rates.items() if any(each in kind.classes for kind in near)}
 
         def enough(servers: int) -> bool:
-            tried = [*kinds[:growing], replace(kinds[growing], servers=servers), *kinds[growing + 1 :]]
-            busy = utilisations(rates, tried).get(name, 0.0)
-            return busy < 1 and target.met(self._waits(rates, tried).get(name, NONE), busy)
+            tried = [replace(kind, servers=servers) if kind is grown else kind for kind in near]
+            busy = utilisations(own, tried).get(name, 0.0)
+            return busy < 1 and target.met(self._waits(own, tried).get(name, NONE), busy)
 
-        return _least(enough, kinds[growing].servers)
+        return _least(enough, grown.servers)
 
     def plan(self, rates: Mapping[str, float], target: Target) -> dict[frozenset[str], int]:
         """How many to add to each crew so that every class that somebody serves meets the target.
@@ -192,6 +194,12 @@ class Model:
         squared = sum(crew.deliveries * crew.squared for crew in near) / sum(crew.deliveries for crew in near)
         busy = rate / sum(kind.servers / kind.service for kind in part)
         return variation(squared, min(1.0, busy), sum(kind.servers for kind in part))
+
+
+def _pool_of(kind: Kind, kinds: Sequence[Kind]) -> list[Kind]:
+    """The kinds that share classes with one, directly or by way of others, in their order."""
+    (part,) = (part for part in pools(kinds) if any(other is kind for other in part))
+    return [other for other in kinds if any(other is each for each in part)]
 
 
 def _least(enough: Callable[[int], bool], first: int) -> int | None:

@@ -9,7 +9,7 @@ from pyspark.sql import functions as f
 
 from airflow_provider_zkmq.spark.answers.frames import Frames
 from airflow_provider_zkmq.spark.answers.tables import Column, Plot, Row, Section, Series, Table
-from airflow_provider_zkmq.spark.answers.words import moment, printable
+from airflow_provider_zkmq.spark.answers.words import moment, printable, several
 
 #: At most so many places on the axis of time.
 PLACES: Final = 96
@@ -72,7 +72,7 @@ def section(hour_rows: list[Row]) -> Section:
     by_queue = {queue: _line(hour_rows, queue, places) for queue in dict.fromkeys(row["queue"] for row in hour_rows)}
     trends = [_trend(hour_rows, queue, line) for queue, line in by_queue.items()]
     trends.sort(key=lambda row: (-row["depth_max"], row["queue"]))
-    said = [_said(trends[0])] if trends else []
+    said = [_said(trends[0])] if trends and trends[0]["depth_max"] else []
     shown = [row["queue"] for row in trends[:6]]
     alt = f"Lines: how many tasks of each queue were waiting over time. {' '.join(said)}"
     lines = [Series(printable(queue), by_queue[queue]) for queue in shown]
@@ -106,6 +106,5 @@ def _trend(hour_rows: list[Row], queue: str, line: list[float | None]) -> Row:
 
 
 def _said(deepest: Row) -> str:
-    return (
-        f"{deepest['queue']} was deepest: {deepest['depth_max']:,} tasks waited after {moment(deepest['worst'])} UTC."
-    )
+    waited = several(deepest["depth_max"], "task")
+    return f"{deepest['queue']} was deepest: {waited} waited after {moment(deepest['worst'])} UTC."

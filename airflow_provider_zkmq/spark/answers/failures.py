@@ -44,7 +44,8 @@ _NOTE: Final = (
 
 def failed(deliveries: DataFrame) -> DataFrame:
     """The deliveries that failed, or whose consumer was lost, each with the kind and the masked text of its error."""
-    error = f.coalesce(f.col("error"), f.concat(f.col("outcome"), f.lit(", no error told")))
+    told = f.when(f.col("error").rlike(r"\S"), f.col("error"))
+    error = f.coalesce(told, f.concat(f.col("outcome"), f.lit(", no error told")))
     lost = deliveries.where(f.col("outcome").isin("failed", "rescued")).withColumn(
         "error", f.substring(error, 1, LOOKED_AT)
     )
@@ -146,9 +147,10 @@ def section(group_rows: list[Row], worst_rows: list[Row]) -> Section:
 
 def _most(rows: list[Row]) -> str:
     total, first = sum(row["failures"] for row in rows), rows[0]
+    often = "once" if first["failures"] == 1 else f"{first['failures']:,} times"
     return (
         f"{several(total, 'delivery') if total == 1 else f'{total:,} deliveries'} failed; most often, "
-        f"{first['failures']:,} times in {several(first['tasks'], 'task')} of {first['queue']}: {_label(first)}"
+        f"{often} in {several(first['tasks'], 'task')} of {first['queue']}: {_label(first)}"
     )
 
 

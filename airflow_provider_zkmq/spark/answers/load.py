@@ -17,6 +17,8 @@ from airflow_provider_zkmq.spark.answers.frames import Frames
 MOST_CREWS: Final = 40
 #: So many tasks at once must be held for this part of the time, or else it is by chance.
 OVERLAP: Final = 0.01
+#: Times are whole milliseconds: what took none took less, and yet somebody was busy with it.
+SHORTEST: Final = 0.0005
 _SPANS: Final = "queue string, start double, stop double"
 
 
@@ -149,13 +151,12 @@ class Load:
         """How many tasks each crew could hold at once: of consumers that were there together, each with its most."""
         serves = cells.select("queue", "consumer", "serves").distinct()
         lately = self._frames.deliveries.join(self._spans, "queue").where(f.col("ended_at") >= f.col("start"))
-        lately = lately.withColumn("since", f.greatest("claimed_at", "start"))
-        at_once = _most_at_once(lately, ["queue", "consumer"], f.lit(1), "since", "ended_at")
-        there = lately.groupBy("queue", "consumer").agg(
-            f.min("since").alias("since"), f.max("ended_at").alias("ended_at")
-        )
+        since = f.greatest("claimed_at", "start")
+        lately = lately.withColumns({"since": since, "until": f.greatest("ended_at", since + SHORTEST)})
+        at_once = _most_at_once(lately, ["queue", "consumer"], f.lit(1), "since", "until")
+        there = lately.groupBy("queue", "consumer").agg(f.min("since").alias("since"), f.max("until").alias("until"))
         known = there.join(at_once, ["queue", "consumer"]).join(serves, ["queue", "consumer"])
-        return _most_at_once(known, ["queue", "serves"], f.col("servers"), "since", "ended_at")
+        return _most_at_once(known, ["queue", "serves"], f.col("servers"), "since", "until")
 
 
 def _local(spark: SparkSession, rows: Sequence[tuple[str, float, float]]) -> DataFrame:
@@ -194,8 +195,8 @@ def _crew(cells: Sequence[Mapping[str, float]], servers: int) -> Crew:
         sum(cell["busy"] for cell in cells),
         sum(cell["squares"] for cell in cells),
     )
-    mean = busy / count
-    squared = squares / count / mean**2 - 1 if mean else 0.0
+    mean = busy / count or SHORTEST
+    squared = squares / count / mean**2 - 1
     return Crew(seen, int(max(cell["consumers"] for cell in cells)), servers, mean, max(0.0, squared))
 
 

@@ -10,9 +10,11 @@ from typing import Final
 #: Longer texts are cut before they are masked, as only their beginning is looked at.
 LOOKED_AT: Final = 500
 #: What kind of error it is: an exception's name, as the engine writes it before the colon, or how a command ended.
-#: Other words before a colon have no digits in them, or else each task might have an error of its own kind.
+#: Other words before a colon have no digits in them, or else each task might have an error of its own kind; so has the
+#: last part of a name with dots.
 _NAMED: Final = r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failed)(?=:\s|\s*$)"
-KIND: Final = rf"^\s*({_NAMED}|[A-Za-z_][A-Za-z_.]+(?=:\s)|exit code \d+|ended by signal \d+)"
+_DOTTED: Final = r"(?:[A-Za-z_]\w*\.)+[A-Z][A-Za-z_]+(?=:\s)"
+KIND: Final = rf"^\s*({_NAMED}|{_DOTTED}|[A-Za-z_][A-Za-z_.]+(?=:\s)|exit code \d+|ended by signal \d+)"
 #: The kind and the colon, of which the masked text is not to speak again.
 HEAD: Final = rf"{KIND}(?::\s*)?"
 #: Numbers that tell one error from another stay: of HTTP and the like, of exit codes, of the operating system.

@@ -88,8 +88,12 @@ class Report:
         """Write the page to a file, at one stroke, and return its path."""
         target = Path(path).absolute()
         draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
-        draft.write_text(self.html(), encoding="utf-8")
-        draft.replace(target)
+        text = self.html()
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
         return target
 
     @property
@@ -172,6 +176,8 @@ def report(
     start, stop = (
         None if when is None else parse_moment(when, name) for when, name in ((since, "since"), (until, "until"))
     )
+    if start is not None and stop is not None and start >= stop:
+        raise ConfigError(f"since={since!r} must be before until={until!r}")
     target = checked_target(target_wait, target_utilisation)
     seconds = parse_duration(recent, "recent")
     if seconds <= 0 or not 1 <= top <= MOST_ROWS:

@@ -28,7 +28,6 @@ STREAM: Final = (
     "states",
     "columns",
     "selector",
-    "maxRequestsInFlight",
     "numPartitions",
     "startingOffsets",
     "maxTasksPerTrigger",
