@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.spark.source.columns import schema
 from airflow_provider_zkmq.spark.source.errors import plainly
-from airflow_provider_zkmq.spark.source.options import Options
+from airflow_provider_zkmq.spark.source.options import SECRETS, Options
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.source.following import TaskStream
@@ -19,11 +19,20 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.source.writing import TaskWriter
 
 FORMAT = "zkmq"
+#: Spark shows no values of options whose names are like this.
+_REDACTION = "spark.sql.redaction.options.regex"
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("zkmq")`` known to a session, for reading, writing and both kinds of stream."""
+    """Make ``format("zkmq")`` known to a session, for reading, writing and both kinds of stream.
+
+    Options that are refused since they look like passwords are hidden from what Spark writes of its statements: a
+    ``CREATE VIEW … USING zkmq`` is in its event log before anybody is asked.
+    """
     spark.dataSource.register(ZkmqDataSource)
+    hidden, ours = spark.conf.get(_REDACTION), f"(?i){'|'.join(SECRETS)}"
+    if hidden is None or ours not in hidden:
+        spark.conf.set(_REDACTION, f"{hidden}|{ours}" if hidden else ours)
 
 
 class ZkmqDataSource(DataSource):

@@ -49,7 +49,8 @@ WRITE: Final = (
 )
 #: Spark itself hands these on to the writer of a stream.
 SINK: Final = (*WRITE, "checkpointLocation", "queryName", "path")
-_SECRETS: Final = ("auth", "password", "passwd", "secret", "token", "credential", "tls")
+#: What looks like a password by its name is refused.
+SECRETS: Final = ("auth", "password", "passwd", "secret", "token", "credential", "tls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Options:
         """Spark's options. Raises `SourceError` for whatever looks like a password."""
         values = {name.lower(): text for name, text in options.items()}
         for name in values:
-            if any(word in name for word in _SECRETS):
+            if any(word in name for word in SECRETS):
                 raise SourceError(
                     f"option {name!r} is refused: options are kept in Spark's plans and event logs. Give conn_id, an "
                     "Airflow connection that is looked up where it is used, or set ZKMQ_AUTH and ZKMQ_TLS_* in the "
