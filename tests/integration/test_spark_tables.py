@@ -260,6 +260,26 @@ def test_delta_tables_equal_the_others_and_are_written_once(spark, tmp_path) -> 
         assert sorted(repr(tuple(row[name] for name in names)) for row in stored) == expected
 
 
+def test_delta_keeps_what_retention_and_compaction_have_taken_from_silver(spark, tmp_path) -> None:
+    """Also where it was left out for a run, and silver's parts were merged meanwhile: what is new is appended."""
+    deltalake = pytest.importorskip("deltalake")
+    home, day = tmp_path / "q", 24 * HOUR
+    template = Histories(10).make(1)[0] | {"state": "cancelled", "attempt": 0, "claimed": None, "history": []}
+    for version, name, ended in ((1, "old", START), (2, "merged", START + day), (3, "new", START + day + HOUR)):
+        write_bronze(
+            spark, home, [template | {"id": name, "version": version, "enqueued": ended, "ended": ended}], version
+        )
+        refine(home, spark)
+        summarise(home, spark)
+        if name != "merged":
+            assert delta.export(home)["runs"] == (1 if name == "old" else 2)
+        compact(home, spark, few=2)
+        retain(home, Retention(silver=1), today=date(2026, 1, 2 if name == "merged" else 1))
+    assert {row.task_id for row in read_runs(spark, tmp_path).collect()} == {"merged", "new"}
+    table = deltalake.DeltaTable(str(home / "delta" / "runs")).to_pyarrow_table()
+    assert sorted(table["task_id"].to_pylist()) == ["merged", "new", "old"]
+
+
 def test_delta_without_its_package_says_what_to_install(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"airflow-provider-zkmq\[delta\]"):

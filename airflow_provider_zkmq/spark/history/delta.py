@@ -57,10 +57,12 @@ class _Target:
         parts = [part for part in self.manifest.of(self.kind) if part.last > done]
         if self.manifest.watermark <= done or not parts:
             return 0
-        if done and any(part.first < done for part in parts):  # merged with what the table has: it is made anew
+        merged, new = done > 0 and any(part.first < done for part in parts), None
+        if merged and self.home.name == SILVER:  # with what the table has, which may be more than silver still keeps
+            new = ds.field("version") > done
+        elif merged:
             done, parts = 0, list(self.manifest.of(self.kind))
-        self._write(parts, **self._mode(parts, done))
-        return sum(part.rows for part in parts)
+        return self._write(parts, new, **self._mode(parts, done))
 
     def _done(self) -> int:
         """The zxid up to which the table has come; 0 where there is none."""
@@ -78,7 +80,8 @@ class _Target:
         days = sorted({f"'{day}'" for part in parts for day in days_of(self.home, part)})
         return {"mode": "overwrite", "predicate": f"day IN ({', '.join(days)})"}
 
-    def _write(self, parts: list[Part], **mode: Any) -> None:
+    def _write(self, parts: list[Part], wanted: ds.Expression | None, **mode: Any) -> int:
+        """Commit these parts' rows, those that are `wanted` (None: all). Returns how many."""
         from deltalake import CommitProperties, Transaction, write_deltalake
 
         files = [str(file) for folder in folders(self.home, parts) for file in sorted(Path(folder).glob("*.parquet"))]
@@ -86,11 +89,12 @@ class _Target:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_deltalake(
             str(self.path),
-            pa.RecordBatchReader.from_batches(_schema(data.schema), _batches(data)),
+            pa.RecordBatchReader.from_batches(_schema(data.schema), _batches(data, wanted)),
             partition_by=["day"],
             commit_properties=CommitProperties(app_transactions=[Transaction(_APP, self.manifest.watermark)]),
             **mode,
         )
+        return int(data.count_rows(filter=wanted))
 
 
 def _schema(schema: pa.Schema) -> pa.Schema:
@@ -104,10 +108,10 @@ def _type(name: str, kind: pa.DataType) -> pa.DataType:
     return pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(kind) else kind
 
 
-def _batches(data: ds.Dataset) -> Iterator[pa.RecordBatch]:
+def _batches(data: ds.Dataset, wanted: ds.Expression | None) -> Iterator[pa.RecordBatch]:
     """A few thousand rows at a time: the driver holds no table."""
     schema = _schema(data.schema)
-    for batch in data.to_batches(batch_size=8_192, batch_readahead=1, fragment_readahead=1):
+    for batch in data.to_batches(filter=wanted, batch_size=8_192, batch_readahead=1, fragment_readahead=1):
         yield pa.RecordBatch.from_arrays(
             [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)], schema=schema
         )
