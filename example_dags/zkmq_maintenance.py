@@ -80,17 +80,19 @@ def zkmq_maintenance() -> None:
             connect = connection_arguments(hook.get_conn().config)
         spark = spark_session("zkmq-maintenance")
         try:
-            done = run_pipeline(
-                connect,
-                names,
-                directory,
-                spark,
-                lifetime=params["lifetime"],
-                keep=keep,
-                delta=params["delta"],
-                progress=partial(print, flush=True),
-            )
-            tell(directory, names, spark, context["run_id"])
+            try:
+                done = run_pipeline(
+                    connect,
+                    names,
+                    directory,
+                    spark,
+                    lifetime=params["lifetime"],
+                    keep=keep,
+                    delta=params["delta"],
+                    progress=partial(print, flush=True),
+                )
+            finally:
+                tell(directory, names, spark, context["run_id"])  # also of the others, where one queue failed
         finally:
             spark.stop()
         return [asdict(queue) for queue in done.queues]
@@ -120,13 +122,13 @@ def _numbers(steps: dict[str, dict[str, int]]) -> dict[str, int]:
 
 def tell(directory: str, names: list[str], spark: Any, run_id: str) -> None:
     """Write a page on what the tables tell, beside them, and its path into the log."""
-    from airflow_provider_zkmq.engine import ConfigError
+    from airflow_provider_zkmq.engine import ZkmqError
     from airflow_provider_zkmq.spark import report
 
     page = Path(directory).absolute() / f"report-{re.sub(r'[^A-Za-z0-9_.-]', '-', run_id)}.html"
     try:
         report(directory, names, spark=spark).write_html(page)
-    except ConfigError as error:  # nothing has ended yet, say
+    except ZkmqError as error:  # nothing has ended yet, say
         print(f"no report: {error}")  # noqa: T201  the task's log
     else:
         print(f"report: {page.as_uri()}")  # noqa: T201  the task's log

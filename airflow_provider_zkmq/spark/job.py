@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = _pipeline if chosen.job == "pipeline" else _report
     try:
         work(chosen)
-    except ZkmqError as error:
+    except (ZkmqError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  a program's output
         return 1
     return 0
