@@ -23,10 +23,9 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psutil
 
@@ -339,8 +338,7 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
-@dataclass(frozen=True)
-class Running:
+class Running(NamedTuple):
     """ZooKeeper and Airflow, running, with an open connection to the one and a login to the other."""
 
     airflow: Airflow
