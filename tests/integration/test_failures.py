@@ -125,7 +125,7 @@ def test_a_wrong_password_is_refused_at_once(zookeeper: str) -> None:
 def test_waiters_and_claims_survive_a_server_restart(tmp_path: Path) -> None:
     """Watches lost with the connection are armed again: a wait and a blocked claim go on after a restart."""
     with EmbeddedServer(tmp_path, force_sync=False) as server:
-        with Zkmq.connect(server.hosts, session_timeout=10, gc=False) as zk:
+        with Zkmq.connect(server.hosts, session_timeout=30, gc=False) as zk:
             q = zk.queue("q")
             task_id = q.enqueue(b"x")
             claimed = q.claim()
