@@ -55,7 +55,7 @@ def faulty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             if context.partitionId() not in STRAGGLERS:
                 msg = "injected failure"
                 raise RuntimeError(msg)
-            time.sleep(20)
+            time.sleep(20)  # a straggler, which is run a second time meanwhile
         yield batch
 
 
@@ -78,7 +78,7 @@ def kill_one(hosts: str, root: str, after: int, killed: list[int]) -> None:
     with Zkmq.connect(hosts, root=root, gc=False) as zk:
         queue = zk.queue("census")
         while sum(queue.counts().values()) < after:
-            time.sleep(0.2)
+            time.sleep(0.2)  # looks again; whoever runs this has a deadline
     running = executors()
     os.kill(running[0], signal.SIGKILL)
     killed.append(running[0])
