@@ -22,10 +22,11 @@ from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import status_of
-from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
+from airflow_provider_zkmq.engine.core.reading.nodes import read_beside, read_nodes
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
+from airflow_provider_zkmq.engine.core.writing.content import content_ops
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of
-from airflow_provider_zkmq.engine.core.writing.escrow import as_asked, content_ops, hold_in_escrow, insert_run
+from airflow_provider_zkmq.engine.core.writing.escrow import as_asked, hold_in_escrow, insert_run
 from airflow_provider_zkmq.engine.core.writing.letters import with_letter
 from airflow_provider_zkmq.engine.core.writing.plan import Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
@@ -120,7 +121,7 @@ def _action(tree: Tree, state: TaskState, status: Status) -> Action | None:
 def _run_anew(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
     """The id of a task that has ended starts again; its last run is kept in the history, and for readers of the log."""
     state = current.state
-    extra = content_ops(context, tree, state)
+    extra = content_ops(context, tree, state, (yield from read_beside(context, tree.task_id)))
     if state.result:
         extra.append(Delete(context.paths.task(tree.task_id, "result")))
     if tree.batch:
@@ -144,7 +145,8 @@ def _update(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
     stays = Lane(state.priority, dict(state.filters)).name == tree.lane.name
     entry = _entry_for(state, tree)
     rank = (yield from _rank(context, state, due)) if stays else None
-    extra = content_ops(context, tree, state, fresh=False)
+    beside = yield from read_beside(context, tree.task_id)
+    extra = content_ops(context, tree, state, beside, fresh=False)
     updated = next_record(tree.task_id, state, Event.UPDATE, tree.nonce, due=due)
 
     def after(place: str) -> TaskState:

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import lock_seconds, optional_seconds
 from airflow_provider_zkmq.engine.core.model.filters import parse_filters
 from airflow_provider_zkmq.engine.core.model.lanes import Lane, check_priority
-from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.model.messages import NO_METADATA, Message, encode_data, encode_metadata
 from airflow_provider_zkmq.engine.core.model.moments import LATEST
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -113,8 +113,8 @@ class Tree:
         return [
             Create(task(at)),
             Create(task(at, "data"), self.data),
-            Create(task(at, "metadata"), self.metadata),
-            Create(task(at, "filters")),
+            *([Create(task(at, "metadata"), self.metadata)] if self.metadata != NO_METADATA else []),
+            *([Create(task(at, "filters"))] if self.filters else []),
             *(Create(task(at, "filters", name), value.encode()) for name, value in self.filters.items()),
         ]
 
