@@ -7,22 +7,21 @@ answers each with a line of JSON, and ends with its input. Time and processor ti
 from __future__ import annotations
 
 import gc
-import json
 import resource
 import sys
 import time
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Final
 
 from airflow_provider_zkmq.bench import ours, ours_awaited, ours_deep
 from airflow_provider_zkmq.bench.clients import Clients
-from airflow_provider_zkmq.bench.jobs import Asked, BenchError, Run, SkippedError, Verb
+from airflow_provider_zkmq.bench.jobs import Asked, BenchError, Run, Verb
+from airflow_provider_zkmq.bench.lines import Answer, serve
 from airflow_provider_zkmq.bench.peers import bare, flat, recipes
 
 VERBS: Final[dict[str, Verb]] = {
     name: verb for module in (ours, ours_awaited, ours_deep, bare, flat, recipes) for name, verb in module.VERBS.items()
 }
-Answer = dict[str, Any]
 
 
 def measured(run: Run) -> Answer:
@@ -69,23 +68,10 @@ class Agent:
         return {}
 
 
-def answered(agent: Agent, line: str) -> Answer:
-    """An answer, also where there is none."""
-    try:
-        return agent.answer(*line.split())
-    except SkippedError as reason:
-        return {"skipped": str(reason)}
-    except Exception as error:  # noqa: BLE001  the benchmark says it, and ends
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
 def main() -> None:
     """Answer until the input ends."""
     with Clients(*sys.argv[1:3]) as clients:
-        agent = Agent(clients)
-        for line in sys.stdin:
-            sys.stdout.write(json.dumps(answered(agent, line)) + "\n")
-            sys.stdout.flush()
+        serve(Agent(clients).answer)
 
 
 if __name__ == "__main__":

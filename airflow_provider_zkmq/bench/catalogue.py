@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from airflow_provider_zkmq.bench.jobs import AT_ONCE
 from airflow_provider_zkmq.bench.peers.curator import curator_agent
+from airflow_provider_zkmq.bench.peers.postgres import postgres_agent
 from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 
 #: Of a row's tasks, so many are enough for what takes milliseconds each.
@@ -40,6 +42,7 @@ _ENQUEUE: Final = Row(
         Way("kazoo LockingQueue.put", "locking-put"),
         Way("flat algorithm", "flat-enqueue", share=_SLOW),
         Way("Curator DistributedQueue", "put", agent=curator_agent),
+        Way("PostgreSQL, a row", "insert", agent=postgres_agent),
     ),
     (Goal("enqueue()", 0.9, "kazoo Queue.put, one znode"), Goal("enqueue()", 5, "flat algorithm")),
 )
@@ -51,6 +54,7 @@ _ENQUEUE_MANY: Final = Row(
         Way("bare client, the same znodes", "bare-enqueue", share=4),
         Way("kazoo put_all, flat", "locking-put-all", share=4),
         Way("Curator DistributedQueue, asynchronous", "put-async", share=4, agent=curator_agent),
+        Way("PostgreSQL, 100 rows", "insert-many", share=4, agent=postgres_agent),
     ),
     (
         Goal("enqueue_many()", 0.8, "bare client, the same znodes"),
@@ -71,6 +75,7 @@ _CLAIM: Final = Row(
         _FLAT,
         Way("Curator DistributedQueue, at most once", "consume", share=_SLOW, agent=curator_agent),
         Way("Curator with lock path", "consume-locked", share=_SLOW, agent=curator_agent),
+        Way("PostgreSQL, SKIP LOCKED", "consume", agent=postgres_agent),
     ),
     (
         Goal("claims()", 2, "kazoo Queue, at most once"),
@@ -104,6 +109,7 @@ _ASYNCIO: Final = (
         (
             _ours("enqueue()", "asyncio-enqueue", share=3),
             Way("kazoo LockingQueue.put, one caller", "locking-put"),
+            Way("PostgreSQL, 64 clients", "insert", AT_ONCE, share=3, agent=postgres_agent),
         ),
         (Goal("enqueue()", 4, "kazoo LockingQueue.put, one caller"),),
     ),
@@ -113,6 +119,7 @@ _ASYNCIO: Final = (
         (
             _ours("claim()", "asyncio-claim", share=3),
             Way("kazoo LockingQueue, one caller", "locking-get", share=_SLOW),
+            Way("PostgreSQL, 64 clients", "consume", AT_ONCE, share=3, agent=postgres_agent),
         ),
         (Goal("claim()", 20, "kazoo LockingQueue, one caller"),),
     ),
@@ -126,6 +133,7 @@ _PROCESSES: Final = Row(
         Way("kazoo Queue, at most once", "queue-get", processes=_CONSUMERS),
         Way("kazoo LockingQueue", "locking-get", processes=_CONSUMERS, share=_SLOW),
         Way("flat algorithm", "flat-claim", processes=_CONSUMERS, share=_SLOW),
+        Way("PostgreSQL, 4 clients", "consume", _CONSUMERS, agent=postgres_agent),
     ),
     (
         Goal("claims(prefetch=32)", 8, "kazoo Queue, at most once"),

@@ -68,10 +68,10 @@ def carry_out(order: Order, say: Say) -> Made:
     """
     rows = _checked(order)
     begun = time.time()
-    with _server(order) as (hosts, pids):
+    with _folder() as folder, _server(order, folder) as (hosts, pids):
         root = f"/zkmq-bench-{os.getpid()}-{time.time_ns():x}"
         try:
-            with Crews(hosts, root) as crews:
+            with Crews(hosts, root, folder) as crews:
                 measured = measure(rows, crews, Gauge(hosts, pids), order.tasks, order.rounds, say)
         except BenchError as error:
             raise BenchFailedError(str(error)) from error
@@ -100,15 +100,22 @@ def chosen(keys: Sequence[str]) -> list[Row]:
 
 
 @contextmanager
-def _server(order: Order) -> Iterator[tuple[str, list[int]]]:
+def _folder() -> Iterator[str]:
+    """A folder for all that is made on the way, which agents that run as somebody else may pass through."""
+    with tempfile.TemporaryDirectory(prefix="zkmq-bench-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o711)
+        yield folder
+
+
+@contextmanager
+def _server(order: Order, folder: str) -> Iterator[tuple[str, list[int]]]:
     """The hosts that were asked for, else those of a server of our own; and its processes."""
     if order.hosts is not None:
         yield order.hosts, []
         return
-    with tempfile.TemporaryDirectory(prefix="zkmq-bench-") as folder:
-        server = EmbeddedServer(folder, ensemble=order.ensemble, force_sync=order.sync, heap_mb=2_048)
-        with server:
-            yield server.hosts, server.pids
+    data = Path(folder, "zookeeper")
+    with EmbeddedServer(data, ensemble=order.ensemble, force_sync=order.sync, heap_mb=2_048) as server:
+        yield server.hosts, server.pids
 
 
 def _report(order: Order, measured: list[Figures], begun: float) -> Made:

@@ -28,7 +28,7 @@ def python_agent(hosts: str, root: str) -> list[str]:
 class Agent:
     """A process that answers each line with one; in a session of its own, so that an interrupt reaches us only."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], folder: str) -> None:
         path = os.pathsep.join(filter(None, [_HOME, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(  # noqa: S603  the interpreter that runs this, or the user's own Java
             command,
@@ -36,7 +36,7 @@ class Agent:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": folder},
         )
 
     def ask(self, *words: object) -> None:
@@ -78,17 +78,18 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 class Crews:
-    """All agents, by the command that starts them; they end with the block."""
+    """All agents, by the command that starts them; they end with the block. `folder`: for what they leave behind."""
 
-    def __init__(self, hosts: str, root: str) -> None:
+    def __init__(self, hosts: str, root: str, folder: str) -> None:
         self._place = hosts, root
+        self._folder = folder
         self._agents: dict[Command, list[Agent]] = {}
 
     def of(self, command: Command, size: int) -> list[Agent]:
         """The first agents of a kind, as many as are asked for. Raises `SkippedError` where one cannot be had."""
         agents = self._agents.setdefault(command, [])
         while len(agents) < size:
-            agents.append(Agent(command(*self._place)))
+            agents.append(Agent(command(*self._place), self._folder))
         return agents[:size]
 
     def __enter__(self) -> Self:

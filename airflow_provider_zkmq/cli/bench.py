@@ -8,6 +8,7 @@ from pathlib import Path
 
 from airflow_provider_zkmq.cli.options import Common, UsageError
 from airflow_provider_zkmq.cli.output import say
+from airflow_provider_zkmq.cli.server import stop_signals_interrupt
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,7 @@ def bench(args: argparse.Namespace, options: Common) -> int:
         plots=args.plots,
         page=args.page,
     )
-    made = carry_out(order, lambda line: print(line, file=sys.stderr, flush=True))
+    with stop_signals_interrupt():
+        made = carry_out(order, lambda line: print(line, file=sys.stderr, flush=True))
     say(made.record, made.text, as_json=options.as_json)
     return 0
