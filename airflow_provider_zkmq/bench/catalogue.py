@@ -14,23 +14,12 @@ from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 _SLOW: Final = 0.3
 _CONSUMERS: Final = 4
 _ours: Final = partial(Way, ours=True)
-_DEPTHS: Final = (100, 100_000)
+DEPTH: Final = 100_000
 _CLAIMS: Final = _ours("claims()", "claims")
 _IN_GROUPS: Final = _ours("claims(prefetch=32)", "claims", 32)
 _QUEUE: Final = Way("kazoo Queue", "queue-get")
 _LOCKING: Final = Way("kazoo LockingQueue", "locking-get", share=_SLOW)
 _FLAT: Final = Way("flat algorithm", "flat-claim", share=_SLOW)
-
-
-def _deep(verb: str, what: str, share: float, depths: tuple[int, int] = _DEPTHS) -> tuple[tuple[Way, ...], Goal]:
-    """The same call with little and with much behind it; the second takes at most 1.2 times as long."""
-    ways = tuple(_ours(f"{depth:,} {what}".replace(",", " "), verb, depth, share=share) for depth in depths)
-    return ways, Goal(ways[1].name, 1 / 1.2, ways[0].name)
-
-
-def _depth_row(key: str, title: str, verb: str, what: str, share: float, depths: tuple[int, int] = _DEPTHS) -> Row:
-    ways, goal = _deep(verb, what, share, depths)
-    return Row(key, title, ways, (goal,), heavy=True)
 
 
 _ENQUEUE: Final = Row(
@@ -181,7 +170,7 @@ _GC: Final = Row(
     (_ours("collect_garbage()", "gc"), Way("kazoo delete(recursive=True)", "kazoo-delete")),
     (Goal("collect_garbage()", 20, "kazoo delete(recursive=True)"),),
 )
-ROWS: Final[tuple[Row, ...]] = (
+_SHORT: Final = (
     _ENQUEUE,
     _ENQUEUE_MANY,
     _CLAIM,
@@ -193,7 +182,20 @@ ROWS: Final[tuple[Row, ...]] = (
     _MIXED,
     _PAYLOADS,
     _GC,
-    _depth_row("depth", "claim and complete, by what is pending", "claim-deep", "pending", _SLOW),
-    _depth_row("depth-cold", "a client's first claim, by what is pending", "claim-cold", "pending", 0.03),
-    _depth_row("filtered", "filtered claim, by foreign tasks", "claim-filtered", "foreign", _SLOW, (0, 100_000)),
 )
+
+
+def _deep(key: str, title: str, verb: str, what: str, share: float, few: int, many: int) -> Row:
+    """The same call with few and with many behind it; with many it takes at most 1.2 times as long."""
+    ways = tuple(_ours(f"{number} {what}", verb, number, share=share) for number in (few, many))
+    return Row(key, title, ways, (Goal(ways[1].name, 1 / 1.2, ways[0].name),), heavy=True)
+
+
+def catalogue(depth: int = DEPTH) -> tuple[Row, ...]:
+    """The rows; those that are about depth go down to so many tasks."""
+    return (
+        *_SHORT,
+        _deep("depth", "claim and complete, by what is pending", "claim-deep", "pending", _SLOW, 100, depth),
+        _deep("depth-cold", "a client's first claim, by what is pending", "claim-cold", "pending", 0.1, 100, depth),
+        _deep("filtered", "filtered claim, by what does not fit", "claim-filtered", "foreign", _SLOW, 0, depth),
+    )

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 class Clients:
-    """What is open is closed with the block."""
+    """What is open is closed with the block. `root` is that of our queues; what peers write is under `peers`."""
 
     def __init__(self, hosts: str, root: str) -> None:
         self.hosts = hosts
         self.root = root
+        self.peers = f"{root}-peers"
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -59,3 +60,11 @@ class Clients:
         self._stack.callback(client.close)
         self._stack.callback(client.stop)
         return client
+
+
+def tidy(hosts: str, root: str) -> None:
+    """Delete what agents have written: our queues, and the peers' znodes."""
+    with Clients(hosts, root) as clients:
+        for path in (root, clients.peers):
+            if clients.kazoo.exists(path):
+                clients.kazoo.delete(path, recursive=True)

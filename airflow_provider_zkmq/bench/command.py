@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_zkmq import __version__
-from airflow_provider_zkmq.bench.catalogue import ROWS
+from airflow_provider_zkmq.bench.catalogue import DEPTH, catalogue
+from airflow_provider_zkmq.bench.clients import tidy
 from airflow_provider_zkmq.bench.crew import Crews
 from airflow_provider_zkmq.bench.gauge import Gauge
 from airflow_provider_zkmq.bench.jobs import BenchError
@@ -38,6 +39,7 @@ class Order:
     rows: tuple[str, ...] = ()
     rounds: int = 5
     tasks: int = 300
+    depth: int = DEPTH
     ensemble: int = 1
     sync: bool = True
     plots: Path | None = None
@@ -58,7 +60,9 @@ class BenchFailedError(ZkmqError):
 
 def list_rows() -> dict[str, str]:
     """What can be measured, by the keys of the rows."""
-    return {row.key: row.title + (" (long: only by its name, or with `all`)" if row.heavy else "") for row in ROWS}
+    return {
+        row.key: row.title + (" (long: only by its name, or with `all`)" if row.heavy else "") for row in catalogue()
+    }
 
 
 def carry_out(order: Order, say: Say) -> Made:
@@ -75,28 +79,31 @@ def carry_out(order: Order, say: Say) -> Made:
                 measured = measure(rows, crews, Gauge(hosts, pids), order.tasks, order.rounds, say)
         except BenchError as error:
             raise BenchFailedError(str(error)) from error
+        finally:
+            if order.hosts is not None:
+                tidy(hosts, root)
     return _report(order, measured, begun)
 
 
 def _checked(order: Order) -> list[Row]:
     """The rows; what else can be refused is refused as well."""
-    if order.rounds < 1 or order.tasks < 2 or order.ensemble < 1:
-        raise ConfigError("a benchmark has at least one round, two tasks and one node")
+    if min(order.rounds, order.ensemble, order.depth) < 1 or order.tasks < 2:
+        raise ConfigError("a benchmark has at least one round, two tasks, one node and a depth of one")
     if order.plots is not None:
         check_plots()
     if order.page is not None:
         check_page(order.page)
-    return chosen(order.rows)
+    return chosen(catalogue(order.depth), order.rows)
 
 
-def chosen(keys: Sequence[str]) -> list[Row]:
+def chosen(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     """The rows of these keys, in the order of the catalogue; without keys all but those that take long."""
-    known = {row.key: row for row in ROWS}
+    known = {row.key: row for row in rows}
     for key in keys:
         if key not in known and key != _ALL:
             close = get_close_matches(key, known, 3) or known
             raise ConfigError(f"there is no row {key!r} to measure: is it one of {', '.join(close)}?")
-    return [row for row in ROWS if _ALL in keys or row.key in keys or (not keys and not row.heavy)]
+    return [row for row in rows if _ALL in keys or row.key in keys or (not keys and not row.heavy)]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -62,7 +63,8 @@ class Agent:
 
     def close(self, *, at_once: bool) -> None:
         """End it by the end of its input, and otherwise by force."""
-        _pipe(self._process.stdin).close()
+        with suppress(BrokenPipeError):  # it has ended, and what it was asked for last was not read
+            _pipe(self._process.stdin).close()
         try:
             self._process.wait(0 if at_once else _PATIENCE_S)
         except subprocess.TimeoutExpired:

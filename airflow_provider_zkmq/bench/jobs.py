@@ -46,7 +46,7 @@ class Asked:
     @property
     def path(self) -> str:
         """A znode of the measurement's own, for those that are no queues of ours."""
-        return f"{self.clients.root}-peers/{self.name}"
+        return f"{self.clients.peers}/{self.name}"
 
     @property
     def queue(self) -> AnyQueue:

@@ -21,6 +21,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks", type=int, default=300, help="tasks of a round; some ways take a multiple (%(default)s)"
     )
+    parser.add_argument("--depth", type=int, default=100_000, help="pending tasks of rows about depth (%(default)s)")
     parser.add_argument("--ensemble", type=int, default=1, metavar="N", help="nodes of the server (%(default)s)")
     parser.add_argument("--no-sync", action="store_true", help="the server does not wait for its disk")
     parser.add_argument("--plots", metavar="DIR", type=Path, help="draw each row, as PNG and SVG")
@@ -30,7 +31,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 def bench(args: argparse.Namespace, options: Common) -> int:
     """Measure, and say what came out.
 
-    Only servers that the command line names are measured: what is written there stays until it is deleted.
+    Servers that the environment names are left alone: a benchmark is no work for those that others use.
     """
     from airflow_provider_zkmq.bench.command import Order, carry_out, list_rows
 
@@ -45,6 +46,7 @@ def bench(args: argparse.Namespace, options: Common) -> int:
         rows=tuple(args.rows),
         rounds=args.rounds,
         tasks=args.tasks,
+        depth=args.depth,
         ensemble=args.ensemble,
         sync=not args.no_sync,
         plots=args.plots,
