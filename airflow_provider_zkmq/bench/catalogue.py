@@ -14,6 +14,7 @@ from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 _SLOW: Final = 0.3
 _CONSUMERS: Final = 4
 _ours: Final = partial(Way, ours=True)
+_postgres: Final = partial(Way, agent=postgres_agent, elsewhere=True)
 DEPTH: Final = 100_000
 _CLAIMS: Final = _ours("claims()", "claims")
 _IN_GROUPS: Final = _ours("claims(prefetch=32)", "claims", 32)
@@ -31,7 +32,7 @@ _ENQUEUE: Final = Row(
         Way("kazoo LockingQueue.put", "locking-put"),
         Way("flat algorithm", "flat-enqueue", share=_SLOW),
         Way("Curator DistributedQueue", "put", agent=curator_agent),
-        Way("PostgreSQL, a row", "insert", agent=postgres_agent),
+        _postgres("PostgreSQL, a row", "insert"),
     ),
     (Goal("enqueue()", 0.9, "kazoo Queue.put, one znode"), Goal("enqueue()", 5, "flat algorithm")),
 )
@@ -43,7 +44,7 @@ _ENQUEUE_MANY: Final = Row(
         Way("bare client, the same znodes", "bare-enqueue", share=4),
         Way("kazoo put_all, flat", "locking-put-all", share=4),
         Way("Curator DistributedQueue, asynchronous", "put-async", share=4, agent=curator_agent),
-        Way("PostgreSQL, 100 rows", "insert-many", share=4, agent=postgres_agent),
+        _postgres("PostgreSQL, 100 rows", "insert-many", share=4),
     ),
     (
         Goal("enqueue_many()", 0.8, "bare client, the same znodes"),
@@ -64,7 +65,7 @@ _CLAIM: Final = Row(
         _FLAT,
         Way("Curator DistributedQueue, at most once", "consume", share=_SLOW, agent=curator_agent),
         Way("Curator with lock path", "consume-locked", share=_SLOW, agent=curator_agent),
-        Way("PostgreSQL, SKIP LOCKED", "consume", agent=postgres_agent),
+        _postgres("PostgreSQL, SKIP LOCKED", "consume"),
     ),
     (
         Goal("claims()", 2, "kazoo Queue, at most once"),
@@ -98,7 +99,7 @@ _ASYNCIO: Final = (
         (
             _ours("enqueue()", "asyncio-enqueue", share=3),
             Way("kazoo LockingQueue.put, one caller", "locking-put"),
-            Way("PostgreSQL, 64 clients", "insert", AT_ONCE, share=3, agent=postgres_agent),
+            _postgres("PostgreSQL, 64 clients", "insert", AT_ONCE, share=3),
         ),
         (Goal("enqueue()", 4, "kazoo LockingQueue.put, one caller"),),
     ),
@@ -108,7 +109,7 @@ _ASYNCIO: Final = (
         (
             _ours("claim()", "asyncio-claim", share=3),
             Way("kazoo LockingQueue, one caller", "locking-get", share=_SLOW),
-            Way("PostgreSQL, 64 clients", "consume", AT_ONCE, share=3, agent=postgres_agent),
+            _postgres("PostgreSQL, 64 clients", "consume", AT_ONCE, share=3),
         ),
         (Goal("claim()", 20, "kazoo LockingQueue, one caller"),),
     ),
@@ -122,7 +123,7 @@ _PROCESSES: Final = Row(
         Way("kazoo Queue, at most once", "queue-get", processes=_CONSUMERS),
         Way("kazoo LockingQueue", "locking-get", processes=_CONSUMERS, share=_SLOW),
         Way("flat algorithm", "flat-claim", processes=_CONSUMERS, share=_SLOW),
-        Way("PostgreSQL, 4 clients", "consume", _CONSUMERS, agent=postgres_agent),
+        _postgres("PostgreSQL, 4 clients", "consume", _CONSUMERS),
     ),
     (
         Goal("claims(prefetch=32)", 8, "kazoo Queue, at most once"),

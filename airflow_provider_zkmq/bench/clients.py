@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
 
 from airflow_provider_zkmq.engine import AsyncZkmq, Zkmq
 
@@ -52,6 +55,12 @@ class Clients:
         assert isinstance(client, AsyncZkmq)  # noqa: S101  these are hosts, not files
         return client
 
+    def delete_all(self) -> None:
+        """Delete every queue of ours, and all of the peers' znodes."""
+        for path in (self.root, self.peers):
+            if self.kazoo.exists(path):
+                self.kazoo.delete(path, recursive=True)
+
     @cached_property
     def kazoo(self) -> KazooClient:
         """A client of kazoo's."""
@@ -62,9 +71,18 @@ class Clients:
         return client
 
 
-def tidy(hosts: str, root: str) -> None:
-    """Delete what agents have written: our queues, and the peers' znodes."""
+@contextmanager
+def tidied(hosts: str, root: str, say: Callable[[str], object]) -> Iterator[None]:
+    """What agents write meanwhile, our queues and the peers' znodes, is deleted afterwards; `say` where it cannot be.
+
+    Raises `Unavailable` where the servers do not answer, before anything is written.
+    """
     with Clients(hosts, root) as clients:
-        for path in (root, clients.peers):
-            if clients.kazoo.exists(path):
-                clients.kazoo.delete(path, recursive=True)
+        clients.zk.queues()
+        try:
+            yield
+        finally:
+            try:
+                clients.delete_all()
+            except (KazooException, KazooTimeoutError) as error:
+                say(f"{clients.root} and {clients.peers} could not be deleted, delete them yourself: {error!r}")

@@ -15,16 +15,17 @@ from typing import Any
 
 from airflow_provider_zkmq import __version__
 from airflow_provider_zkmq.bench.catalogue import DEPTH, catalogue
-from airflow_provider_zkmq.bench.clients import tidy
+from airflow_provider_zkmq.bench.clients import tidied
 from airflow_provider_zkmq.bench.crew import Crews
 from airflow_provider_zkmq.bench.gauge import Gauge
 from airflow_provider_zkmq.bench.jobs import BenchError
-from airflow_provider_zkmq.bench.measuring import Figures, Say, measure
+from airflow_provider_zkmq.bench.measuring import Figures, Say, measure, trace
 from airflow_provider_zkmq.bench.page import check_page, write_page
 from airflow_provider_zkmq.bench.plots import check_plots, write_plots
 from airflow_provider_zkmq.bench.report import record
 from airflow_provider_zkmq.bench.rows import Row
 from airflow_provider_zkmq.bench.tables import markdown, text
+from airflow_provider_zkmq.bench.tracing import check_tracing
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import ConfigError, ZkmqError
 
@@ -42,8 +43,18 @@ class Order:
     depth: int = DEPTH
     ensemble: int = 1
     sync: bool = True
+    syscalls: bool = False
     plots: Path | None = None
     page: Path | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it is measured: the servers, the znode of our queues there, and the servers' processes, if they are ours."""
+
+    hosts: str
+    root: str
+    pids: list[int]
 
 
 @dataclass(frozen=True)
@@ -68,21 +79,25 @@ def list_rows() -> dict[str, str]:
 def carry_out(order: Order, say: Say) -> Made:
     """Measure and report. `say` is told of the progress.
 
-    Raises `ConfigError` for what is asked for wrongly, before anything is started; `BenchFailedError`, `ServerError`.
+    Raises `ConfigError` for what is asked for wrongly, before anything is started; `BenchFailedError`, `ServerError`,
+    `Unavailable`.
     """
     rows = _checked(order)
     begun = time.time()
-    with _folder() as folder, _server(order, folder) as (hosts, pids):
-        root = f"/zkmq-bench-{os.getpid()}-{time.time_ns():x}"
-        try:
-            with Crews(hosts, root, folder) as crews:
-                measured = measure(rows, crews, Gauge(hosts, pids), order.tasks, order.rounds, say)
-        except BenchError as error:
-            raise BenchFailedError(str(error)) from error
-        finally:
-            if order.hosts is not None:
-                tidy(hosts, root)
+    with _folder() as folder, _server(order, folder, say) as place:
+        measured = _measure(order, rows, folder, place, say)
     return _report(order, measured, begun)
+
+
+def _measure(order: Order, rows: list[Row], folder: str, place: Place, say: Say) -> list[Figures]:
+    try:
+        with Crews(place.hosts, place.root, folder) as crews:
+            measured = measure(rows, crews, Gauge(place.hosts, place.pids), order.tasks, order.rounds, say)
+            if order.syscalls:
+                trace(measured, crews, order.tasks, say)
+    except BenchError as error:
+        raise BenchFailedError(str(error)) from error
+    return measured
 
 
 def _checked(order: Order) -> list[Row]:
@@ -93,6 +108,8 @@ def _checked(order: Order) -> list[Row]:
         check_plots()
     if order.page is not None:
         check_page(order.page)
+    if order.syscalls:
+        check_tracing()
     return chosen(catalogue(order.depth), order.rows)
 
 
@@ -115,14 +132,16 @@ def _folder() -> Iterator[str]:
 
 
 @contextmanager
-def _server(order: Order, folder: str) -> Iterator[tuple[str, list[int]]]:
-    """The hosts that were asked for, else those of a server of our own; and its processes."""
+def _server(order: Order, folder: str, say: Say) -> Iterator[Place]:
+    """The servers that were asked for, else one of our own."""
+    root = f"/zkmq-bench-{os.getpid()}-{time.time_ns():x}"
     if order.hosts is not None:
-        yield order.hosts, []
+        with tidied(order.hosts, root, say):
+            yield Place(order.hosts, root, [])
         return
     data = Path(folder, "zookeeper")
     with EmbeddedServer(data, ensemble=order.ensemble, force_sync=order.sync, heap_mb=2_048) as server:
-        yield server.hosts, server.pids
+        yield Place(server.hosts, root, server.pids)
 
 
 def _report(order: Order, measured: list[Figures], begun: float) -> Made:

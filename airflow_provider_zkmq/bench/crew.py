@@ -40,6 +40,11 @@ class Agent:
             env={**os.environ, "PYTHONPATH": path, "TMPDIR": folder},
         )
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def ask(self, *words: object) -> None:
         """Have it begin."""
         pipe = _pipe(self._process.stdin)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -11,6 +12,7 @@ from airflow_provider_zkmq.bench.crew import Agent, Answer, Crews
 from airflow_provider_zkmq.bench.gauge import Gauge
 from airflow_provider_zkmq.bench.jobs import BenchError, SkippedError
 from airflow_provider_zkmq.bench.rows import Row, Way
+from airflow_provider_zkmq.bench.tracing import counting
 
 Sample = dict[str, float]
 Say = Callable[[str], object]
@@ -26,6 +28,8 @@ class Figures:
     row: Row
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    traced: dict[str, Sample] = field(default_factory=dict)
+    """A sample more of each way, slower by far, in which system calls were counted."""
 
 
 def measure(rows: Sequence[Row], crews: Crews, gauge: Gauge, tasks: int, rounds: int, say: Say) -> list[Figures]:
@@ -39,6 +43,22 @@ def measure(rows: Sequence[Row], crews: Crews, gauge: Gauge, tasks: int, rounds:
                 _take_turn(figures, way, crews, gauge, tasks)
         everything.append(figures)
     return everything
+
+
+def trace(measured: Sequence[Figures], crews: Crews, tasks: int, say: Say) -> None:
+    """Count the system calls of each way, once, on agents that are warm."""
+    for figures in measured:
+        say(f"{figures.row.key}: system calls")
+        for way in figures.row.ways:
+            if way.name in figures.samples and not way.elsewhere:
+                figures.traced[way.name] = _traced(way, crews, max(2, round(tasks * way.share)))
+
+
+def _traced(way: Way, crews: Crews, tasks: int) -> Sample:
+    crew = crews.of(way.agent, way.processes)
+    with _opened(way, crew, tasks), counting([agent.pid for agent in crew]) as count:
+        answers = _all(crew, "run")
+    return _together(answers) | {"syscalls": float(count.calls)}
 
 
 def _take_turn(figures: Figures, way: Way, crews: Crews, gauge: Gauge, tasks: int) -> None:
@@ -57,13 +77,20 @@ def _take_turn(figures: Figures, way: Way, crews: Crews, gauge: Gauge, tasks: in
 
 def _sample(way: Way, crews: Crews, gauge: Gauge, tasks: int) -> Sample:
     crew = crews.of(way.agent, way.processes)
+    with _opened(way, crew, tasks):
+        before = gauge.read()
+        answers = _all(crew, "run")
+        return _together(answers) | ({} if way.elsewhere else gauge.read().since(before))
+
+
+@contextmanager
+def _opened(way: Way, crew: Sequence[Agent], tasks: int) -> Iterator[None]:
+    """Something to do is there, and all are ready to begin."""
     words = (way.verb, f"n{next(_names)}", tasks, way.number)
     try:
         _all(crew[:1], "fill", *words)
         _all(crew, "open", *words)
-        before = gauge.read()
-        answers = _all(crew, "run")
-        return _together(answers) | ({} if answers[0].get("elsewhere") else gauge.read().since(before))
+        yield
     finally:
         _all(crew, "close")
 

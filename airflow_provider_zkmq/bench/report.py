@@ -25,6 +25,7 @@ FIGURES: Final[dict[str, Callable[[Sample], Number]]] = {
     "client_us": _per_task("cpu", 1e6),
     "server_us": _per_task("server_cpu", 1e6),
     "waits": _per_task("waits"),
+    "syscalls": _per_task("syscalls"),
 }
 
 
@@ -61,7 +62,9 @@ def spread(values: Iterable[Number]) -> Spread | None:
 
 def of_way(figures: Figures, way: str, figure: str) -> Spread | None:
     """A figure of a way over all rounds."""
-    return spread(FIGURES[figure](sample) for sample in figures.samples.get(way, ()))
+    traced = [figures.traced[way]] if way in figures.traced else []
+    samples = traced if figure == "syscalls" else figures.samples.get(way, ())
+    return spread(FIGURES[figure](sample) for sample in samples)
 
 
 def ratio(figures: Figures, way: str, against: str, figure: str = "rate") -> Spread | None:

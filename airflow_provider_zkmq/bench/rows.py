@@ -15,7 +15,8 @@ class Way:
     """One way to do a row's work.
 
     `verb` is what `agent` is asked for, with `number`; `processes` do it together; `share` of the row's tasks is enough
-    to measure a slow one. `ours`: it is no peer.
+    to measure a slow one. `ours`: it is no peer. `elsewhere`: it
+    asks another kind of server, of whose requests nothing is known.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Way:
     share: float = 1.0
     agent: Command = python_agent
     ours: bool = False
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)

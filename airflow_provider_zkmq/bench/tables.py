@@ -8,9 +8,16 @@ from typing import Final
 from airflow_provider_zkmq.bench.measuring import Figures
 from airflow_provider_zkmq.bench.report import Spread, Verdict, of_way, verdicts
 
-HEAD: Final = ("way", "per s", "range", "requests", "transactions", "client µs", "server µs", "waits")
+HEAD: Final = ("way", "per s", "range", "requests", "transactions", "client µs", "server µs", "waits", "syscalls")
 #: The figures of a line after its rate and range, with their digits.
-_OTHERS: Final = (("requests", 1), ("transactions", 1), ("client_us", 0), ("server_us", 0), ("waits", 1))
+_OTHERS: Final = (
+    ("requests", 1),
+    ("transactions", 1),
+    ("client_us", 0),
+    ("server_us", 0),
+    ("waits", 1),
+    ("syscalls", 0),
+)
 _GOALS: Final = {"rate": "", "requests": " requests", "client_us": " µs of client CPU"}
 _MET: Final = {True: "met", False: "missed", None: "not measured"}
 

@@ -24,6 +24,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depth", type=int, default=100_000, help="pending tasks of rows about depth (%(default)s)")
     parser.add_argument("--ensemble", type=int, default=1, metavar="N", help="nodes of the server (%(default)s)")
     parser.add_argument("--no-sync", action="store_true", help="the server does not wait for its disk")
+    parser.add_argument("--syscalls", action="store_true", help="count system calls with strace, in a round more")
     parser.add_argument("--plots", metavar="DIR", type=Path, help="draw each row, as PNG and SVG")
     parser.add_argument("--page", metavar="FILE", type=Path, help="replace the tables of this Markdown page")
 
@@ -49,6 +50,7 @@ def bench(args: argparse.Namespace, options: Common) -> int:
         depth=args.depth,
         ensemble=args.ensemble,
         sync=not args.no_sync,
+        syscalls=args.syscalls,
         plots=args.plots,
         page=args.page,
     )

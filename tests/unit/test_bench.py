@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from airflow_provider_zkmq.bench.plots import write_plots
 from airflow_provider_zkmq.bench.report import of_way, ratio, record, verdicts
 from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 from airflow_provider_zkmq.bench.tables import markdown, sentence, text
+from airflow_provider_zkmq.bench.tracing import counting
 from airflow_provider_zkmq.engine import ConfigError
 
 GOALS = (
@@ -135,6 +138,33 @@ def test_a_page_without_its_marks_is_refused_before_anything_starts(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"page\.md"):
         carry_out(Order(page=page), print)
     assert content is None or page.read_text() == content
+
+
+def test_system_calls_are_those_of_the_traced_sample(figures: Figures) -> None:
+    """Which is slow, and counts for nothing else."""
+    figures.traced["fast"] = a_sample(60) | {"syscalls": 700.0}
+    spread, rate = of_way(figures, "fast", "syscalls"), of_way(figures, "fast", "rate")
+    assert spread is not None
+    assert rate is not None
+    assert (spread.median, rate.low) == (7, 10)
+    assert of_way(figures, "slow", "syscalls") is None
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_system_calls_of_a_process_are_counted() -> None:
+    """What it calls between the two lines, and neither before nor after."""
+    code = "import os\nfor line in iter(input, 'end'):\n for _ in range(500): os.getppid()\n print('done', flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        for line in ("warm up\n", "go\n"):
+            with counting([process.pid]) as count:
+                process.stdin.write(line)
+                process.stdin.flush()
+                assert process.stdout.readline() == "done\n"
+        process.stdin.write("end\n")
+        process.stdin.close()
+    assert 500 <= count.calls < 600
 
 
 def test_plots_of_the_same_figures_are_the_same_files(figures: Figures, tmp_path: Path) -> None:

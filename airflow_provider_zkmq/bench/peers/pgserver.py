@@ -75,8 +75,7 @@ def running() -> Iterator[Path]:
         program(name)
     with tempfile.TemporaryDirectory(prefix="zkmq-pg-", ignore_cleanup_errors=True) as made:
         folder = Path(made)
-        if _as_user():
-            shutil.chown(folder, _USER, _USER)
+        _hand_over(folder)
         call("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", _USER, folder=folder)
         server = _start(folder)
         try:
@@ -84,6 +83,15 @@ def running() -> Iterator[Path]:
             yield folder
         finally:
             server.communicate()  # closes its guard's input, and waits for its end
+
+
+def _hand_over(folder: Path) -> None:
+    """The server's folder is its user's. Raises `SkippedError` where that user may not pass through those above."""
+    if not (user := _as_user()):
+        return
+    shutil.chown(folder, _USER, _USER)
+    if subprocess.run([*user, "test", "-w", folder], check=False).returncode:  # noqa: S603  a fixed command
+        raise SkippedError(f"the user {_USER!r} may not pass through the folders to {folder}: set TMPDIR")
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:

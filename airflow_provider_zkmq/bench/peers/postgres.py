@@ -84,7 +84,7 @@ class Agent:
         cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
         waits = after.ru_nvcsw - used.ru_nvcsw
         timed = {"seconds": seconds, "begun": begun, "ended": begun + seconds}
-        return timed | {"tasks": done, "cpu": cpu, "waits": waits, "elsewhere": True}
+        return timed | {"tasks": done, "cpu": cpu, "waits": waits}
 
     def _rate(self, calls: int, clients: int) -> float:
         threads = ("-c", str(clients), "-j", str(min(clients, 2)), "-t", str(calls), "-M", "prepared")
