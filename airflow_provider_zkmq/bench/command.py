@@ -50,7 +50,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Place:
-    """Where it is measured: the servers, the znode of our queues there, and the servers' processes, if they are ours."""
+    """Where it is measured: the servers, our queues' znode there, and the servers' processes, if they are ours."""
 
     hosts: str
     root: str
