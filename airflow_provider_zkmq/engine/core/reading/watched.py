@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -24,6 +25,11 @@ class _Fan:
         self.entry.signal.fire()
         for subscriber in tuple(self.entry.subscribers):
             subscriber.fire()
+
+    nudge = fire
+
+    def pass_on(self, kind: Hashable) -> None:
+        """Nobody sits here."""
 
 
 def listing(context: Context, path: str, *, max_age: float | None = None) -> Procedure[list[str] | None]:
