@@ -13,14 +13,16 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
-from airflow_provider_zkmq.bench import ours, ours_awaited, ours_deep
+from airflow_provider_zkmq.bench import ours, ours_awaited, ours_deep, waking
 from airflow_provider_zkmq.bench.clients import Clients
 from airflow_provider_zkmq.bench.jobs import Asked, BenchError, Run, Verb
 from airflow_provider_zkmq.bench.lines import Answer, serve
 from airflow_provider_zkmq.bench.peers import bare, flat, recipes
 
 VERBS: Final[dict[str, Verb]] = {
-    name: verb for module in (ours, ours_awaited, ours_deep, bare, flat, recipes) for name, verb in module.VERBS.items()
+    name: verb
+    for module in (ours, ours_awaited, ours_deep, waking, bare, flat, recipes)
+    for name, verb in module.VERBS.items()
 }
 
 

@@ -9,6 +9,7 @@ from airflow_provider_zkmq.bench.jobs import AT_ONCE
 from airflow_provider_zkmq.bench.peers.curator import curator_agent
 from airflow_provider_zkmq.bench.peers.postgres import postgres_agent
 from airflow_provider_zkmq.bench.rows import Goal, Row, Way
+from airflow_provider_zkmq.bench.waking import WAKING
 
 #: Of a row's tasks, so many are enough for what takes milliseconds each.
 _SLOW: Final = 0.3
@@ -181,6 +182,7 @@ _SHORT: Final = (
     _STRICT,
     _HANDLERS,
     _MIXED,
+    WAKING,
     _PAYLOADS,
     _GC,
 )

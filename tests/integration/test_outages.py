@@ -235,7 +235,7 @@ async def test_a_cancellation_during_a_request(proxy: Proxy, zookeeper: str, roo
         claim = await q.claim()
         assert claim is not None
         assert claim.task.id == "a"
-        assert zk._session.changed._callbacks == []
+        assert not zk._session.changed._callbacks
 
 
 async def cancelled(proxy: Proxy, zk: AsyncZkmq, call: Callable[[], Any]) -> None:

@@ -27,7 +27,7 @@ def disconnect(world: World, client: Client, *, back_in: float, late: bool = Fal
         world.zk.server(client.session).drop(client.session)
     client.receive_events()  # fired by the client itself, as every other watch that it had
     for watch in list(client.armed):
-        watch.fire()
+        watch.lose()
     client.armed.clear()
     waiting, client.outbox = list(client.outbox), deque()
     for request in waiting:

@@ -60,7 +60,8 @@ MUTANTS: Final = (
     ),
     Mutant("attempt counted after the hand-out", "writing.transitions", "attempt=before.attempt + 1", "attempt=before.attempt"),
     Mutant("watch not re-armed", "memory.listings", "return self.watch is not None and not self.watch.fired", "return self.watch is not None"),
-    Mutant("wake-up dropped", "protocol.ops", "        self.fired = True\n        self.signal.fire()", "        self.fired = True"),
+    Mutant("wake-up dropped", "protocol.ops", "        self.fired = True\n        self.signal.nudge()", "        self.fired = True"),
+    Mutant("seat left without a word", "claiming.claim", "            context.signal.pass_on(seat.kind)", "            pass"),
     Mutant(
         "listing reused although spent",
         "claiming.default_order",

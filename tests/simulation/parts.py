@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import re
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
 from airflow_provider_zkmq.engine.core.model.paths import Paths
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Node, Watch
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Node, Wait, Watch
+from airflow_provider_zkmq.engine.core.protocol.seats import Seats
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 
 if TYPE_CHECKING:
@@ -33,14 +34,29 @@ class Violation(AssertionError):
 class Signal:
     """The engine's signal, without threads."""
 
-    __slots__ = ("__weakref__", "count")
+    __slots__ = ("__weakref__", "count", "seats")
 
     def __init__(self) -> None:
         self.count = 0
+        self.seats: Seats[Fiber] = Seats()
 
     def fire(self) -> None:
-        """It happened."""
+        """It happened; who sits in no seat compares counts."""
         self.count += 1
+        self._wake(self.seats.everybody())
+
+    def nudge(self) -> None:
+        """It happened, and one of each kind is told."""
+        self.count += 1
+        self._wake(self.seats.one_of_each())
+
+    def pass_on(self, kind: Hashable) -> None:
+        """One more of a kind is told."""
+        self._wake(self.seats.next_of(kind))
+
+    def _wake(self, fibers: list[Fiber]) -> None:
+        for fiber in fibers:
+            fiber.woken = True
 
 
 @dataclass(slots=True, eq=False)
@@ -99,10 +115,28 @@ class Fiber:
     replies: list[Any] = field(default_factory=list)
     missing: int = 0
     until: float = 0.0
+    woken: bool = False
+    """Whether it was told while it sat in a seat."""
     idle_requests: int = 0
     priority: float = 0.0
     background: bool = False
     """Whether the world may end while it still runs."""
+
+    def sit_down(self) -> None:
+        """It begins to wait: in a seat, unless what it waits for has happened already."""
+        self.woken = self.op.signal.count > self.op.seen
+        if self.op.seat is not None and not self.woken:
+            self.op.signal.seats.take(self, self.op.seat)
+
+    @property
+    def is_woken(self) -> bool:
+        """Whether what it waits for has happened, as far as it was told."""
+        return self.woken or (self.op.seat is None and self.op.signal.count > self.op.seen)
+
+    def get_up(self) -> None:
+        """It waits no more."""
+        if isinstance(self.op, Wait) and self.op.seat is not None:
+            self.op.signal.seats.leave(self, self.op.seat)
 
 
 class Client:

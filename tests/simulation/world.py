@@ -94,7 +94,7 @@ class World:
                 if self.random.random() < 0.7:
                     client.receive_events()
                 return
-        watch.fire()
+        watch.lose()
 
     # --- moving
 
@@ -130,7 +130,7 @@ class World:
             case "sent":
                 return self.flows(client) or self._overdue(fiber)
             case "waiting":
-                return fiber.op.signal.count > fiber.op.seen or fiber.until <= now or bool(client.events)
+                return fiber.is_woken or fiber.until <= now or bool(client.events)
             case "reconnecting":
                 return client.connected or fiber.until <= now
             case "sleeping":
@@ -156,10 +156,11 @@ class World:
                 self._exchange(fiber)
             case "waiting":
                 fiber.client.receive_events()
-                woken = fiber.op.signal.count > fiber.op.seen
+                woken = fiber.is_woken
                 if fiber.op.turn and not woken and fiber.until <= self.now:
                     self._fail(fiber, Unavailable("another call of the client did not end in time"))
                 elif woken or fiber.until <= self.now:
+                    fiber.get_up()
                     self._ready(fiber, woken)
             case "reconnecting":
                 if fiber.client.connected:
@@ -227,6 +228,7 @@ class World:
         for request in fiber.client.outbox:
             if request.fiber is fiber:
                 request.fiber = None
+        fiber.get_up()
         call.procedure.close()
         call.cancelled = True
         self._finish(fiber, call)
@@ -239,6 +241,7 @@ class World:
         match op:
             case Wait(_, _, timeout, turn):
                 fiber.state = "waiting"
+                fiber.sit_down()
                 bound = self.request_timeout if turn else 1e9 if timeout is None else timeout
                 fiber.until = self.now + bound
             case Within():

@@ -136,7 +136,7 @@ async def test_a_cancellation_that_meets_the_signal_is_not_lost(session: Session
     with pytest.raises(asyncio.CancelledError):
         await task
     assert after == []
-    assert signal._callbacks == []
+    assert not signal._callbacks
 
 
 async def test_a_cancellation_that_meets_the_reply_is_not_lost(session: Session) -> None:
@@ -167,7 +167,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(session: Session) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert closed[-1] is op
-        assert where._callbacks == []
+        assert not where._callbacks
     reply = session.client.handler.async_result()
     task = asyncio.create_task(_ready(reply, PATIENCE))
     await parked(reply)
@@ -198,7 +198,8 @@ def test_an_interrupt_leaves_the_driver_clean(session: Session, at: str) -> None
     finally:
         signals.signal(signals.SIGALRM, before)
     assert closed == [GeneratorExit]
-    assert signal._callbacks == session.changed._callbacks == []
+    assert not signal._callbacks
+    assert not session.changed._callbacks
     in_threads(lambda: run(session, iter_of(Tell(lambda: None))))
 
 
@@ -251,7 +252,7 @@ def test_another_call_is_waited_for_as_long_as_a_server(impatient: Session, driv
         return (yield Wait(signal, 0, turn=True))
 
     assert drive(impatient, procedure())
-    assert signal._callbacks == []
+    assert not signal._callbacks
 
 
 @pytest.mark.parametrize("drive", [run, on_a_loop])

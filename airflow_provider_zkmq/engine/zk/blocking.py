@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait, Within
+from airflow_provider_zkmq.engine.core.protocol.seats import Seat
 from airflow_provider_zkmq.engine.errors import TransportError
 from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
 from airflow_provider_zkmq.engine.zk.replies import failed, receive
@@ -29,8 +30,8 @@ from airflow_provider_zkmq.engine.zk.wire import (
 def execute(session: Session, op: Op, patience: Patience) -> Any:
     """Carry one operation out. What it raises is thrown into its procedure."""
     match op:
-        case Wait(ThreadSignal() as signal, seen, timeout, turn):
-            return _turn(session, signal, seen, patience) if turn else _wait(signal, seen, timeout, patience)
+        case Wait(ThreadSignal() as signal, seen, timeout, turn, seat):
+            return _turn(session, signal, seen, patience) if turn else _wait(signal, seen, timeout, seat, patience)
         case Wait(signal):
             raise TypeError(f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes")
         case Within(seconds):
@@ -48,8 +49,8 @@ def execute(session: Session, op: Op, patience: Patience) -> Any:
             return _pipeline(session, (op,), patience)[0]
 
 
-def _wait(signal: ThreadSignal, seen: int, timeout: float | None, patience: Patience) -> bool:
-    woken = signal.wait(seen, timeout)
+def _wait(signal: ThreadSignal, seen: int, timeout: float | None, seat: Seat | None, patience: Patience) -> bool:
+    woken = signal.wait(seen, timeout, seat)
     patience.answered()
     return woken
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait, Within
+from airflow_provider_zkmq.engine.core.protocol.seats import Seat
 from airflow_provider_zkmq.engine.errors import TransportError
 from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
 from airflow_provider_zkmq.engine.zk.replies import failed, receive
@@ -30,10 +31,10 @@ from airflow_provider_zkmq.engine.zk.wire import (
 async def execute(session: Session, op: Op, patience: Patience) -> Any:
     """Carry one operation out. What it raises is thrown into its procedure; a cancellation is not."""
     match op:
-        case Wait(ThreadSignal() as signal, seen, timeout, turn):
+        case Wait(ThreadSignal() as signal, seen, timeout, turn, seat):
             if turn:
                 return await _turn(session, signal, seen, patience)
-            woken = await _wait(signal, seen, timeout)
+            woken = await _wait(signal, seen, timeout, seat)
             patience.answered()
             return woken
         case Wait(signal):
@@ -75,14 +76,14 @@ async def _until(future: asyncio.Future[Any], timeout: float | None) -> bool:
     return bool(done)
 
 
-async def _wait(signal: ThreadSignal, seen: int, timeout: float | None) -> bool:
+async def _wait(signal: ThreadSignal, seen: int, timeout: float | None, seat: Seat | None = None) -> bool:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     wake = _waker(loop, future)
     try:
-        return not signal.on_next(seen, wake) or await _until(future, timeout)
+        return not signal.on_next(seen, wake, seat) or await _until(future, timeout)
     finally:
-        signal.forget(wake)
+        signal.forget(wake, seat)
 
 
 async def _turn(session: Session, signal: ThreadSignal, seen: int, patience: Patience) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+
+from airflow_provider_zkmq.engine.core.protocol.seats import Seat, Seats
 
 
 class ThreadSignal:
@@ -15,7 +17,7 @@ class ThreadSignal:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: Seats[Callable[[], None]] = Seats()
 
     @property
     def count(self) -> int:
@@ -26,28 +28,42 @@ class ThreadSignal:
         """Count one and wake everybody."""
         with self._lock:
             self._count += 1
-            callbacks, self._callbacks = self._callbacks, []
+            callbacks = self._callbacks.everybody()
         for callback in callbacks:
             callback()
 
-    def on_next(self, seen: int, callback: Callable[[], None]) -> bool:
+    def nudge(self) -> None:
+        """Count one, and wake one of each kind of those in seats, and all others."""
+        with self._lock:
+            self._count += 1
+            callbacks = self._callbacks.one_of_each()
+        for callback in callbacks:
+            callback()
+
+    def pass_on(self, kind: Hashable) -> None:
+        """Wake one more in a seat of this kind; nothing is counted."""
+        with self._lock:
+            callbacks = self._callbacks.next_of(kind)
+        for callback in callbacks:
+            callback()
+
+    def on_next(self, seen: int, callback: Callable[[], None], seat: Seat | None = None) -> bool:
         """Have `callback` called at the next firing; False, without keeping it, if it was fired since `seen`."""
         with self._lock:
             if self._count > seen:
                 return False
-            self._callbacks.append(callback)
+            self._callbacks.take(callback, seat)
             return True
 
-    def wait(self, seen: int, timeout: float | None) -> bool:
+    def wait(self, seen: int, timeout: float | None, seat: Seat | None = None) -> bool:
         """Block until it has been fired more than `seen` times; whether it has within `timeout` seconds."""
         event = threading.Event()
         try:
-            return not self.on_next(seen, event.set) or event.wait(timeout)
+            return not self.on_next(seen, event.set, seat) or event.wait(timeout)
         finally:
-            self.forget(event.set)
+            self.forget(event.set, seat)
 
-    def forget(self, callback: Callable[[], None]) -> None:
+    def forget(self, callback: Callable[[], None], seat: Seat | None = None) -> None:
         """Withdraw a callback."""
         with self._lock:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
+            self._callbacks.leave(callback, seat)

@@ -150,7 +150,7 @@ class Watches:
                 fan.armed, fan.standing, fan.leaving = [], False, False
                 self._keep_or_drop(fan)
         for watch in watches:
-            watch.fire()
+            watch.lose()
 
     def unwanted(self, kind: str, path: str) -> Removal | None:
         """The reply of a removal that is to be queued, the lock being held; None where nothing is to be taken away."""

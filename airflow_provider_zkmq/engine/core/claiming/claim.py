@@ -13,6 +13,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait, Within
+from airflow_provider_zkmq.engine.core.protocol.seats import Seat
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import register
@@ -51,22 +52,27 @@ def _claim(
     deadline = context.run.monotonic() + timeout
     if timeout > 0:
         yield Within(timeout)
-    while not stopping():
-        seen = context.signal.count
-        agenda = context.agenda()
-        try:
-            claimed = yield from claim_now(context, wanted, caller, agenda)
-        except Unregistered:
-            continue
-        except CallerLeft:
-            return None
-        left = deadline - context.run.monotonic()
-        if claimed is not None or (left <= 0 and not agenda.more):
-            return claimed
-        woken = yield Wait(context.signal, seen, agenda.left(left))
-        if woken and not stopping():
-            yield from take_turns(context, deadline - context.run.monotonic())
-    return None
+    seat = Seat(wanted.kind)
+    try:
+        while not stopping():
+            seen = context.signal.count
+            agenda = context.agenda()
+            try:
+                claimed = yield from claim_now(context, wanted, caller, agenda)
+            except Unregistered:
+                continue
+            except CallerLeft:
+                return None
+            left = deadline - context.run.monotonic()
+            if claimed is not None or (left <= 0 and not agenda.more):
+                return claimed
+            woken = yield Wait(context.signal, seen, agenda.left(left), seat=seat)
+            if woken and not stopping():
+                yield from take_turns(context, deadline - context.run.monotonic())
+        return None
+    finally:
+        if seat.kept:  # woken for all of its kind, perhaps: however it ends, another one looks after it
+            context.signal.pass_on(seat.kind)
 
 
 def claim_now(context: Context, wanted: Wanted, caller: Caller, agenda: Agenda) -> Procedure[Claimed | None]:

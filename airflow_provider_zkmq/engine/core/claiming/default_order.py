@@ -74,6 +74,8 @@ def claim_among(
             if not fronts:
                 return None
             continue
+        if len(window) > 1:
+            context.signal.pass_on(taker.wanted.kind)  # there is work for another thread of this client, too
         mine = (pair for pair in window if slots == 1 or zlib.crc32(pair[0].encode()) % slots == slot)
         entry, segment = next(mine, window[any_of_the_first(context, len(window))])
         claimed = yield from _try(context, look, segment, entry)

@@ -7,7 +7,7 @@ never got, its client gives back before it claims again (`giveback`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -50,6 +50,11 @@ class Wanted:
 
     selector: Selector
     lease: float | None = None
+
+    @property
+    def kind(self) -> Hashable:
+        """What those have in common who are after the same tasks: where one finds nothing, none does."""
+        return str(self.selector)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ class Reading:
     pending: bool = False
     """A thread is reading it: the others wait for `signal`."""
     read_at: float = 0.0
-    subscribers: list[Signal] = field(default_factory=list)
+    subscribers: dict[Signal, None] = field(default_factory=dict)
+    """Who waits for a change, in the order in which they came; thousands may wait for one znode."""
     stock: list[str] | None = None
     """Of a segment's entries those that this client has not tried yet; made anew from each listing."""
     ranks: dict[str, int] = field(default_factory=dict)

@@ -7,10 +7,11 @@ one. Reads that meet no znode give None; every other failure is thrown into the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from airflow_provider_zkmq.engine.core.protocol.seats import Seat
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 
 
@@ -23,6 +24,12 @@ class Signal(Protocol):
 
     def fire(self) -> None:
         """It happened: wake whoever waits."""
+
+    def nudge(self) -> None:
+        """It happened: wake one of each kind of those in seats, and all others."""
+
+    def pass_on(self, kind: Hashable) -> None:
+        """Wake one more in a seat of this kind; nothing is counted: who looks now need not look once more."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -37,7 +44,12 @@ class Watch:
     fired: bool = False
 
     def fire(self) -> None:
-        """Mark what was read under this watch as stale and wake the waiters."""
+        """Mark what was read under this watch as stale and wake one waiter of each kind."""
+        self.fired = True
+        self.signal.nudge()
+
+    def lose(self) -> None:
+        """The connection is lost, and the watch with it: each waiter is to learn that by itself."""
         self.fired = True
         self.signal.fire()
 
@@ -127,13 +139,15 @@ class Wait:
     """Wait until `signal` has happened more than `seen` times, or `timeout` seconds → bool: it has.
 
     ``turn``: it happens when another call of this client has done what this one needs, too. That is waited for as long
-    as for a server: the driver raises `Unavailable` when the time of the waiting call itself is over.
+    as for a server: the driver raises `Unavailable` when the time of the waiting call itself is over. ``seat``: others
+    who sit there for the same kind of thing are as good as this call to see to what `Signal.nudge` tells of.
     """
 
     signal: Signal
     seen: int
     timeout: float | None = None
     turn: bool = False
+    seat: Seat | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +31,11 @@ class _Whole:
             self.context.configuration.watch.fired = True
         self.context.configuration.changed()
         self.context.signal.fire()
+
+    nudge = fire
+
+    def pass_on(self, kind: Hashable) -> None:
+        """Nobody sits here."""
 
 
 def watched_parts(context: Context) -> dict[str, Reading]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -24,6 +25,11 @@ class _Fan:
         self.entry.signal.fire()
         for subscriber in tuple(self.entry.subscribers):
             subscriber.fire()
+
+    nudge = fire
+
+    def pass_on(self, kind: Hashable) -> None:
+        """Nobody sits here."""
 
 
 def listing(context: Context, path: str, *, max_age: float | None = None) -> Procedure[list[str] | None]:
@@ -69,8 +75,7 @@ def shared_nodes(context: Context, paths: list[str], mine: Signal) -> Procedure[
     """
     entries = [context.listings.at(path) for path in paths]
     for entry in entries:
-        if mine not in entry.subscribers:
-            entry.subscribers.append(mine)
+        entry.subscribers[mine] = None
     read: set[int] = set()  # a missing znode bears no watch: what was read of it is never fresh
     while True:
         seen = [entry.signal.count for entry in entries]
@@ -108,7 +113,7 @@ def unsubscribe(context: Context, paths: list[str], mine: Signal) -> None:
     for path in paths:
         entry = context.listings.readings.get(path)
         if entry is not None and mine in entry.subscribers:
-            entry.subscribers.remove(mine)
+            del entry.subscribers[mine]
             if not entry.subscribers:
                 context.listings.readings.pop(path, None)
                 if entry.watch is not None:
