@@ -18,18 +18,14 @@ from kazoo.protocol import serialization as wire
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, CreateContainer, Exists, Get, GetMany, Sync, Watch
 from airflow_provider_zkmq.engine.core.protocol.writes import (
     MAX_REQUEST,
-    Check,
-    Create,
-    Delete,
     Multi,
     Outcome,
-    SetData,
     WriteOp,
     request_size,
 )
 from airflow_provider_zkmq.engine.errors import TaskTooLarge, TransportError
 from airflow_provider_zkmq.engine.zk.access import ReadAcl
-from airflow_provider_zkmq.engine.zk.requests import ContainerCreation, MultiRead
+from airflow_provider_zkmq.engine.zk.requests import ContainerCreation, Listing, MultiRead, Read, Transaction
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.watches import CHILD, DATA, Fan
 
@@ -41,7 +37,6 @@ WRITES = (Multi, CreateContainer)
 
 #: What says that a request may or may not have been carried out.
 LOST = (ConnectionLoss, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
-_EPHEMERAL = 1
 #: Requests in flight at once of one operation.
 WINDOW: Final = 64
 
@@ -73,15 +68,15 @@ def submit(session: Session, op: Request) -> Sent:
 def _request(session: Session, op: Request, fan: Fan | None) -> Any:
     match op:
         case Multi(ops):
-            return wire.Transaction([_write(session, item) for item in ops])
+            return Transaction(ops, session.access.rights)
         case CreateContainer(path):
             return ContainerCreation(path, session.access.acl)
         case GetMany(paths):
             return MultiRead(paths)
         case Get(path, _):
-            return wire.GetData(path, fan)
+            return Read(path, fan)
         case Children(path, _):
-            return wire.GetChildren(path, fan)
+            return Listing(path, fan)
         case Exists(path, _):
             return wire.Exists(path, fan)
         case Sync(path):
@@ -107,18 +102,6 @@ def _check_size(ops: tuple[WriteOp, ...]) -> None:
             f"most of it is {largest.path}"
         )
         raise TaskTooLarge(msg)
-
-
-def _write(session: Session, op: WriteOp) -> Any:
-    match op:
-        case Create(path, data, ephemeral):
-            return wire.Create(path, data, session.access.acl, _EPHEMERAL if ephemeral else 0)
-        case SetData(path, data, version):
-            return wire.SetData(path, data, version)
-        case Delete(path, version):
-            return wire.Delete(path, version)
-        case Check(path, version):
-            return wire.CheckVersion(path, version)
 
 
 def unknown(sent: Sent) -> Outcome:
