@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from kazoo.exceptions import AuthFailedError, ConnectionClosedError, ConnectionLoss, SessionExpiredError
@@ -20,7 +21,7 @@ _FAILURES: dict[str, type[Exception]] = {
 
 
 class FastClient(Client):
-    """A `Client` whose callers encode their requests themselves, and send them themselves where none is under way."""
+    """A `Client` whose callers encode their requests themselves, and mostly send them themselves, too."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -30,13 +31,18 @@ class FastClient(Client):
     def _ring(self) -> None:
         self.handler.bell.send(b"\0")
 
-    def post(self, request: Any, reply: Any) -> None:
+    def post(self, request: Any, reply: Any, *, more: bool = False) -> None:
         """Send a request or queue it; never blocks. What cannot be encoded is raised here, and nothing is sent."""
-        refused = self._posted(Queued(request, request.serialize(), reply))
+        refused = self._posted(Queued(request, request.serialize(), reply), more=more)
         if refused is not None:
             reply.set_exception(refused)
 
-    def _posted(self, queued: Queued) -> Exception | None:
+    def flush(self) -> None:
+        """Send what was posted with `more` to come."""
+        with contextlib.suppress(OSError):  # closed: what is under way has failed, or will
+            self.outbox.flush()
+
+    def _posted(self, queued: Queued, *, more: bool = False) -> Exception | None:
         """A request's refusal, if it is refused: what is under way fails when the state changes, not before."""
         with self.outbox.lock:
             refused: type[Exception] | None = REFUSED.get(self._state)
@@ -45,7 +51,7 @@ class FastClient(Client):
                 refused = refused or ConnectionClosedError
             else:
                 try:
-                    self.outbox.post(queued)
+                    self.outbox.post(queued, more=more)
                 except OSError:
                     refused = ConnectionClosedError
         return None if refused is None else refused()

@@ -24,8 +24,8 @@ REFUSED: dict[str, type[Exception]] = {
 class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
     """A kazoo client whose handler is a `Handler`, which knows how its connection's thread is woken."""
 
-    def post(self, request: Any, reply: Any) -> None:
-        """Queue a request; never blocks.
+    def post(self, request: Any, reply: Any, *, more: bool = False) -> None:  # noqa: ARG002
+        """Queue a request; never blocks. `more`: others follow, and then a `flush`; they may be sent together.
 
         Without kazoo's own way to do it, which takes an interrupt of its caller for a closed connection. An interrupt
         here leaves the request queued or not; a ring too many is answered by kazoo, one too few delays what follows.
@@ -42,6 +42,9 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         except BaseException:
             bell.send(b"\0")
             raise
+
+    def flush(self) -> None:
+        """Send what was posted with `more` to come: kazoo sends each request by itself, and has done so."""
 
     @property
     def unanswered(self) -> int:

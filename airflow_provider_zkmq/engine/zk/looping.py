@@ -128,7 +128,10 @@ async def _window(session: Session, ops: Sequence[Request], patience: Patience) 
     patience.begin()
     deadline = patience.deadline()
     await _connected(session, deadline, patience)
-    pending = [submit(session, op) for op in ops]
+    try:
+        pending = [submit(session, op, more=True) for op in ops]
+    finally:
+        session.flush_soon()
     return [await _collect(session, sent, deadline, patience) for sent in pending]
 
 

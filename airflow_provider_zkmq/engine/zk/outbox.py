@@ -42,9 +42,9 @@ def framed(request: Any, body: bytes, number: int) -> bytes:
 class Outbox:
     """Sends requests in the order in which they are given, from whichever thread is fit for it.
 
-    A caller sends its request itself where nothing else is under way, which saves a hand-over to the connection's
-    thread. Whoever comes meanwhile leaves its request here, and that thread sends all of them in one write.
-    ``lock``: re-entrant, since a signal's handler may send a request, too. Nothing blocks under it.
+    Callers write to the socket themselves, which saves a hand-over to the connection's thread; what finds somebody else
+    writing, or the socket full, is left to that thread, which writes all of it at once. ``lock``: re-entrant, since a
+    signal's handler may send a request, too. Nothing blocks under it.
     """
 
     def __init__(self, ring: Callable[[], object]) -> None:
@@ -57,7 +57,9 @@ class Outbox:
         self._rest = b""
         self._rung = False
         self._writing = False
+        """Whether the connection's thread is about to write."""
         self._sending = False
+        """Whether a caller is writing, or was interrupted at that."""
 
     def __len__(self) -> int:
         """How many requests are under way, sent or not."""
@@ -78,53 +80,64 @@ class Outbox:
         replies = [each.reply for each in pending] + [each.reply for each in queued]
         return [reply for reply in replies if reply is not None]
 
-    def post(self, queued: Queued) -> None:
-        """Send a request or have it sent; never blocks. Under the lock. Raises `OSError` if the bell is gone.
+    def post(self, queued: Queued, *, more: bool = False) -> None:
+        """Send a request, or have it sent, or have it wait for a `flush`; never blocks. Under the lock.
 
         An interrupt leaves a request queued or not. One that meets the very write of a request costs the connection,
-        since nobody knows what of it was written.
+        since nobody knows what of it was written. Raises `OSError` if the bell is gone.
         """
-        if self._socket is None or self._writing or self._sending or self._rest or self._pending or self._queued:
+        try:
             self._queued.append(queued)
+            if not more:
+                self._go()
+        except BaseException:
+            self._ring()
+            raise
+
+    def flush(self) -> None:
+        """Send what waits. Raises `OSError` if the bell is gone."""
+        with self.lock:
+            if self._queued:
+                self._go()
+
+    def _go(self) -> None:
+        if self._socket is None or self._writing or self._sending or self._rest:
             self._wake()
         else:
-            self._send(queued)
+            self._send()
 
     def _wake(self) -> None:
         """Wake the connection's thread, unless it is about to look. A ring too many does no harm."""
-        try:
-            if not self._rung:
-                self._ring()
-                self._rung = True
-        except BaseException:
-            self._rung = False
+        if not self._rung:
             self._ring()
-            raise
+            self._rung = True
 
-    def _send(self, queued: Queued) -> None:
+    def _send(self) -> None:
         self._sending = True  # for good, where an interrupt comes in between
-        try:
-            frame = self._numbered(queued)
-            self._rest = frame[self._write(frame) :]
-        except BaseException:
-            self._ring()
-            raise
+        frames = self._taken()
+        self._rest = frames[self._write(frames) :]
         self._sending = False
-        if self._rest:
+        if self._rest or self._queued:
             self._wake()
 
-    def _write(self, frame: bytes) -> int:
+    def _write(self, frames: bytes) -> int:
         try:
-            return int(self._socket.send(frame))
+            return int(self._socket.send(frames))
         except BlockingIOError:
             return 0
         except OSError:
-            return len(frame)  # the connection's thread meets it, too, and fails what is pending
+            return len(frames)  # the connection's thread meets it, too, and fails what is pending
 
-    def _numbered(self, queued: Queued) -> bytes:
-        self._number = self._number % _LARGEST_NUMBER + 1
-        self._pending.append(Pending(queued.request, queued.reply, self._number))
-        return framed(queued.request, queued.body, self._number)
+    def _taken(self, *first: bytes) -> bytes:
+        """What is written next; it counts as sent from now on."""
+        parts, size = list(first), 0
+        while self._queued and size < _BATCH:
+            request, body, reply = self._queued.popleft()
+            self._number = self._number % _LARGEST_NUMBER + 1
+            self._pending.append(Pending(request, reply, self._number))
+            parts.append(framed(request, body, self._number))
+            size += len(body)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def take(self, answer: Callable[[], object], *first: bytes) -> bytes:
         """What the connection's thread writes next: `first`, and what is queued. It calls `written` afterwards.
@@ -137,14 +150,10 @@ class Outbox:
                 raise ConnectionDropped(msg)
             answer()
             self._rung, self._writing = False, True
-            parts = [self._rest, *first]
-            self._rest, size = b"", 0
-            while self._queued and size < _BATCH:
-                parts.append(self._numbered(self._queued.popleft()))
-                size += len(parts[-1])
+            taken, self._rest = self._taken(self._rest, *first), b""
             if self._queued:
                 self._wake()
-            return b"".join(parts)
+            return taken
 
     def written(self) -> None:
         """What was taken has been written."""

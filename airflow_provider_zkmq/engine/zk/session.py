@@ -126,10 +126,20 @@ class Session:
         """How long a call that begins now waits for servers."""
         return Patience(self.config.request_timeout)
 
-    def send(self, name: str, request: Any, reply: Any) -> None:
-        """Queue a request; never blocks. Counted under `name`."""
+    def send(self, name: str, request: Any, reply: Any, *, more: bool = False) -> None:
+        """Send a request or queue it; never blocks. Counted under `name`. `more`: its sender will `flush`."""
         self.requests[name] = self.requests.get(name, 0) + 1
-        self.client.post(request, reply)
+        self.client.post(request, reply, more=more)
+
+    def flush_soon(self) -> None:
+        """Send what was posted on the running loop, together with what else is posted there in this round of it.
+
+        A request that is the only one under way is sent at once.
+        """
+        if self.client.unanswered > 1:
+            self.wakes.line().soon(self.client.flush)
+        else:
+            self.client.flush()
 
     def unwatch(self, path: str) -> None:
         """Nobody waits for changes of this znode's data any more: have the server forget it, unless somebody does.

@@ -15,13 +15,24 @@ from weakref import WeakKeyDictionary, ref
 class Line:
     """The futures of one event loop that are due. One for each loop and connection."""
 
-    __slots__ = ("__weakref__", "_due", "_loop", "_rung", "_wakes")
+    __slots__ = ("__weakref__", "_due", "_loop", "_planned", "_rung", "_wakes")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wakes: Wakes) -> None:
         self._loop = ref(loop)  # which keeps this line, not the other way round
         self._wakes = wakes
         self._due: deque[asyncio.Future[Any]] = deque()
         self._rung = False
+        self._planned = False
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """On the loop: have `call` called once what is ready to run now has run. It is the same each time."""
+        if not self._planned:
+            self._planned = True
+            asyncio.get_running_loop().call_soon(self._run, call)
+
+    def _run(self, call: Callable[[], object]) -> None:
+        self._planned = False
+        call()
 
     def waker(self, future: asyncio.Future[Any]) -> Callable[..., None]:
         """What resolves a future of this loop from any thread; it neither blocks nor raises."""

@@ -50,8 +50,8 @@ class Sent:
     at: float
 
 
-def submit(session: Session, op: Request) -> Sent:
-    """Send a request; never blocks."""
+def submit(session: Session, op: Request, *, more: bool = False) -> Sent:
+    """Send a request; never blocks. `more`: others follow, and then a flush."""
     kind = _WATCHED.get(type(op))
     watch: Watch | None = None if kind is None else getattr(op, "watch", None)
     at = time.monotonic()
@@ -61,7 +61,7 @@ def submit(session: Session, op: Request) -> Sent:
         else:
             reply = session.watches.reading(kind, getattr(op, "path", ""), watch)
             fan = reply.fan
-        session.send(type(op).__name__, _request(session, op, fan), reply)
+        session.send(type(op).__name__, _request(session, op, fan), reply, more=more)
     return Sent(op, reply, at)
 
 
