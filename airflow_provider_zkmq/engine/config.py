@@ -11,7 +11,7 @@ from typing import Any
 from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_root
 from airflow_provider_zkmq.engine.errors import ConfigError
-from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT
+from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, fast_connection
 
 #: Servers take no longer packet than 1 MiB.
 _LONGEST_AUTH = 1 << 16
@@ -60,28 +60,34 @@ class ConnectionConfig:
     request_timeout: float = 30.0
     allow_open: bool = False
     """Whether to use what anyone may use although credentials were given."""
+    fast_connection: bool = field(default_factory=fast_connection)
+    """Whether requests are sent and replies taken together, rather than by kazoo's own loop."""
 
     @classmethod
     def of(cls, hosts: object = DEFAULT_HOSTS, root: object = DEFAULT_ROOT, **options: Any) -> ConnectionConfig:
         """A validated configuration. Raises `ConfigError` naming the value that is wrong."""
-        spans = {name: seconds(name, options.pop(name)) for name in _SPANS if options.get(name) is not None}
+        spans: dict[str, Any] = {
+            name: seconds(name, options.pop(name)) for name in _SPANS if options.get(name) is not None
+        }
         for name, span in spans.items():
             if not 0.1 <= span <= 3600:
                 msg = f"{name} {span!r} is not allowed: 0.1 to 3600 seconds"
                 raise ConfigError(msg)
-        allow_open = options.pop("allow_open", None) or False
-        if not isinstance(allow_open, bool):
-            msg = f"allow_open must be True or False, not {allow_open!r}"
-            raise ConfigError(msg)
+        flags: dict[str, Any] = {name: options.pop(name) for name in _FLAGS if options.get(name) is not None}
+        for name, flag in flags.items():
+            if not isinstance(flag, bool):
+                msg = f"{name} must be True or False, not {flag!r}"
+                raise ConfigError(msg)
         auth, tls = _auth(options.pop("auth", None)), _tls(options.pop("tls", None))
         if unknown := sorted(name for name, value in options.items() if value is not None):
             msg = (
-                f"unknown connection option(s) {', '.join(unknown)}; known: allow_open, auth, tls, {', '.join(_SPANS)}"
+                f"unknown connection option(s) {', '.join(unknown)}; known: auth, tls, {', '.join((*_FLAGS, *_SPANS))}"
             )
             raise ConfigError(msg)
-        return cls(hosts=check_hosts(hosts), root=check_root(root), auth=auth, tls=tls, allow_open=allow_open, **spans)
+        return cls(hosts=check_hosts(hosts), root=check_root(root), auth=auth, tls=tls, **flags, **spans)
 
 
+_FLAGS = ("allow_open", "fast_connection")
 _SPANS = tuple(spec.name for spec in fields(ConnectionConfig) if spec.name.endswith("_timeout"))
 
 

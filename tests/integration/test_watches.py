@@ -79,7 +79,7 @@ def constant(zookeeper: str, session: Session, call: Callable[[], Any], often: i
         call()
     eventually(lambda: on_server(zookeeper) <= server)
     eventually(lambda: callbacks(session) == kept)
-    eventually(lambda: not session.client._pending)
+    eventually(lambda: session.client.unanswered == 0)
     grown = objects() - before
     assert all(count < 10 for count in grown.values()), grown
     assert len(session.watches._fans) == kept
@@ -160,7 +160,7 @@ def test_a_search_is_woken_by_what_it_looks_for(zk: Zkmq, q: Queue, there: Zkmq)
             eventually(
                 lambda: there._session.watches._fans.get(("child", queue._context.paths.at("tasks"))) is not None
             )
-            eventually(lambda: not there._session.client._pending)
+            eventually(lambda: there._session.client.unanswered == 0)
             gc.collect()
             q.enqueue(b"x", {"performance_class": value}, task_id=value)
 
@@ -274,7 +274,7 @@ def test_a_watch_that_fires_while_it_is_taken_away(
     q.replace("a", b"new")
     eventually(lambda: on_server(zookeeper) == before - 1)
     proxy.requests.set()
-    eventually(lambda: not session.client._pending and not session.client._queue)
+    eventually(lambda: session.client.unanswered == 0)
     assert callbacks(session) == kept
     later = watch_of(session, Get, path)
     q.replace("a", b"newer")

@@ -142,7 +142,7 @@ async def test_a_cancellation_that_meets_the_signal_is_not_lost(session: Session
 async def test_a_cancellation_that_meets_the_reply_is_not_lost(session: Session) -> None:
     """As above, for a reply of kazoo's."""
     reply = session.client.handler.async_result()
-    task = asyncio.create_task(_ready(reply, PATIENCE))
+    task = asyncio.create_task(_ready(session, reply, PATIENCE))
     await parked(reply)
     reply.set("answer")
     asyncio.get_running_loop().call_soon(task.cancel)
@@ -169,7 +169,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(session: Session) -> None:
         assert closed[-1] is op
         assert not where._callbacks
     reply = session.client.handler.async_result()
-    task = asyncio.create_task(_ready(reply, PATIENCE))
+    task = asyncio.create_task(_ready(session, reply, PATIENCE))
     await parked(reply)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

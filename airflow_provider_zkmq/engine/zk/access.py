@@ -21,6 +21,7 @@ from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.protocol.ops import Children
 from airflow_provider_zkmq.engine.errors import NotSecured
 from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.engine.zk.requests import rights
 
 #: What makes an ancestor of the root a danger: the root could be taken away, or put there by somebody else.
 _TAKE_OVER: Final = Permissions.CREATE | Permissions.DELETE | Permissions.ADMIN
@@ -54,6 +55,7 @@ class Access:
     def __init__(self, config: ConnectionConfig) -> None:
         self.secured = bool(config.auth or (config.tls and config.tls.cert))
         self.acl: list[ACL] = list(CREATOR_ALL_ACL if self.secured else OPEN_ACL_UNSAFE)
+        self.rights = rights(self.acl)
         self._config = config
         self._root = config.root
         self._looked_at: set[str] = set()

@@ -109,7 +109,10 @@ def _window(session: Session, ops: Sequence[Request], patience: Patience) -> lis
     patience.begin()
     deadline = patience.deadline()
     _connected(session, deadline, patience)
-    pending = [submit(session, op) for op in ops]
+    try:
+        pending = [submit(session, op, more=True) for op in ops]
+    finally:
+        session.client.flush()
     return [_collect(session, sent, deadline, patience) for sent in pending]
 
 

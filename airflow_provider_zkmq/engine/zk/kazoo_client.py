@@ -14,7 +14,7 @@ from kazoo.protocol.states import KeeperState
 CUT_SECONDS: Final = 1.0
 
 #: In these states of kazoo's a request is refused rather than queued.
-_REFUSED: dict[str, type[Exception]] = {
+REFUSED: dict[str, type[Exception]] = {
     KeeperState.AUTH_FAILED: AuthFailedError,
     KeeperState.CLOSED: ConnectionClosedError,
     KeeperState.EXPIRED_SESSION: SessionExpiredError,
@@ -24,13 +24,13 @@ _REFUSED: dict[str, type[Exception]] = {
 class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
     """A kazoo client whose handler is a `Handler`, which knows how its connection's thread is woken."""
 
-    def post(self, request: Any, reply: Any) -> None:
-        """Queue a request; never blocks.
+    def post(self, request: Any, reply: Any, *, more: bool = False) -> None:  # noqa: ARG002
+        """Queue a request; never blocks. `more`: others follow, and then a `flush`; they may be sent together.
 
         Without kazoo's own way to do it, which takes an interrupt of its caller for a closed connection. An interrupt
         here leaves the request queued or not; a ring too many is answered by kazoo, one too few delays what follows.
         """
-        refused, bell = _REFUSED.get(self._state), self.handler.bell
+        refused, bell = REFUSED.get(self._state), self.handler.bell
         if refused is not None or bell is None or bell.fileno() < 0:
             reply.set_exception((refused or ConnectionClosedError)())
             return
@@ -43,6 +43,14 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
             bell.send(b"\0")
             raise
 
+    def flush(self) -> None:
+        """Send what was posted with `more` to come: kazoo sends each request by itself, and has done so."""
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests are under way, sent or not."""
+        return len(self._pending) + len(self._queue)
+
     def end(self, patience: float) -> None:
         """End the session, asking its server for at most so many seconds; then cut the connection. Returns soon after.
 
@@ -50,14 +58,17 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         """
         self._stopped.set()
         if self.connected:
-            self._queue.append((CloseInstance, None))
-            self.handler.bell.send(b"\0")
+            self._ask_to_end()
             self._connection.connection_stopped.wait(patience)
         self.handler.dialer.cut()
         if self._connection.connection_stopped.wait(CUT_SECONDS):
             self._release()
         else:
             threading.Thread(target=self._release, name="zkmq-ending", daemon=True).start()
+
+    def _ask_to_end(self) -> None:
+        self._queue.append((CloseInstance, None))
+        self.handler.bell.send(b"\0")
 
     def _release(self) -> None:
         """Wait for kazoo's thread and free what it used."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait, Within
@@ -34,7 +34,7 @@ async def execute(session: Session, op: Op, patience: Patience) -> Any:
         case Wait(ThreadSignal() as signal, seen, timeout, turn, seat):
             if turn:
                 return await _turn(session, signal, seen, patience)
-            woken = await _wait(signal, seen, timeout, seat)
+            woken = await _wait(session, signal, seen, timeout, seat)
             patience.answered()
             return woken
         case Wait(signal):
@@ -54,32 +54,27 @@ async def execute(session: Session, op: Op, patience: Patience) -> Any:
             return (await _pipeline(session, (op,), patience))[0]
 
 
-def _waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> Callable[[], None]:
-    """Resolve a future from another thread; the loop may be gone by then, which concerns nobody."""
-
-    def resolve() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    def wake() -> None:
-        try:
-            loop.call_soon_threadsafe(resolve)
-        except RuntimeError:
-            return  # the loop was closed: its waiters are gone
-
-    return wake
-
-
 async def _until(future: asyncio.Future[Any], timeout: float | None) -> bool:
     """Whether a future came in time. `asyncio.wait_for` would lose a cancellation that meets the future's result."""
-    done, _ = await asyncio.wait((future,), timeout=timeout)
-    return bool(done)
+    if timeout is None:
+        return bool(await future)
+    expiry = future.get_loop().call_later(timeout, _expire, future)
+    try:
+        return bool(await future)
+    finally:
+        expiry.cancel()
 
 
-async def _wait(signal: ThreadSignal, seen: int, timeout: float | None, seat: Seat | None = None) -> bool:
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-    wake = _waker(loop, future)
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_result(False)
+
+
+async def _wait(
+    session: Session, signal: ThreadSignal, seen: int, timeout: float | None, seat: Seat | None = None
+) -> bool:
+    future = asyncio.get_running_loop().create_future()
+    wake = session.wakes.line().waker(future)
     try:
         return not signal.on_next(seen, wake, seat) or await _until(future, timeout)
     finally:
@@ -88,7 +83,7 @@ async def _wait(signal: ThreadSignal, seen: int, timeout: float | None, seat: Se
 
 async def _turn(session: Session, signal: ThreadSignal, seen: int, patience: Patience) -> bool:
     patience.begin()
-    if not await _wait(signal, seen, left(patience.deadline())):
+    if not await _wait(session, signal, seen, left(patience.deadline())):
         raise session.unavailable(patience.limit)
     return True
 
@@ -101,7 +96,7 @@ async def _connected(session: Session, deadline: float, patience: Patience) -> N
             raise session.unavailable(patience.limit)
         if session.connected.is_set():
             return
-        await _wait(session.changed, seen, left(deadline))
+        await _wait(session, session.changed, seen, left(deadline))
 
 
 async def carry_out(session: Session, steps: Generator[Request, Any, None], patience: Patience) -> None:
@@ -136,7 +131,10 @@ async def _window(session: Session, ops: Sequence[Request], patience: Patience) 
     patience.begin()
     deadline = patience.deadline()
     await _connected(session, deadline, patience)
-    pending = [submit(session, op) for op in ops]
+    try:
+        pending = [submit(session, op, more=True) for op in ops]
+    finally:
+        session.flush_soon()
     return [await _collect(session, sent, deadline, patience) for sent in pending]
 
 
@@ -144,7 +142,7 @@ async def _collect(session: Session, sent: Sent, deadline: float, patience: Pati
     try:
         while True:
             try:
-                value = await _ready(sent.reply, left(deadline))
+                value = await _ready(session, sent.reply, left(deadline))
             except LOST:
                 patience.missed()
                 if isinstance(sent.op, WRITES):
@@ -161,16 +159,14 @@ async def _collect(session: Session, sent: Sent, deadline: float, patience: Pati
         return error
 
 
-async def _ready(reply: Any, timeout: float) -> Any:
+async def _ready(session: Session, reply: Any, timeout: float) -> Any:
     """kazoo's reply, awaited."""
     if not reply.ready():
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        wake = _waker(loop, future)
-        linked = lambda _reply: wake()  # noqa: E731
+        future = asyncio.get_running_loop().create_future()
+        wake = session.wakes.line().waker(future)
         try:
-            reply.rawlink(linked)
+            reply.rawlink(wake)
             await _until(future, timeout)
         finally:
-            reply.unlink(linked)
+            reply.unlink(wake)
     return reply.get_nowait()

@@ -15,12 +15,9 @@ from kazoo.exceptions import (
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
-    RolledBackError,
-    RuntimeInconsistency,
     SessionExpiredError,
     UnimplementedError,
 )
-from kazoo.protocol.states import ZnodeStat
 
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Children,
@@ -35,6 +32,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome
 from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.zk.access import ReadAcl
+from airflow_provider_zkmq.engine.zk.requests import Refused, Written, exception
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.wire import LOST, Sent
 
@@ -54,7 +52,7 @@ def receive(session: Session, sent: Sent, value: Any) -> Any:
     session.silent = False
     match sent.op:
         case Multi():
-            return _outcome(session, value, sent.at)
+            return _outcome(session, value[0], sent.at)
         case CreateContainer():
             return Outcome(committed=True, sent=sent.at)
         case GetMany():
@@ -99,7 +97,7 @@ def mapped(session: Session, error: BaseException) -> BaseException:
     return error
 
 
-def stat(raw: ZnodeStat) -> Stat:
+def stat(raw: tuple[int, ...]) -> Stat:
     """The part of a Stat that we use."""
     return Stat._make(_PART_OF_STAT(raw))
 
@@ -115,16 +113,13 @@ def _many_item(session: Session, item: Any) -> Node | None:
     raise ZkmqError(msg)
 
 
-def _outcome(session: Session, results: list[Any], sent: float) -> Outcome:
-    for at, result in enumerate(results):
-        if isinstance(result, NoAuthError | InvalidACLError):
-            raise mapped(session, result)
-        if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
-            failure = _FAILURES.get(type(result), Failure.OTHER)
-            return Outcome(committed=False, failed=at, failure=failure, detail=type(result).__name__, sent=sent)
-    if any(isinstance(result, Exception) for result in results):
+def _outcome(session: Session, result: Written | Refused, sent: float) -> Outcome:
+    if isinstance(result, Written):
+        return Outcome(committed=True, time=result.time, zxid=result.zxid, sent=sent)
+    if result.at is None:
         return Outcome(committed=False, failure=Failure.OTHER, detail="the transaction was rolled back", sent=sent)
-    changed = next((result for result in results if isinstance(result, ZnodeStat)), None)
-    if changed is None:
-        return Outcome(committed=True, sent=sent)
-    return Outcome(committed=True, time=changed.mtime, zxid=changed.mzxid, sent=sent)
+    error = exception(result.code)
+    if isinstance(error, NoAuthError | InvalidACLError):
+        raise mapped(session, error)
+    failure = _FAILURES.get(type(error), Failure.OTHER)
+    return Outcome(committed=False, failed=result.at, failure=failure, detail=type(error).__name__, sent=sent)

@@ -1,12 +1,16 @@
-"""ZooKeeper requests that kazoo does not have."""
+"""ZooKeeper requests that kazoo does not have, or takes long for."""
 
 from __future__ import annotations
 
 import struct
 from collections import namedtuple
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
+from kazoo.exceptions import EXCEPTIONS, ZookeeperError
 from kazoo.protocol.serialization import (
+    GetChildren,
+    GetData,
     int_struct,
     multiheader_struct,
     read_string,
@@ -14,16 +18,26 @@ from kazoo.protocol.serialization import (
     write_buffer,
     write_string,
 )
+from kazoo.security import ACL
 
-_GET_DATA = 4
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData, WriteOp
+
+_CREATE, _DELETE, _GET_DATA, _SET_DATA, _CHECK = 1, 2, 4, 5, 13
 _ERROR = -1
+_EPHEMERAL = 1
 _CONTAINER = 4
+#: Errors of the parts of a transaction that were not refused themselves.
+_ROLLED_BACK: Final = frozenset({0, -2})
 _DATA_WATCH = 2
 _NO_WATCH = struct.pack("B", 0)
 #: What stands before each part of a request or a reply of several: its kind, whether it is the last, an error's code.
 _ITEM = struct.Struct("!i?4x")
 _READ = multiheader_struct.pack(_GET_DATA, False, -1)
 _END = multiheader_struct.pack(-1, True, -1)
+#: What a part of a transaction begins with: its kind, that it is not the last, no error, the length of its path.
+_PART = struct.Struct("!iBii")
+#: Of a Stat, the number of the transaction that wrote last, and when that was.
+_LAST_WRITE = struct.Struct("!8xq8xq")
 
 
 class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requests are namedtuples
@@ -60,6 +74,135 @@ class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requ
                 offset = end + stat_struct.size
             kind, done = _ITEM.unpack_from(reply, offset)
         return results
+
+
+class Read(GetData):  # type: ignore[misc]  # kazoo is untyped
+    """``getData``, whose reply is not made more of than is used."""
+
+    __slots__ = ()
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> tuple[bytes, tuple[int, ...]]:
+        """The data and the values of its Stat."""
+        (length,) = int_struct.unpack_from(reply, offset)
+        begin = offset + int_struct.size
+        end = begin + max(length, 0)  # -1 stands for no data
+        return reply[begin:end], stat_struct.unpack_from(reply, end)
+
+
+class Listing(GetChildren):  # type: ignore[misc]  # kazoo is untyped
+    """``getChildren``, whose reply may be a hundred thousand names."""
+
+    __slots__ = ()
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[str]:
+        """The names."""
+        unpack, size = int_struct.unpack_from, int_struct.size
+        (count,) = unpack(reply, offset)
+        names: list[str] = []
+        begin = offset + size
+        for _ in range(count):
+            end = begin + size + unpack(reply, begin)[0]
+            names.append(reply[begin + size : end].decode())
+            begin = end
+        return names
+
+
+class Written(NamedTuple):
+    """A transaction was committed: when, and under which number, where it set data."""
+
+    time: int | None
+    zxid: int | None
+
+
+class Refused(NamedTuple):
+    """A transaction was not committed: which part was refused, with which error; None: no part of its own account."""
+
+    at: int | None
+    code: int
+
+
+class Rights(NamedTuple):
+    """How the access control list of what is created is written, once for all creates: lasting and ephemeral."""
+
+    lasting: bytes
+    ephemeral: bytes
+
+
+def exception(code: int) -> Exception:
+    """kazoo's error for a code of ZooKeeper's, also for one that kazoo does not know."""
+    known: type[Exception] | None = EXCEPTIONS.get(code)
+    return ZookeeperError(f"error {code}") if known is None else known()
+
+
+def rights(acl: Iterable[ACL]) -> Rights:
+    """An access control list as it is written, with what follows it in a create."""
+    entries = [int_struct.pack(one.perms) + write_string(one.id.scheme) + write_string(one.id.id) for one in acl]
+    spelt = int_struct.pack(len(entries)) + b"".join(entries)
+    return Rights(spelt + int_struct.pack(0), spelt + int_struct.pack(_EPHEMERAL))
+
+
+class Transaction(namedtuple("Transaction", "ops rights")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``multi`` (opcode 14) of our own operations, encoded in one go; of the reply only what is used is decoded."""
+
+    __slots__ = ()
+    type = 14
+
+    def serialize(self) -> bytes:
+        """The request's body."""
+        parts: list[bytes] = []
+        for op in self.ops:
+            parts += _encoded(op, self.rights)
+        parts.append(_END)
+        return b"".join(parts)
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[Written | Refused]:
+        """One result for the whole; kazoo wants a list. A refused transaction, too, comes without an error of its own.
+
+        Raises `ValueError` for parts that are none of ours.
+        """
+        at, written, refused = 0, Written(None, None), None
+        kind, done = _ITEM.unpack_from(reply, offset)
+        while not done:
+            offset += _ITEM.size
+            if kind == _CREATE:
+                offset += int_struct.size + max(int_struct.unpack_from(reply, offset)[0], 0)
+            elif kind == _SET_DATA:
+                if written.zxid is None:
+                    zxid, time = _LAST_WRITE.unpack_from(reply, offset)
+                    written = Written(time, zxid)
+                offset += stat_struct.size
+            elif kind == _ERROR:
+                refused = _worse(refused, at, int_struct.unpack_from(reply, offset)[0])
+                offset += int_struct.size
+            elif kind not in {_DELETE, _CHECK}:
+                msg = f"a transaction's part of kind {kind} is not known"
+                raise ValueError(msg)
+            at += 1
+            kind, done = _ITEM.unpack_from(reply, offset)
+        return [refused or written]
+
+
+def _worse(refused: Refused | None, at: int, code: int) -> Refused:
+    """The first part that was refused itself, rather than rolled back with the others."""
+    if refused is not None and refused.at is not None:
+        return refused
+    return Refused(None, code) if code in _ROLLED_BACK else Refused(at, code)
+
+
+def _encoded(op: WriteOp, acl: Rights) -> tuple[bytes, ...]:
+    path = op.path.encode()
+    size = len(path)
+    if isinstance(op, Create):
+        tail = acl.ephemeral if op.ephemeral else acl.lasting
+        return _PART.pack(_CREATE, 0, -1, size), path, int_struct.pack(len(op.data)), op.data, tail
+    if isinstance(op, SetData):
+        head = _PART.pack(_SET_DATA, 0, -1, size)
+        return head, path, int_struct.pack(len(op.data)), op.data, int_struct.pack(op.version)
+    kind = _DELETE if isinstance(op, Delete) else _CHECK
+    return _PART.pack(kind, 0, -1, size), path, int_struct.pack(op.version)
 
 
 class ContainerCreation(namedtuple("ContainerCreation", "path acl")):  # noqa: PYI024  kazoo's requests are namedtuples

@@ -15,11 +15,13 @@ from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.errors import AccessDenied, SessionLost, TlsRefused, TransportError, Unavailable
 from airflow_provider_zkmq.engine.zk.access import Access
 from airflow_provider_zkmq.engine.zk.dialing import Dialer, is_address
+from airflow_provider_zkmq.engine.zk.fast_client import FastClient
 from airflow_provider_zkmq.engine.zk.handler import Handler, TlsHandler
 from airflow_provider_zkmq.engine.zk.kazoo_client import Client
 from airflow_provider_zkmq.engine.zk.limits import Limit, Patience, left, over
 from airflow_provider_zkmq.engine.zk.requests import RemoveWatches
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.waking import Wakes
 from airflow_provider_zkmq.engine.zk.watches import DATA, Watches
 
 #: For so long the end of a session is waited for whose servers have not answered before.
@@ -63,7 +65,8 @@ class Session:
         self.requests: dict[str, int] = {}
         self.access = Access(config)
         self.dialer = Dialer(config, self.changed.fire)
-        self.client = Client(**_client_options(config, self.dialer))
+        self.client = (FastClient if config.fast_connection else Client)(**_client_options(config, self.dialer))
+        self.wakes: Wakes = self.client.handler.wakes
         self.watches = Watches(self.client)
         self.client.add_listener(self._on_state)
 
@@ -123,10 +126,20 @@ class Session:
         """How long a call that begins now waits for servers."""
         return Patience(self.config.request_timeout)
 
-    def send(self, name: str, request: Any, reply: Any) -> None:
-        """Queue a request; never blocks. Counted under `name`."""
+    def send(self, name: str, request: Any, reply: Any, *, more: bool = False) -> None:
+        """Send a request or queue it; never blocks. Counted under `name`. `more`: its sender will `flush`."""
         self.requests[name] = self.requests.get(name, 0) + 1
-        self.client.post(request, reply)
+        self.client.post(request, reply, more=more)
+
+    def flush_soon(self) -> None:
+        """Send what was posted on the running loop, together with what else is posted there in this round of it.
+
+        A request that is the only one under way is sent at once.
+        """
+        if self.client.unanswered > 1:
+            self.wakes.line().soon(self.client.flush)
+        else:
+            self.client.flush()
 
     def unwatch(self, path: str) -> None:
         """Nobody waits for changes of this znode's data any more: have the server forget it, unless somebody does.
@@ -198,7 +211,7 @@ def _client_options(config: ConnectionConfig, dialer: Dialer) -> dict[str, Any]:
     options: dict[str, Any] = {
         "hosts": config.hosts,
         "timeout": config.session_timeout,
-        "handler": Handler(dialer) if config.tls is None else TlsHandler(dialer),
+        "handler": (Handler if config.tls is None else TlsHandler)(dialer, polls=config.fast_connection),
         "connection_retry": KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
         "logger": _quiet_logger(),
     }

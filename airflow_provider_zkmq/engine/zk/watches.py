@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol, TypeVar
 from weakref import ref
 
 from kazoo.exceptions import AuthFailedError, ConnectionClosedError, ConnectionLoss, SessionExpiredError
-from kazoo.handlers.threading import AsyncResult
 
 from airflow_provider_zkmq.engine.core.protocol.ops import Watch
+from airflow_provider_zkmq.engine.zk.reply import Reply
 
 DATA: Final = "data"
 CHILD: Final = "child"
@@ -51,14 +51,16 @@ class Fan:
         return [watch for watch in _alive([*self.armed, *coming]) if not watch.fired]
 
 
-class Reading(AsyncResult):  # type: ignore[misc]  # kazoo is untyped
+class Reading(Reply):
     """The reply to a read with a watch, which is armed before anybody sees it.
 
     kazoo sets it on the connection's thread: events that the server sent before the reply have been passed on by then.
     """
 
-    def __init__(self, handler: Any, fan: Fan, watch: Watch) -> None:
-        super().__init__(handler)
+    __slots__ = ("fan", "watch")
+
+    def __init__(self, fan: Fan, watch: Watch) -> None:
+        super().__init__()
         self.fan = fan
         self.watch = ref(watch)
 
@@ -73,11 +75,13 @@ class Reading(AsyncResult):  # type: ignore[misc]  # kazoo is untyped
         super().set_exception(exception)
 
 
-class Removal(AsyncResult):  # type: ignore[misc]  # kazoo is untyped
+class Removal(Reply):
     """The reply to a request that takes a watch away. Nobody waits for it."""
 
-    def __init__(self, handler: Any, fan: Fan) -> None:
-        super().__init__(handler)
+    __slots__ = ("fan",)
+
+    def __init__(self, fan: Fan) -> None:
+        super().__init__()
         self.fan = fan
 
     def set(self, value: Any = None) -> None:
@@ -94,8 +98,6 @@ class Removal(AsyncResult):  # type: ignore[misc]  # kazoo is untyped
 
 class Callbacks(Protocol):
     """The part of kazoo's client that is meant here."""
-
-    handler: Any
 
     def forget(self, path: str, callback: Any) -> None:
         """Take back the callback of a watch on a znode's data."""
@@ -116,7 +118,7 @@ class Watches:
     def reading(self, kind: str, path: str, watch: Watch) -> Reading:
         """The reply of a read that is about to be queued, the lock being held."""
         fan = self._fans.setdefault((kind, path), Fan(self, kind, path))
-        reading = Reading(self._client.handler, fan, watch)
+        reading = Reading(fan, watch)
         fan.readings = [*(ref(one) for one in _alive(fan.readings)), ref(reading)]
         fan.leaving = False
         return reading
@@ -158,7 +160,7 @@ class Watches:
         if fan is None or fan.leaving or fan.watches():
             return None
         fan.leaving = True
-        return Removal(self._client.handler, fan)
+        return Removal(fan)
 
     def removed(self, fan: Fan) -> None:
         """The server's watch is gone; one of a later read comes with that read's reply."""

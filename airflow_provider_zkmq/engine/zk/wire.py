@@ -18,18 +18,14 @@ from kazoo.protocol import serialization as wire
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, CreateContainer, Exists, Get, GetMany, Sync, Watch
 from airflow_provider_zkmq.engine.core.protocol.writes import (
     MAX_REQUEST,
-    Check,
-    Create,
-    Delete,
     Multi,
     Outcome,
-    SetData,
     WriteOp,
     request_size,
 )
 from airflow_provider_zkmq.engine.errors import TaskTooLarge, TransportError
 from airflow_provider_zkmq.engine.zk.access import ReadAcl
-from airflow_provider_zkmq.engine.zk.requests import ContainerCreation, MultiRead
+from airflow_provider_zkmq.engine.zk.requests import ContainerCreation, Listing, MultiRead, Read, Transaction
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.watches import CHILD, DATA, Fan
 
@@ -41,7 +37,6 @@ WRITES = (Multi, CreateContainer)
 
 #: What says that a request may or may not have been carried out.
 LOST = (ConnectionLoss, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
-_EPHEMERAL = 1
 #: Requests in flight at once of one operation.
 WINDOW: Final = 64
 
@@ -55,8 +50,8 @@ class Sent:
     at: float
 
 
-def submit(session: Session, op: Request) -> Sent:
-    """Send a request; never blocks."""
+def submit(session: Session, op: Request, *, more: bool = False) -> Sent:
+    """Send a request; never blocks. `more`: others follow, and then a flush."""
     kind = _WATCHED.get(type(op))
     watch: Watch | None = None if kind is None else getattr(op, "watch", None)
     at = time.monotonic()
@@ -66,22 +61,22 @@ def submit(session: Session, op: Request) -> Sent:
         else:
             reply = session.watches.reading(kind, getattr(op, "path", ""), watch)
             fan = reply.fan
-        session.send(type(op).__name__, _request(session, op, fan), reply)
+        session.send(type(op).__name__, _request(session, op, fan), reply, more=more)
     return Sent(op, reply, at)
 
 
 def _request(session: Session, op: Request, fan: Fan | None) -> Any:
     match op:
         case Multi(ops):
-            return wire.Transaction([_write(session, item) for item in ops])
+            return Transaction(ops, session.access.rights)
         case CreateContainer(path):
             return ContainerCreation(path, session.access.acl)
         case GetMany(paths):
             return MultiRead(paths)
         case Get(path, _):
-            return wire.GetData(path, fan)
+            return Read(path, fan)
         case Children(path, _):
-            return wire.GetChildren(path, fan)
+            return Listing(path, fan)
         case Exists(path, _):
             return wire.Exists(path, fan)
         case Sync(path):
@@ -107,18 +102,6 @@ def _check_size(ops: tuple[WriteOp, ...]) -> None:
             f"most of it is {largest.path}"
         )
         raise TaskTooLarge(msg)
-
-
-def _write(session: Session, op: WriteOp) -> Any:
-    match op:
-        case Create(path, data, ephemeral):
-            return wire.Create(path, data, session.access.acl, _EPHEMERAL if ephemeral else 0)
-        case SetData(path, data, version):
-            return wire.SetData(path, data, version)
-        case Delete(path, version):
-            return wire.Delete(path, version)
-        case Check(path, version):
-            return wire.CheckVersion(path, version)
 
 
 def unknown(sent: Sent) -> Outcome:
