@@ -80,8 +80,8 @@ MUTANTS: Final = (
     Mutant(
         "burial not retried",
         "upkeep.rescue",
-        "        context.postponed.postpone(path, agenda)\n    return count\n\n\ndef _rescue",
-        "        context.census.unburied = [one for one in context.census.unburied if one != consumer]\n    return count\n\n\ndef _rescue",
+        "        context.postponed.postpone(path, agenda)\n    return count\n\n\ndef _strike_off",
+        "        context.census.unburied = [one for one in context.census.unburied if one != consumer]\n    return count\n\n\ndef _strike_off",
         ("    for task_id in current or ():", "    for task_id in (current or [])[:1]:"),
     ),
     Mutant("heartbeat lost", "tasks.holding", '    span = seconds("lease", lease)\n    if claimed.lost:', "    return\n    if claimed.lost:"),

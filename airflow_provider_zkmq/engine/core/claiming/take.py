@@ -46,10 +46,14 @@ class CallerLeft(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a consumer asks for. ``lease`` (seconds): the claim outlives the process; None: it ends with its session."""
+    """What a consumer asks for. ``lease`` (seconds): the claim outlives the process; None: it ends with its session.
+
+    ``ahead``: its handling begins later, see `core.tasks.holding.begin`.
+    """
 
     selector: Selector
     lease: float | None = None
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ def _candidate(context: Context, taker: Taker, task_id: str, entry: str, rank: i
         return None
     state = state if rank is None else replace(state, rank=rank)
     claimed = Claimed(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
-    claimed.session = taker.consumer.session
+    claimed.session, claimed.ahead = taker.consumer.session, taker.wanted.ahead
     return claimed
 
 

@@ -31,6 +31,10 @@ class Claimed:
     lost: bool = False
     cancelled: bool = False
     session: int = 0
+    ahead: bool = False
+    """Taken ahead, and no handler has begun: until one does, the death of its consumer counts no attempt."""
+    following: Claimed | None = None
+    """Taken ahead, too: it begins in the transaction that ends this one."""
     claim: dict[str, Any] = field(default_factory=dict)
     """What the claim's znode holds, less the progress."""
     nonces: dict[str, str] = field(default_factory=dict)
@@ -44,6 +48,11 @@ class Claimed:
     def span(self) -> float | None:
         """For how many seconds it holds unless it is extended; None: as long as its session lives."""
         return self.claim.get("lease")
+
+    @property
+    def begins(self) -> bool:
+        """Whether it is still to be said that its handler begins."""
+        return self.ahead and not self.lost
 
     @property
     def ends_with_session(self) -> bool:
