@@ -39,6 +39,7 @@ class Several(FileView):
         timeout: Duration = 0,
         lease: Duration | None = None,
         stopping: Callable[[], bool] = lambda: False,
+        ahead: bool = False,  # noqa: ARG002  in a file, each claim counts as a delivery at once
     ) -> list[FileClaim]:
         """Take the first `n` tasks that fit (1 to 64), or as many as there are; the first is waited for, see `claim`.
 

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
-from airflow_provider_zkmq.engine.core.tasks import holding, settle
+from airflow_provider_zkmq.engine.core.tasks import holding, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.core.writing.pieces import lease_path, mark_path
 from airflow_provider_zkmq.engine.errors import ClaimLost
@@ -25,15 +25,17 @@ BOUND = [{}, {"lock": 5}, {"lease": 5}]
 IDS = ["bound", "locked", "leased"]
 
 
-def take_ahead(client: Client, options: dict[str, Any]) -> Claimed:
-    claimed = client.do(claim.claim(client.context, Wanted(EVERYTHING, options.get("lease"), ahead=True)))
-    assert claimed is not None
-    return claimed
-
-
-def put(client: Client, options: dict[str, Any], count: int = 1) -> None:
-    for number in range(count):
-        client.put(task_id=f"t{number}", lock=options.get("lock"))
+def take_ahead(client: Client, options: dict[str, Any], count: int = 1, first: int = 0) -> list[Claimed]:
+    """So many claims taken ahead; the one that came with them and began at once is settled."""
+    names = ["lead", *(f"t{number}" for number in range(first, first + count))]
+    for name in names:
+        client.put(task_id=name, lock=options.get("lock"))
+    wanted = Wanted(EVERYTHING, options.get("lease"), ahead=True)
+    claims: list[Claimed] = client.do(claim.claim_many(client.context, wanted, count + 1))
+    assert [(each.task_id, each.ahead) for each in claims] == [(name, name != "lead") for name in names]
+    client.complete(claims[0])
+    client.do(operate.drop(client.context, "lead"))
+    return claims[1:]
 
 
 def begin(client: Client, claimed: Claimed) -> None:
@@ -55,8 +57,7 @@ def mark_of(client: Client, claimed: Claimed) -> bytes:
 def test_the_death_of_a_consumer_counts_only_what_had_begun(options: dict[str, Any]) -> None:
     """Of three that were taken ahead one had begun: it alone counts; all are pending, and handled by the next one."""
     client = new_queue()
-    put(client, options, 3)
-    claims = [take_ahead(client, options) for _ in range(3)]
+    claims = take_ahead(client, options, 3)
     assert [each.state.attempt for each in claims] == [1, 1, 1]
     begin(client, claims[1])
     die(client, options)
@@ -76,8 +77,7 @@ def test_the_death_of_a_consumer_counts_only_what_had_begun(options: dict[str, A
 def test_the_end_of_a_lock_counts_only_what_had_begun(options: dict[str, Any]) -> None:
     """The client lives, but nobody extends what it has: begun or not decides; the client hears that it lost both."""
     client = new_queue()
-    put(client, options, 2)
-    idle, begun = (take_ahead(client, options) for _ in range(2))
+    idle, begun = take_ahead(client, options, 2)
     begin(client, begun)
     client.zk.ms += 60_000
     other = Client(client.zk, "other")
@@ -93,7 +93,6 @@ def test_the_end_of_a_lock_counts_only_what_had_begun(options: dict[str, Any]) -
 def test_a_last_attempt_that_never_began_is_none(options: dict[str, Any]) -> None:
     """With one attempt only, death of its consumer buries no task whose handler was not called."""
     client = new_queue(policy=RetryPolicy(attempts=1))
-    put(client, options)
     take_ahead(client, options)
     die(client, options)
     other = Client(client.zk, "other")
@@ -105,8 +104,7 @@ def test_a_last_attempt_that_never_began_is_none(options: dict[str, Any]) -> Non
 def test_a_handler_that_begins_while_its_claim_is_given_back(options: dict[str, Any]) -> None:
     """Between the rescue's reading and its transaction the handler begins: the delivery counts."""
     client = new_queue()
-    put(client, options)
-    claimed = take_ahead(client, options)
+    (claimed,) = take_ahead(client, options)
     client.zk.ms += 60_000
     other = Client(client.zk, "other")
     stepper = Stepper(client.zk, other.session, rescue.tend(other.context))
@@ -126,8 +124,7 @@ def test_a_handler_that_begins_while_its_claim_is_given_back(options: dict[str, 
 def test_a_mark_that_cannot_be_read_counts(options: dict[str, Any], junk: bytes) -> None:
     """What does not say that no handler had begun makes the delivery count, and the rescue goes on."""
     client = new_queue()
-    put(client, options)
-    claimed = take_ahead(client, options)
+    (claimed,) = take_ahead(client, options)
     client.zk.nodes[mark_path(client.context, "t0", claimed.state)].data = junk
     die(client, options)
     other = Client(client.zk, "other")
@@ -140,8 +137,7 @@ def test_a_mark_that_cannot_be_read_counts(options: dict[str, Any], junk: bytes)
 def test_extending_what_was_taken_ahead_does_not_begin_it(options: dict[str, Any]) -> None:
     """A heartbeat leaves the mark, and a beginning leaves the deadline."""
     client = new_queue()
-    put(client, options)
-    claimed = take_ahead(client, options)
+    (claimed,) = take_ahead(client, options)
     before = mark_of(client, claimed)
     client.do(holding.extend(client.context, claimed, 5))
     assert mark_of(client, claimed) == before
@@ -158,8 +154,7 @@ def test_extending_what_was_taken_ahead_does_not_begin_it(options: dict[str, Any
 def test_a_beginning_whose_reply_is_lost_has_begun(options: dict[str, Any]) -> None:
     """It is said once more, which changes nothing."""
     client = new_queue()
-    put(client, options)
-    claimed = take_ahead(client, options)
+    (claimed,) = take_ahead(client, options)
     client.do(holding.begin(client.context, claimed), at(0, LOST_REPLY))
     assert not claimed.ahead
     client.complete(claimed)
@@ -170,10 +165,7 @@ def test_one_transaction_settles_and_begins_the_next(options: dict[str, Any]) ->
     """Completing one writes once, also where the reply is lost; the death of the consumer then counts the next."""
     for fault in (None, LOST_REPLY):
         client = new_queue()
-        client.put(task_id="before")
-        assert client.work() == ["before"]  # where ended tasks are listed is there by now
-        put(client, options, 3)
-        first, second, third = (take_ahead(client, options) for _ in range(3))
+        first, second, third = take_ahead(client, options, 3)
         first.following = second
         seen: list[Multi] = []
         strike = at(0, fault)
@@ -194,8 +186,7 @@ def test_one_transaction_settles_and_begins_the_next(options: dict[str, Any]) ->
 def test_what_follows_may_be_lost_by_then(end: str) -> None:
     """Somebody else has the next one: the first is settled all the same, and the next does not begin."""
     client = new_queue()
-    put(client, {"lease": 5}, 2)
-    first, second = (take_ahead(client, {"lease": span}) for span in (500, 5))
+    (first,), (second,) = (take_ahead(client, {"lease": span}, first=at) for at, span in enumerate((500, 5)))
     client.zk.ms += 60_000
     other = Client(client.zk, "other")
     assert other.do(rescue.tend(other.context)) == 1

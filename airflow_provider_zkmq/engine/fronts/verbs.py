@@ -48,6 +48,7 @@ from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, keeper
 from airflow_provider_zkmq.engine.fronts.hand import Hand, task_of
 from airflow_provider_zkmq.engine.fronts.kinds import Front
 from airflow_provider_zkmq.engine.fronts.methods import by_token, claiming, claiming_many, settling, verb
+from airflow_provider_zkmq.engine.protocols import InHand
 from airflow_provider_zkmq.engine.zk.session import Session
 
 
@@ -80,6 +81,7 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     snooze = settling(settle.snooze)
     extend = settling(holding.extend)
     progress = settling(holding.progress)
+    begin = settling(holding.begin)
     settle = settling(settle_by_outcome)
 
     def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
@@ -124,6 +126,20 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     def over(self) -> bool:
         """Whether what the claim is bound to has ended, its session: one that is merely cut off still holds it."""
         return self._subject.is_over(self._session)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it was taken ahead, and nobody has said yet that its handling begins: see `begin`."""
+        return self._claimed.ahead
+
+    def begin_after(self, former: InHand) -> None:
+        """Have the call that settles `former`, a claim of the same queue, say that the handling of this one begins.
+
+        It is said in the same transaction. `ahead` tells afterwards whether it was; where not, `begin` says it.
+        """
+        claimed = self._subject.context.claims.in_hand.get(former.task.id)
+        if claimed is not None and claimed.token == former.token:
+            claimed.following = self._claimed
 
     def transaction(self) -> U:
         """A transaction with this claim in it, which ends the claim by what it does itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_provider_zkmq.engine.core.claiming.claim import claim_many
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
@@ -78,19 +78,21 @@ def ask_many(
     timeout: Duration = 0,
     lease: Duration | None = None,
     stopping: Callable[[], bool] = never_stopping,
+    ahead: bool = False,
 ) -> Procedure[Asked]:
     """Take the first `n` tasks that fit (1 to 64), or as many as there are; an empty list when there was none.
 
     `timeout`: for how many seconds the first of them is waited for; what is there by then is taken. They come in the
     queue's order, and are taken together in few transactions: tasks that one transaction took have the same token. A
-    call that is cancelled or interrupted gives back all that it took. The other arguments are `claim`'s. Raises
-    `ConfigError`, also for another `n`, and `QueueNotFound`, also while it waits.
+    call that is cancelled or interrupted gives back all that it took. `ahead`: all but the first are handled later;
+    until `Claim.begin` says that one is, the death of this process counts it as no attempt. The other arguments are
+    `claim`'s. Raises `ConfigError`, also for another `n`, and `QueueNotFound`, also while it waits.
     """
     most, span = number_of_claims(n), seconds("timeout", timeout)
     if span > 0:
         yield Within(span)
     asked = yield from wanted(context, node, filter_method, selector, lease)
-    return _asked(context, asked, most, span, stopping)
+    return _asked(context, replace(asked, ahead=ahead), most, span, stopping)
 
 
 def _asked(context: Context, asked: Wanted, most: int, span: float, stopping: Callable[[], bool]) -> Asked:

@@ -51,7 +51,7 @@ class CallerLeft(Exception):
 class Wanted:
     """What a consumer asks for. ``lease`` (seconds): the claim outlives the process; None: it ends with its session.
 
-    ``ahead``: its handling begins later, see `core.tasks.holding.begin`.
+    ``ahead``: the handling of all but the first begins later, see `core.tasks.holding.begin`.
     """
 
     selector: Selector
@@ -170,7 +170,7 @@ def _candidate(
         return None
     state = state if pick.rank is None else replace(state, rank=pick.rank)
     claimed = Claimed(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
-    claimed.session, claimed.ahead = taker.consumer.session, taker.wanted.ahead
+    claimed.session = taker.consumer.session
     return claimed
 
 
@@ -192,7 +192,11 @@ def claim_together(
     Where it is refused at one of them, that one is left out and the others are sent again; `in_order`: those before it.
     """
     now = yield from server_time(context)
-    plans = [(claimed, _plan(context, taker, claimed, now)) for claimed in candidates]
+    ahead = taker.wanted.ahead
+    plans = [
+        (claimed, _plan(context, taker, claimed, now, ahead=ahead and (at > 0 or bool(taker.taken))))
+        for at, claimed in enumerate(candidates)
+    ]
     if len(plans) > 1:
         plans = plans[: len(next(mergeable((plan for _, plan in plans), len(plans))))]
     while plans:
@@ -203,8 +207,9 @@ def claim_together(
     return False
 
 
-def _plan(context: Context, taker: Taker, claimed: Claimed, now: int) -> Plan:
+def _plan(context: Context, taker: Taker, claimed: Claimed, now: int, *, ahead: bool) -> Plan:
     """What claims a candidate. It holds for a lease, or else for a lock, unless it is extended."""
+    claimed.ahead = ahead
     span = taker.wanted.lease or claimed.state.lock or taker.conf.lock
     return transitions.claim(context, claimed, taker.consumer.id, span, taker.wanted.lease, now)
 
