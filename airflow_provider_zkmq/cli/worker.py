@@ -65,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--throttle", type=duration, default=0.0, metavar="DURATION", help="a thread's pause between tasks (0)"
     )
     parser.add_argument(
+        "--prefetch",
+        type=int,
+        default=32,
+        metavar="N",
+        help="claim so many tasks ahead at the most, while handlers are fast (32); 0: each by itself",
+    )
+    parser.add_argument(
         "--warn-size", type=int, metavar="N", help="log a warning, at most each 6 h, when more than N tasks are pending"
     )
     parser.add_argument("--until-empty", action="store_true", help="end when nothing that fits is left")
@@ -119,6 +126,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "lease": args.lease,
         "heartbeat": not args.no_heartbeat,
         "throttle": args.throttle,
+        "prefetch": args.prefetch,
         "transactional": args.transactional,
         "monitor": _monitor(args.warn_size),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.core.model.durations import Duration
@@ -46,6 +46,13 @@ class InHand(Protocol):
     def over(self) -> bool:
         """Whether what the claim is bound to has ended, so that nothing is left to settle."""
 
+    @property
+    def ahead(self) -> bool:
+        """Whether it was taken ahead, and nobody has said yet that its handling begins."""
+
+    def begin_after(self, former: InHand) -> None:
+        """Have the call that settles `former`, another claim, say that the handling of this one begins."""
+
 
 class Holding(InHand, Protocol[T_co]):
     """A claim, as far as its handler extends it and tells how far it has come; `T_co`: what its calls return."""
@@ -55,6 +62,9 @@ class Holding(InHand, Protocol[T_co]):
 
     def progress(self, progress: float, note: str = "") -> T_co:
         """Tell how far the task has come, from 0 to 1. Raises `ClaimLost`."""
+
+    def begin(self) -> T_co:
+        """Say that the handling of a claim taken ahead begins: from here on it counts. Raises `ClaimLost`."""
 
 
 class Ending(Protocol[T_co]):
@@ -135,6 +145,23 @@ class Queue(Named, Protocol):
     ) -> Claim | None:
         """Take the first task that fits, waiting at most `timeout` seconds, and until `stopping`."""
 
+    def claim_many(
+        self,
+        n: int,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
+        stopping: Callable[[], bool] = ...,
+        ahead: bool = False,
+    ) -> Sequence[Claim]:
+        """Take the first `n` tasks that fit, or as many as there are, waiting at most `timeout` seconds for the first.
+
+        `ahead`: the handling of all but the first begins later; see `Claim.begin`.
+        """
+
     def counts(self) -> dict[str, int]:
         """How many tasks are in each state."""
 
@@ -179,6 +206,22 @@ class AsyncQueue(Named, Protocol):
         lease: Duration | None = None,
     ) -> Coroutine[Any, Any, AsyncClaim | None]:
         """Take the first task that fits, waiting at most `timeout` seconds; cancelled, give back what was taken."""
+
+    def claim_many(
+        self,
+        n: int,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
+        ahead: bool = False,
+    ) -> Coroutine[Any, Any, Sequence[AsyncClaim]]:
+        """Take the first `n` tasks that fit, or as many as there are; cancelled, give back what was taken.
+
+        `ahead`: the handling of all but the first begins later; see `Claim.begin`.
+        """
 
     def look_after(self) -> Coroutine[Any, Any, None]:
         """Rescue and promote what is due, as a claim would."""

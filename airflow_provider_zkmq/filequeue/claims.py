@@ -61,6 +61,8 @@ class FileClaim:
 
     #: Nothing cancels a task in a file.
     cancelled = False
+    #: Whoever claims a task in a file begins it.
+    ahead = False
     progress = refused(PROGRESS)
     transaction = refused(TRANSACTIONS)
 
@@ -93,6 +95,12 @@ class FileClaim:
     def extend(self, lease: Duration) -> None:
         """See `FileQueue.extend`."""
         self._carry_out(lambda name, token: self._queue.extend(name, token, lease), ends=False)
+
+    def begin(self) -> None:
+        """Nothing is to be said: it began when it was claimed."""
+
+    def begin_after(self, former: object) -> None:
+        """See `begin`."""
 
     @property
     def closed(self) -> bool:

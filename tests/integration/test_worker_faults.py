@@ -336,7 +336,7 @@ def test_a_task_whose_handler_has_not_begun_is_released(q: Queue) -> None:
     claim = q.claim()
     assert claim is not None
     it.stop()
-    it._handle(claim)
+    it._handle(it._add(claim))
     assert (str(q.task("a").status), q.task("a").attempt, called, it.failed) == ("queued", 0, [], 0)
     again = q.claim()
     assert again is not None
@@ -522,7 +522,7 @@ def test_a_task_taken_just_before_a_drop_is_handled_once(gate: Gate, root: str, 
         it = queue.worker(lambda task, _tx: deliveries.append(task.attempt), transactional=True)
         claim = queue.claim()
         assert claim is not None
-        _while_shut(gate, own, 2, lambda: it._handle(claim))
+        _while_shut(gate, own, 2, lambda: it._handle(it._add(claim)))
         assert (deliveries, q.task("a").state, q.task("a").attempt, it.finished) == ([1], "finished", 1, 1)
 
 

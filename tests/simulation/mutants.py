@@ -81,8 +81,8 @@ MUTANTS: Final = (
     Mutant(
         "burial not retried",
         "upkeep.rescue",
-        "        context.postponed.postpone(path, agenda)\n    return count\n\n\ndef _rescue",
-        "        context.census.unburied = [one for one in context.census.unburied if one != consumer]\n    return count\n\n\ndef _rescue",
+        "        context.postponed.postpone(path, agenda)\n    return count\n\n\ndef _strike_off",
+        "        context.census.unburied = [one for one in context.census.unburied if one != consumer]\n    return count\n\n\ndef _strike_off",
         ("    for task_id in current or ():", "    for task_id in (current or [])[:1]:"),
     ),
     Mutant("heartbeat lost", "tasks.holding", '    span = seconds("lease", lease)\n    if claimed.lost:', "    return\n    if claimed.lost:"),
@@ -96,6 +96,10 @@ MUTANTS: Final = (
         "[*(yield from _departed(context, after)), *(yield from _standing(context, after))]",
     ),
     Mutant("the torn reading of a run", "reading.runs", "== versions[task_id] and (torn or _whole(nodes))", "== versions[task_id]"),
+    Mutant("of a group's lost reply its first tells alone", "claiming.take", "partial(one_stands, context, claims)", "partial(one_stands, context, claims[:1])"),
+    Mutant("of a group that nobody got one is given back", "tasks.giveback", "        for claimed in sending.claims:", "        for claimed in sending.claims[:1]:"),
+    Mutant("heads of a group that are not certain", "claiming.strict_order", "[pick for pick in lowest if _key(pick)[0] <= seen]", "[pick for pick in lowest if _key(lowest[0])[0] <= seen]"),
+    Mutant("a group of strict order leaves out one in the middle", "claiming.take", "[] if in_order else plans[refused_at + 1 :]", "plans[refused_at + 1 :]"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}

@@ -31,6 +31,8 @@ FAULTS: Final = (
 )
 ROLES: Final = (
     "consumer",
+    "grouper",
+    "grouper",
     "worker",
     "worker",
     "producer",
@@ -206,6 +208,8 @@ def _program(actor: Actor, client: Client, world: World) -> Any:
             return actors.loader(client, rand, actor.rounds)
         case "consumer":
             return actors.consumer(client, rand, actor.rounds)
+        case "grouper":
+            return actors.grouper(client, rand, actor.rounds)
         case "worker":
             return actors.worker(client, rand, actor.rounds)
         case "operator":

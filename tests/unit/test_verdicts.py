@@ -29,6 +29,7 @@ class ListClaim:
     cancelled: bool = False
     span: float | None = None
     over: bool = False
+    ahead: bool = False
     outcomes: list[Any] = field(default_factory=list)
 
     def settle(self, outcome: Any, _progress: Any) -> bool:
@@ -40,6 +41,11 @@ class ListClaim:
     def extend(self, _lease: object) -> None: ...
 
     def progress(self, _progress: float, _note: str = "") -> None: ...
+
+    def begin(self) -> Any:
+        self.ahead = False
+
+    def begin_after(self, former: object) -> None: ...
 
     def transaction(self) -> Any:
         raise ConfigError("a list has no transactions")
@@ -58,6 +64,13 @@ class ListQueue:
     def claim(self, **_asked: object) -> ListClaim | None:
         return self.claims.pop(0) if self.claims else None
 
+    def claim_many(self, n: int, *, ahead: bool = False, **asked: Any) -> list[ListClaim]:
+        first = self.claim(**asked)
+        more, self.claims = self.claims[: n - 1], self.claims[n - 1 :]
+        for claim in more:
+            claim.ahead = ahead
+        return [] if first is None else [first, *more]
+
     def counts(self) -> dict[str, int]:
         return {"inserted": len(self.claims)}
 
@@ -73,10 +86,20 @@ class AsyncListClaim(ListClaim):
     async def settle(self, outcome: Any, progress: Any) -> bool:  # type: ignore[override]
         return ListClaim.settle(self, outcome, progress)
 
+    async def begin(self) -> None:
+        ListClaim.begin(self)
+
 
 class AsyncListQueue(ListQueue):
     async def claim(self, **asked: object) -> Any:  # type: ignore[override]
         return ListQueue.claim(self, **asked)
+
+    async def claim_many(self, n: int, *, ahead: bool = False, **asked: Any) -> Any:  # type: ignore[override]
+        first = await self.claim(**asked)
+        more, self.claims = self.claims[: n - 1], self.claims[n - 1 :]
+        for claim in more:
+            claim.ahead = ahead
+        return [] if first is None else [first, *more]
 
 
 def run_threads(*claims: ListClaim) -> Worker:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
-from airflow_provider_zkmq.engine.core.claiming.ask import ask, wanted
+from airflow_provider_zkmq.engine.core.claiming.ask import ask, ask_many, wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
@@ -47,7 +47,8 @@ from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement,
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, keeper
 from airflow_provider_zkmq.engine.fronts.hand import Hand, task_of
 from airflow_provider_zkmq.engine.fronts.kinds import Front
-from airflow_provider_zkmq.engine.fronts.methods import by_token, claiming, settling, verb
+from airflow_provider_zkmq.engine.fronts.methods import by_token, claiming, claiming_many, settling, verb
+from airflow_provider_zkmq.engine.protocols import InHand
 from airflow_provider_zkmq.engine.zk.session import Session
 
 
@@ -80,6 +81,7 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     snooze = settling(settle.snooze)
     extend = settling(holding.extend)
     progress = settling(holding.progress)
+    begin = settling(holding.begin)
     settle = settling(settle_by_outcome)
 
     def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
@@ -124,6 +126,20 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     def over(self) -> bool:
         """Whether what the claim is bound to has ended, its session: one that is merely cut off still holds it."""
         return self._subject.is_over(self._session)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it was taken ahead, and nobody has said yet that its handling begins: see `begin`."""
+        return self._claimed.ahead
+
+    def begin_after(self, former: InHand) -> None:
+        """Have the call that settles `former`, a claim of the same queue, say that the handling of this one begins.
+
+        It is said in the same transaction. `ahead` tells afterwards whether it was; where not, `begin` says it.
+        """
+        claimed = self._subject.context.claims.in_hand.get(former.task.id)
+        if claimed is not None and claimed.token == former.token:
+            claimed.following = self._claimed
 
     def transaction(self) -> U:
         """A transaction with this claim in it, which ends the claim by what it does itself."""
@@ -194,6 +210,7 @@ class QueueVerbs(Front[Context]):
     seal_batch = verb(several_writers.seal)
     enqueue = verb(enqueue_one, marks_used=True)
     claim = claiming(ask, "Claim | None", "AsyncClaim | None")
+    claim_many = claiming_many(ask_many, "list[Claim]", "list[AsyncClaim]")
     check_wanted = verb(wanted)
     look_after = verb(keeper.look_after)
     wait_for_change = verb(keeper.wait_for_change)

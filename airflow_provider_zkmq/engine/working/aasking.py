@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.errors import QueueNotFound
 from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncQueue, AsyncTransaction
 from airflow_provider_zkmq.engine.working.asettler import AsyncSettler
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
+from airflow_provider_zkmq.engine.working.deliveries import Delivery
 from airflow_provider_zkmq.engine.working.heart import AsyncHeart
 from airflow_provider_zkmq.engine.working.options import Handler, Options
 from airflow_provider_zkmq.engine.working.rules import Working
 
 T = TypeVar("T")
+AsyncDelivery: TypeAlias = Delivery[AsyncClaim, AsyncTransaction]
 
 
 class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
@@ -39,16 +40,23 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         except QueueNotFound as error:
             self._tell_of_absence(error)
 
-    async def _claim(self, *, idle: bool) -> AsyncClaim | None:
-        """Claim; None: there was nothing, or no queue, and it was waited for."""
-        patience, lease = self._patience(idle=idle), self._options.lease
+    async def _claim(self, *, idle: bool) -> AsyncDelivery | None:
+        """Claim, where handlers are fast more than one; None: there was nothing, or no queue, and it was waited for."""
         try:
-            return await self._claim_unless_stopped(
-                self.queue.claim(**self._options.choice, lease=lease, timeout=patience)
-            )
+            claims = await self._claim_unless_stopped(self._ask(self._ahead.room, self._patience(idle=idle)))
         except QueueNotFound as error:
             await self._await_queue(error)
             return None
+        deliveries = [self._add(claim) for claim in claims]
+        self._ahead.put(deliveries[1:])
+        return deliveries[0] if deliveries else None
+
+    async def _ask(self, most: int, patience: float) -> Sequence[AsyncClaim]:
+        choice, lease = self._options.choice, self._options.lease
+        if most > 1:
+            return await self.queue.claim_many(most, **choice, lease=lease, timeout=patience, ahead=True)
+        claim = await self.queue.claim(**choice, lease=lease, timeout=patience)
+        return [] if claim is None else [claim]
 
     async def _await_queue(self, error: QueueNotFound) -> None:
         """Wait for the queue to come, or the worker to be stopped."""
@@ -68,7 +76,7 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
             await self._await_queue(error)
         return (await self.queue.counts())["inserted"]
 
-    async def _claim_unless_stopped(self, asked: Coroutine[Any, Any, AsyncClaim | None]) -> AsyncClaim | None:
+    async def _claim_unless_stopped(self, asked: Coroutine[Any, Any, Sequence[AsyncClaim]]) -> Sequence[AsyncClaim]:
         """Claim, and stop waiting when told to; what came too late for that, or for a cancellation, is given back."""
         claiming = asyncio.create_task(asked)
         try:
@@ -77,9 +85,9 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
             self._settler.background.do(self._unclaim(claiming))
             raise
         if claiming.done():
-            return None if claiming.cancelled() else claiming.result()
+            return () if claiming.cancelled() else claiming.result()
         await self._settler.background.to_its_end(self._unclaim(claiming))
-        return None
+        return ()
 
     async def _unless_stopped(self, task: asyncio.Task[T]) -> T | None:
         """Wait for a task, or until told to stop; its result where it has come to one. Raises what it raised."""
@@ -90,18 +98,13 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
             stopped.cancel()
         return task.result() if task.done() and not task.cancelled() else None
 
-    async def _unclaim(self, claiming: asyncio.Task[AsyncClaim | None]) -> None:
+    async def _unclaim(self, claiming: asyncio.Task[Sequence[AsyncClaim]]) -> None:
         claiming.cancel()
         await asyncio.wait({claiming})
-        if claiming.cancelled() or claiming.exception() is not None:
-            return
-        claim = claiming.result()
-        if claim is not None:
-            delivery = self._add(claim)
-            self._deliveries.decide(delivery, NOT_BEGUN)
-            await self._settler.settle(delivery)
+        if not claiming.cancelled() and claiming.exception() is None:
+            await self._settler.give_back([self._add(claim) for claim in claiming.result()])
 
-    def _add(self, claim: AsyncClaim) -> Delivery[AsyncClaim, AsyncTransaction]:
+    def _add(self, claim: AsyncClaim) -> AsyncDelivery:
         transaction = claim.transaction() if self._options.transactional else None
         delivery = self._deliveries.add(claim, claim.span, transaction)
         self._heart.quicken()  # one more to extend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncTransaction
 from airflow_provider_zkmq.engine.working.background import Background
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
@@ -17,6 +18,22 @@ class AsyncSettler:
         self.background = Background()
         self._deliveries = deliveries
         self._tally = tally
+
+    async def begin(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> bool:
+        """Its handler is about to be called; False: it is not, since that cannot be said."""
+        if delivery.claim.ahead:
+            try:
+                await delivery.claim.begin()
+            except Exception as error:  # noqa: BLE001  whatever it is: it is given back, which tells more
+                log.warning("task %r is not begun: %s", delivery.claim.task.id, error)
+                return False
+        return True
+
+    async def give_back(self, deliveries: list[Delivery[AsyncClaim, AsyncTransaction]]) -> None:
+        """Settle what was claimed and whose handlers will not be called, all of it at once."""
+        mine = [each for each in deliveries if self._deliveries.decide(each, NOT_BEGUN)]
+        if mine:
+            await asyncio.wait({self.background.do(self.settle(each)) for each in mine})
 
     async def settle(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
         """Settle, however long ZooKeeper is away while the session lives; no task's trouble ends the others."""

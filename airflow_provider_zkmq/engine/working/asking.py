@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from airflow_provider_zkmq.engine.errors import QueueNotFound
 from airflow_provider_zkmq.engine.protocols import Claim, Queue, Transaction
+from airflow_provider_zkmq.engine.working.deliveries import Delivery
+from airflow_provider_zkmq.engine.working.heart import Heart
 from airflow_provider_zkmq.engine.working.options import Handler, Options
 from airflow_provider_zkmq.engine.working.rules import Working
+from airflow_provider_zkmq.engine.working.settler import Settler
 
 
 class Asking(Working[Claim, Transaction]):
@@ -17,6 +21,8 @@ class Asking(Working[Claim, Transaction]):
         super().__init__(queue, handler, options)
         self.queue = queue
         self._stopping = threading.Event()
+        self._settler = Settler(self._deliveries, self._tally)
+        self._heart = Heart(self._deliveries)
 
     @property
     def stopping(self) -> bool:
@@ -30,16 +36,29 @@ class Asking(Working[Claim, Transaction]):
         except QueueNotFound as error:
             self._tell_of_absence(error)
 
-    def _claim(self, *, idle: bool) -> Claim | None:
-        """Claim; None: there was nothing, or no queue, and it was waited for."""
-        patience, lease = self._patience(idle=idle), self._options.lease
+    def _claim(self, *, idle: bool) -> Delivery[Claim, Transaction] | None:
+        """Claim, where handlers are fast more than one; None: there was nothing, or no queue, and it was waited for."""
         try:
-            return self.queue.claim(
-                **self._options.choice, lease=lease, timeout=patience, stopping=self._stopping.is_set
-            )
+            claims = self._ask(self._ahead.room, self._patience(idle=idle))
         except QueueNotFound as error:
             self._await_queue(error)
             return None
+        deliveries = [self._add(claim) for claim in claims]
+        self._ahead.put(deliveries[1:])
+        return deliveries[0] if deliveries else None
+
+    def _ask(self, most: int, patience: float) -> Sequence[Claim]:
+        choice, lease, stopping = self._options.choice, self._options.lease, self._stopping.is_set
+        if most > 1:
+            return self.queue.claim_many(most, **choice, lease=lease, timeout=patience, stopping=stopping, ahead=True)
+        claim = self.queue.claim(**choice, lease=lease, timeout=patience, stopping=stopping)
+        return [] if claim is None else [claim]
+
+    def _add(self, claim: Claim) -> Delivery[Claim, Transaction]:
+        transaction = claim.transaction() if self._options.transactional else None
+        delivery = self._deliveries.add(claim, claim.span, transaction)
+        self._heart.quicken()  # one more to extend
+        return delivery
 
     def _await_queue(self, error: QueueNotFound) -> None:
         """Wait for the queue to come, or the worker to be stopped."""

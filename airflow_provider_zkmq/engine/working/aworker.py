@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
-from airflow_provider_zkmq.engine.core.model.outcomes import Retry
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
-from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncQueue, AsyncTransaction
-from airflow_provider_zkmq.engine.working.aasking import AsyncAsking
+from airflow_provider_zkmq.engine.protocols import AsyncQueue
+from airflow_provider_zkmq.engine.working.ahandling import AsyncHandling
 from airflow_provider_zkmq.engine.working.background import OF_CALLS
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Delivery
-from airflow_provider_zkmq.engine.working.handling import RunningAsync, outcome_of
 from airflow_provider_zkmq.engine.working.monitoring import Monitor, watching
 from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, check_handler
-from airflow_provider_zkmq.engine.working.pauses import CANCEL_SECONDS, all_of, end, is_cancelled, until
+from airflow_provider_zkmq.engine.working.pauses import all_of, end, until
 from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS
 from airflow_provider_zkmq.engine.working.verdicts import RETRY_SECONDS
 
 
-class AsyncWorker(AsyncAsking):
+class AsyncWorker(AsyncHandling):
     """Claims tasks of one queue and awaits a handler on each; the parameters are those of `Worker`.
 
     `threads`: tasks in hand at once; 0: none, it only monitors. `monitor` may be a coroutine function, too, and
@@ -46,12 +41,13 @@ class AsyncWorker(AsyncAsking):
         lease: Duration | None = None,
         heartbeat: bool = True,
         throttle: Duration = 0,
+        prefetch: int = 32,
         monitor: Monitor | None = None,
         auto_start: bool | float = False,
     ) -> None:
         options = Options.of(
             threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,
-            transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle,
+            transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle, prefetch=prefetch,
         )  # fmt: skip
         check_handler(handler, awaited=True)
         super().__init__(queue, handler, options)
@@ -157,6 +153,7 @@ class AsyncWorker(AsyncAsking):
         """End what still runs; heartbeats last, as they go on until everything in hand is settled."""
         try:
             await end(loops)
+            self._settler.background.do(self._settler.give_back(self._ahead.overdue(every=True)))
             await self._settler.background.wait(GIVE_UP_SECONDS)
         finally:
             for task in others:
@@ -166,10 +163,10 @@ class AsyncWorker(AsyncAsking):
     # --- claiming
 
     async def _loop(self) -> None:
-        idle = False
-        while not self._stopping.is_set():
+        idle, following = False, None
+        while following is not None or not self._stopping.is_set():
             try:
-                claim = await self._claim(idle=idle)
+                delivery = following or self._ahead.take() or await self._claim(idle=idle)
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
                     self.stop()
@@ -177,54 +174,13 @@ class AsyncWorker(AsyncAsking):
                 idle = False
                 await until(self._stopping, RETRY_SECONDS)
             else:
-                idle = claim is None
+                idle = delivery is None
                 self._looks.ended("nothing" if idle else "handled")
-                if claim is not None:
-                    await self._handle(claim)
+                if delivery is not None:
+                    following = await self._handle(delivery)
                     await until(self._stopping, self._options.throttle)
                 elif self._until_empty and not self._deliveries:
                     return
-
-    # --- handling
-
-    async def _handle(self, claim: AsyncClaim) -> None:
-        """Run the handler and settle; each in a task of its own, so that a cancellation neither loses nor waits."""
-        delivery = self._add(claim)
-        calling = asyncio.create_task(self._call(delivery))
-        try:
-            await asyncio.wait({calling})
-        finally:  # also when cancelled
-            settling = self._settler.background.do(self._end_delivery(delivery, calling))
-        await asyncio.shield(settling)
-
-    async def _call(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> Handled:
-        if self._stopping.is_set() or not self._deliveries.begin(delivery):
-            return NOT_BEGUN
-        try:
-            task = RunningAsync(delivery.claim)
-            more = () if delivery.transaction is None else (delivery.transaction,)
-            return outcome_of(await self.handler(task, *more))
-        except KeyboardInterrupt as error:
-            if threading.current_thread() is threading.main_thread():
-                raise  # meant for the program
-            return Retry(error)
-        except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
-            asked_to_end = isinstance(error, asyncio.CancelledError) and is_cancelled()
-            return OUTLASTED if asked_to_end else Retry(error)
-
-    async def _end_delivery(
-        self, delivery: Delivery[AsyncClaim, AsyncTransaction], calling: asyncio.Task[Handled]
-    ) -> None:
-        """Settle by what the handler did; one that is still at work is cancelled, and not waited for for long."""
-        if not calling.done():
-            calling.cancel()
-            await asyncio.wait({calling}, timeout=CANCEL_SECONDS)
-        done = calling.done() and not calling.cancelled() and calling.exception() is None
-        if done:
-            self._deliveries.decide(delivery, calling.result())
-        else:
-            self._deliveries.give_up(delivery)
-        await self._settler.settle(delivery)
 
     # --- the keeper: it waits for no heartbeat, and none waits for it
 
@@ -236,7 +192,8 @@ class AsyncWorker(AsyncAsking):
                     await self.queue.look_after()
             except Exception as error:  # noqa: BLE001  the next look may go well
                 self._report_keeper(error)
-            await asyncio.sleep(KEEPER_SECONDS)
+            await self._settler.give_back(self._ahead.overdue(every=self.stopping))
+            await asyncio.sleep(self._ahead.until_overdue(KEEPER_SECONDS))
 
     async def _watch(self, monitor: Monitor) -> None:
         """Tell the monitor about once a second how the queue stands."""

@@ -35,6 +35,7 @@ class Options:
     lease: float | None
     heartbeat: bool
     throttle: float
+    prefetch: int
 
     @classmethod
     def of(
@@ -49,6 +50,7 @@ class Options:
         lease: Duration | None,
         heartbeat: bool,
         throttle: Duration,
+        prefetch: object,
     ) -> Options:
         """Check what both workers check. Raises `ConfigError`."""
         count = whole_number("threads", threads, 0)
@@ -57,7 +59,8 @@ class Options:
             raise ConfigError(msg)
         choice = Choice(node=node, filter_method=filter_method, selector=selector)
         span, pause, patience = optional_seconds("lease", lease), seconds("throttle", throttle), seconds("grace", grace)
-        return cls(count, choice, patience, transactional, span, heartbeat, pause)
+        ahead = whole_number("prefetch", prefetch, 0)
+        return cls(count, choice, patience, transactional, span, heartbeat, pause, ahead)
 
 
 def check_handler(handler: object, *, awaited: bool) -> None:

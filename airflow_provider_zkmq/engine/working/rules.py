@@ -8,6 +8,7 @@ from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, Queu
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Closing, InHand, Named
 from airflow_provider_zkmq.engine.working.absence import Absence
+from airflow_provider_zkmq.engine.working.ahead import Ahead
 from airflow_provider_zkmq.engine.working.deliveries import Deliveries
 from airflow_provider_zkmq.engine.working.monitoring import Looks
 from airflow_provider_zkmq.engine.working.options import Handler, Options
@@ -38,6 +39,7 @@ class Working(Generic[C, U]):
         self._named = queue
         self._options = options
         self._deliveries: Deliveries[C, U] = Deliveries()
+        self._ahead: Ahead[C, U] = Ahead(options)
         self._tally = Tally()
         self._looks = Looks()
         self._absence = Absence(queue.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Claim, Transaction
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
 from airflow_provider_zkmq.engine.working.verdicts import RETRY_SECONDS, Tally, Verdict, judge
@@ -15,6 +16,22 @@ class Settler:
     def __init__(self, deliveries: Deliveries[Claim, Transaction], tally: Tally) -> None:
         self._deliveries = deliveries
         self._tally = tally
+
+    def begin(self, delivery: Delivery[Claim, Transaction]) -> bool:
+        """Its handler is about to be called; False: it is not, since that cannot be said."""
+        if delivery.claim.ahead:
+            try:
+                delivery.claim.begin()
+            except Exception as error:  # noqa: BLE001  whatever it is: it is given back, which tells more
+                log.warning("task %r is not begun: %s", delivery.claim.task.id, error)
+                return False
+        return True
+
+    def give_back(self, deliveries: list[Delivery[Claim, Transaction]]) -> None:
+        """Settle what was taken ahead and whose handlers will not be called."""
+        for delivery in deliveries:
+            if self._deliveries.decide(delivery, NOT_BEGUN):
+                self.settle(delivery)
 
     def settle(self, delivery: Delivery[Claim, Transaction]) -> None:
         """Settle, however long ZooKeeper is away while the session lives; one task's trouble ends no thread."""

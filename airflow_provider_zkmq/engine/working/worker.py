@@ -15,11 +15,9 @@ from airflow_provider_zkmq.engine.protocols import Claim, Queue, Transaction
 from airflow_provider_zkmq.engine.working.asking import Asking
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
 from airflow_provider_zkmq.engine.working.handling import Running, call
-from airflow_provider_zkmq.engine.working.heart import Heart
 from airflow_provider_zkmq.engine.working.monitoring import Monitor, watching
 from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, check_handler
 from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS
-from airflow_provider_zkmq.engine.working.settler import Settler
 from airflow_provider_zkmq.engine.working.threads import call_after, guarded
 from airflow_provider_zkmq.engine.working.verdicts import LEFT_SECONDS, RETRY_SECONDS
 
@@ -44,6 +42,9 @@ class Worker(Asking):
             lock loses its task, unless it extends it itself. What a transactional handler takes besides is not
             extended.
         throttle: the pause between two tasks of a thread.
+        prefetch: so many tasks at the most are claimed ahead, in groups of about 50 ms of work: none until handlers are
+            known to be as fast as that, none in transactions, with a throttle or without heartbeats. What no handler
+            has begun counts no attempt, whatever becomes of the worker, and is given back after a second.
         monitor: called about once a second with a `Poll`; see `monitor`.
         auto_start: start at once (True), or after so long.
 
@@ -65,17 +66,16 @@ class Worker(Asking):
         lease: Duration | None = None,
         heartbeat: bool = True,
         throttle: Duration = 0,
+        prefetch: int = 32,
         monitor: Monitor | None = None,
         auto_start: bool | Duration = False,
     ) -> None:
         options = Options.of(
             threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,
-            transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle,
+            transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle, prefetch=prefetch,
         )  # fmt: skip
         check_handler(handler, awaited=False)
         super().__init__(queue, handler, options)
-        self._settler = Settler(self._deliveries, self._tally)
-        self._heart = Heart(self._deliveries)
         self._over = threading.Event()
         self._started = False
         self._lock = threading.Lock()
@@ -163,10 +163,10 @@ class Worker(Asking):
     # --- the threads
 
     def _loop(self) -> None:
-        idle = False
-        while not self._stopping.is_set():
+        idle, following = False, None
+        while following is not None or not self._stopping.is_set():
             try:
-                claim = self._claim(idle=idle)
+                delivery = following or self._ahead.take() or self._claim(idle=idle)
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
                     self.stop()
@@ -174,26 +174,35 @@ class Worker(Asking):
                 idle = False
                 self._stopping.wait(RETRY_SECONDS)
             else:
-                idle = claim is None
+                idle = delivery is None
                 self._looks.ended("nothing" if idle else "handled")
-                if claim is not None:
-                    self._handle(claim)
+                if delivery is not None:
+                    following = self._handle(delivery)
                     self._stopping.wait(self._options.throttle)
                 elif self._until_empty and not self._deliveries:
                     return
 
-    def _handle(self, claim: Claim) -> None:
-        transaction = claim.transaction() if self._options.transactional else None
-        delivery = self._deliveries.add(claim, claim.span, transaction)
-        self._heart.quicken()  # one more to extend
-        begun = not self._stopping.is_set() and self._deliveries.begin(delivery)
+    def _handle(self, delivery: Delivery[Claim, Transaction]) -> Delivery[Claim, Transaction] | None:
+        """Run the handler and settle; what the same transaction began is returned, to be handled next."""
+        begun = not self._stopping.is_set() and self._settler.begin(delivery) and self._deliveries.begin(delivery)
         outcome = call(lambda: self._run(delivery)) if begun else NOT_BEGUN
-        if self._deliveries.decide(delivery, outcome):
+        if not self._deliveries.decide(delivery, outcome):
+            return None
+        following = None if self._stopping.is_set() else self._ahead.after(delivery)
+        try:
             self._settler.settle(delivery)
+        except BaseException:
+            if following is not None:
+                self._ahead.put_back(following)
+            raise
+        return following
 
     def _run(self, delivery: Delivery[Claim, Transaction]) -> object:
-        task = Running(delivery.claim)
-        return self.handler(task) if delivery.transaction is None else self.handler(task, delivery.transaction)
+        task, began = Running(delivery.claim), time.monotonic()
+        try:
+            return self.handler(task) if delivery.transaction is None else self.handler(task, delivery.transaction)
+        finally:
+            self._ahead.handled(time.monotonic() - began)
 
     # --- the keeper, the heart and the monitor: none waits for another
 
@@ -206,7 +215,10 @@ class Worker(Asking):
             if time.monotonic() - tried >= LEFT_SECONDS:
                 self._settler.settle_left()
                 tried = time.monotonic()
-            self.queue.wait_for_change(seen, KEEPER_SECONDS)  # no longer than it takes for something to come due
+            self._settler.give_back(self._ahead.overdue())
+            # No longer than it takes for something to come due.
+            self.queue.wait_for_change(seen, self._ahead.until_overdue(KEEPER_SECONDS))
+        self._settler.give_back(self._ahead.overdue(every=True))
 
     def _look_after(self) -> None:
         try:

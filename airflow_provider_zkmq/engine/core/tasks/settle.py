@@ -25,6 +25,7 @@ from airflow_provider_zkmq.engine.core.tasks.holder import Holding, settled_befo
 from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
+from airflow_provider_zkmq.engine.core.writing.pieces import beginning
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.core.writing.transitions import result_write
@@ -62,7 +63,8 @@ def complete(
             before = current.with_state(claimed.state.with_attempt("finished", now, None))
             extra = [result_write(context, current, data)]
             return (yield from escrow.rerun(context, before, nonce, extra, result=True))
-        return (yield from _carry_out(partial(transitions.finish, context, current, nonce, data, now, until)))
+        finish = partial(transitions.finish, context, current, nonce, data, now, until)
+        return (yield from _carry_out(context, claimed, finish))
 
     yield from _settle(context, claimed, "complete", attempt)
 
@@ -91,10 +93,12 @@ def fail(
         if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
             pause = policy.backoff(state.attempt, rand) if wait is None else wait
             due = now + int(pause * 1000) if pause >= 0.001 else None
-            return (yield from _carry_out(partial(transitions.fail, context, before, nonce, text, due)))
+            again = partial(transitions.fail, context, before, nonce, text, due)
+            return (yield from _carry_out(context, claimed, again))
         if state.requeue:
             return (yield from escrow.rerun(context, before, nonce))
-        return (yield from _carry_out(partial(transitions.bury, context, before, Event.FAIL_FINAL, nonce, text, now)))
+        bury = partial(transitions.bury, context, before, Event.FAIL_FINAL, nonce, text, now)
+        return (yield from _carry_out(context, claimed, bury))
 
     return (yield from _settle(context, claimed, "fail", attempt)).state
 
@@ -110,7 +114,8 @@ def release(context: Context, claimed: Claimed, delay: Duration | None = None) -
 
     def attempt(claimed: Claimed) -> Procedure[Verdict]:
         nonce = nonce_of(context, claimed, "release")
-        return (yield from _carry_out(partial(transitions.release, context, _current(claimed), nonce, due)))
+        back = partial(transitions.release, context, _current(claimed), nonce, due)
+        return (yield from _carry_out(context, claimed, back))
 
     state = yield from _settle(context, claimed, "release", attempt)
     context.listings.restock(context.paths.entry(state.place).rpartition("/")[0])
@@ -130,13 +135,26 @@ def _current(claimed: Claimed) -> Current:
     return Current(claimed.task_id, claimed.version, claimed.state)
 
 
-def _carry_out(build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
+def _carry_out(context: Context, claimed: Claimed, build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
+    """Settle, and in the same transaction begin what follows; where that is another's by now, settle only."""
+    following = claimed.following if claimed.following is not None and claimed.following.begins else None
+    mark = None if following is None else beginning(context, following)
+
+    def together() -> Procedure[Plan]:
+        plan = yield from build()
+        if mark is not None:
+            plan.changes[0].ride(mark)
+        return plan
+
     def anew(refusal: Refusal) -> Procedure[Plan | None]:
         if refusal.outcome.failure is Failure.OTHER:
             raise refused("settling the claim", refusal.outcome, refusal.multi)
-        return (yield from build()) if refusal.why is Why.PLACE else None
+        return (yield from together()) if refusal.why is Why.PLACE else None
 
-    return (yield from commit((yield from build()), anew))
+    verdict = yield from commit((yield from together()), anew)
+    if following is not None and mark is not None and verdict.committed:
+        following.ahead = not verdict.plan.changes[0].touches(mark.path)
+    return verdict
 
 
 def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Procedure[TaskState]:

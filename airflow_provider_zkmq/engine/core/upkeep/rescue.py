@@ -7,35 +7,24 @@ same task, is tried again: at once while it changes, then after a pause that is 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import lease_task
-from airflow_provider_zkmq.engine.core.model.records import load_span
-from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Node, Procedure
-from airflow_provider_zkmq.engine.core.protocol.tries import damaged
-from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi, Ops, Outcome
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure
+from airflow_provider_zkmq.engine.core.protocol.writes import Ops, Outcome
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_nodes, record_of, unless_corrupt
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import heed
 from airflow_provider_zkmq.engine.core.upkeep.damage import unless_damaged
 from airflow_provider_zkmq.engine.core.upkeep.debts import pay_debts
+from airflow_provider_zkmq.engine.core.upkeep.ownerless import end_of, rescue_task
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
-from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_batches
-from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit, mending
-from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
-from airflow_provider_zkmq.engine.core.writing.plan import Why
-from airflow_provider_zkmq.engine.core.writing.record import Current
 
 LEASE_LISTING_SECONDS: Final = 0.5
-#: How often one task is read again and tried again while it changes under our eyes.
-TRIES: Final = 5
 
 
 def tend(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
@@ -65,7 +54,7 @@ def _rescue_orphans(context: Context) -> Procedure[int]:
     for note, task_id in list(context.debts.orphans.items()):
         del context.debts.orphans[note]
         if (yield Exists(context.paths.task(task_id, "claim"))) is None:
-            count += yield from unless_damaged(context, note, _rescue(context, task_id, note))
+            count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
     return count
 
 
@@ -101,7 +90,7 @@ def _bury(context: Context, consumer: str, agenda: Agenda) -> Procedure[int]:
     current = yield Children(context.paths.consumer(consumer, "current"))
     for task_id in current or ():
         note = context.paths.current(consumer, task_id)
-        count += yield from unless_damaged(context, note, _rescue(context, task_id, note))
+        count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
     if (yield from _strike_off(context, consumer, noted=current is not None)):
         context.postponed.pauses.pop(path, None)
         if consumer in context.census.unburied:
@@ -110,60 +99,6 @@ def _bury(context: Context, consumer: str, agenda: Agenda) -> Procedure[int]:
     else:  # something of it is left: a task that somebody else was changing, or a znode that is not ours
         context.postponed.postpone(path, agenda)
     return count
-
-
-def _rescue(context: Context, task_id: str, note: str) -> Procedure[bool]:
-    """Give one claimed task back: to its old place, or to the dead letters once its attempts are used up.
-
-    Read and written again while it changes: a requeue may be added, an ephemeral may vanish, a lease be extended.
-    """
-    for _ in range(TRIES):
-        done = yield from _try_rescue(context, task_id, note)
-        if done is not None:
-            return done
-    return False
-
-
-def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | None]:
-    """One try: whether it was given back; None where it changed meanwhile."""
-    path, claim_path = context.paths.task(task_id, "state"), context.paths.task(task_id, "claim")
-    node, claim, noted = yield from read_nodes((path, claim_path, note))
-    if noted is None:
-        return False  # settled or rescued meanwhile
-    record = record_of(context, task_id, node)
-    if not isinstance(record, Record) or not _claimed_with(context, record, note):
-        yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
-        return False
-    state = record.state
-    expired = note != context.paths.current(state.consumer or "", task_id)
-    now = yield from server_time(context)
-    if expired and (_end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
-        return False  # it was extended since it was listed
-    why = f"its lease ended ({state.consumer})" if expired else f"its consumer died ({state.consumer})"
-    rescued = state.with_attempt("rescued", now, why)
-    current = Current(task_id, record.stat.version, rescued, claim_gone=claim is None)
-    refusal = (yield from _give_back(context, current, [Check(note, noted.stat.version)], why, now)).refusal
-    if refusal is None or refusal.why is Why.CHANGED or refusal.path == note:
-        return True if refusal is None else None
-    raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
-
-
-def _claimed_with(context: Context, record: Record, note: str) -> bool:
-    """Whether a task is claimed, and this is a note of that claim."""
-    return record.state.state is State.CLAIMED and note in notes_of(context, record.task_id, record.state)
-
-
-def _give_back(context: Context, current: Current, guards: list[Check], why: str, now: int) -> Procedure[Verdict]:
-    """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
-    conf = yield from read_conf(context)
-    state, nonce = current.state, context.marks.nonce()
-    if not state.retry(conf.policy).exhausted(state.attempt):
-        build = partial(transitions.rescue, context, current, nonce, why, guards)
-    elif state.requeue:
-        return (yield from escrow.rerun(context, current, nonce, guards=guards))
-    else:
-        build = partial(transitions.bury, context, current, Event.RESCUE_FINAL, nonce, why, now, guards)
-    return (yield from commit((yield from build()), mending(build)))
 
 
 def _strike_off(context: Context, consumer: str, *, noted: bool) -> Procedure[bool]:
@@ -225,7 +160,7 @@ def _expire(context: Context, path: str, agenda: Agenda) -> Procedure[bool]:
     if task_id is None:
         context.report(path, "no lease of ours; stepped over")
         return False
-    if (yield from unless_damaged(context, path, _rescue(context, task_id, path))):
+    if (yield from unless_damaged(context, path, rescue_task(context, task_id, path))):
         context.postponed.pauses.pop(path, None)
         return True
     context.census.lease_ends.pop(path, None)
@@ -235,14 +170,8 @@ def _expire(context: Context, path: str, agenda: Agenda) -> Procedure[bool]:
 
 def _read_leases(context: Context, paths: list[str]) -> Procedure[None]:
     for path, node in zip(paths, (yield from read_nodes(paths)), strict=True):
-        end = None if node is None else _end_of(context, path, node)
+        end = None if node is None else end_of(context, path, node)
         if end is None:
             context.census.lease_ends.pop(path, None)
         else:
             context.census.lease_ends[path] = end
-
-
-def _end_of(context: Context, path: str, node: Node) -> int | None:
-    """When a lease ends, by the server's clock in milliseconds; None, reported once, for what is no lease."""
-    span = unless_corrupt(context, path, partial(load_span, path, node.data))
-    return None if span is None else node.stat.mtime + int(span * 1000)

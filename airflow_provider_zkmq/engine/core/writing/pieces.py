@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.notes import claim_note, consumer_note
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData, WriteOp
@@ -18,6 +20,19 @@ def notes_of(context: Context, task_id: str, state: TaskState) -> list[str]:
     if state.lease is not None:
         notes.append(lease_path(context, state))
     return notes
+
+
+def mark_path(context: Context, task_id: str, state: TaskState) -> str:
+    """Where a claim taken ahead says so; see `core.model.notes`."""
+    if state.bound or state.lease is None:
+        return context.paths.current(state.consumer or "", task_id)
+    return context.paths.task(task_id, "claim")
+
+
+def beginning(context: Context, claimed: Claimed) -> SetData:
+    """Say that the handler of a claim begins. Whoever is at the claim's note meanwhile is refused."""
+    note = consumer_note(ahead=False) if claimed.ends_with_session else claim_note(claimed.claim, ahead=False)
+    return SetData(mark_path(context, claimed.task_id, claimed.state), note)
 
 
 def lease_path(context: Context, state: TaskState) -> str:

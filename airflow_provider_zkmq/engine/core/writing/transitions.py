@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
+from airflow_provider_zkmq.engine.core.model.notes import claim_note, consumer_note
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
 from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump
 from airflow_provider_zkmq.engine.core.model.states import Event, step
@@ -66,10 +67,11 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
     )
     claimed.claim = {"consumer": consumer, "nonce": nonce, "lease": span}
     ops = Ops().set(paths.task(task_id, "state"), claimed.state.encode(), claimed.version - 1)
-    ops.create(paths.task(task_id, "claim"), dump(claimed.claim), ephemeral=lease is None)
+    note = claim_note(claimed.claim, ahead=claimed.ahead and lease is not None)
+    ops.create(paths.task(task_id, "claim"), note, ephemeral=lease is None)
     ops.delete(place).check(paths.live(consumer))
     if lease is None:
-        ops.create(paths.current(consumer, task_id))
+        ops.create(paths.current(consumer, task_id), consumer_note(ahead=claimed.ahead))
     if deadline is not None:
         ops.create(lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer}))
     return one(Change(context, task_id, ops.items, after=claimed.state, ours=partial(claim_stands, context, claimed)))
@@ -98,10 +100,12 @@ def fail(context: Context, current: Current, nonce: str, error: str, due: int | 
     return (yield from relist(context, current, replace(state, error=clip(error))))
 
 
-def release(context: Context, current: Current, nonce: str, due: int | None) -> Procedure[Plan]:
+def release(
+    context: Context, current: Current, nonce: str, due: int | None, guards: Sequence[WriteOp] = ()
+) -> Procedure[Plan]:
     """Given back: the delivery counts as no attempt."""
     state = next_record(current.task_id, current.state, Event.RELEASE, nonce, due=due)
-    return (yield from relist(context, current, replace(state, attempt=max(0, state.attempt - 1))))
+    return (yield from relist(context, current, replace(state, attempt=max(0, state.attempt - 1)), guards=guards))
 
 
 def rescue(context: Context, current: Current, nonce: str, error: str, guards: Sequence[WriteOp]) -> Procedure[Plan]:

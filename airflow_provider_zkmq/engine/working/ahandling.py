@@ -1,0 +1,65 @@
+"""Handling on an event loop: a task for the handler and one for the settling, so that a cancellation loses neither."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from airflow_provider_zkmq.engine.core.model.outcomes import Retry
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
+from airflow_provider_zkmq.engine.working.aasking import AsyncAsking, AsyncDelivery
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED
+from airflow_provider_zkmq.engine.working.handling import RunningAsync, outcome_of
+from airflow_provider_zkmq.engine.working.pauses import CANCEL_SECONDS, is_cancelled
+
+
+class AsyncHandling(AsyncAsking):
+    """A worker as far as it asks for tasks and handles them."""
+
+    async def _handle(self, delivery: AsyncDelivery) -> AsyncDelivery | None:
+        """Run the handler and settle; what the same transaction began is returned, to be handled next."""
+        calling = asyncio.create_task(self._call(delivery))
+        following: AsyncDelivery | None = None
+        try:
+            await asyncio.wait({calling})
+            following = None if self._stopping.is_set() else self._ahead.after(delivery)
+        finally:  # also when cancelled
+            settling = self._settler.background.do(self._end_delivery(delivery, calling))
+        try:
+            await asyncio.shield(settling)
+        except BaseException:
+            if following is not None:
+                self._ahead.put_back(following)
+            raise
+        return following
+
+    async def _call(self, delivery: AsyncDelivery) -> Handled:
+        if self._stopping.is_set() or not (await self._settler.begin(delivery) and self._deliveries.begin(delivery)):
+            return NOT_BEGUN
+        began = time.monotonic()
+        try:
+            task = RunningAsync(delivery.claim)
+            more = () if delivery.transaction is None else (delivery.transaction,)
+            return outcome_of(await self.handler(task, *more))
+        except KeyboardInterrupt as error:
+            if threading.current_thread() is threading.main_thread():
+                raise  # meant for the program
+            return Retry(error)
+        except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
+            asked_to_end = isinstance(error, asyncio.CancelledError) and is_cancelled()
+            return OUTLASTED if asked_to_end else Retry(error)
+        finally:
+            self._ahead.handled(time.monotonic() - began)
+
+    async def _end_delivery(self, delivery: AsyncDelivery, calling: asyncio.Task[Handled]) -> None:
+        """Settle by what the handler did; one that is still at work is cancelled, and not waited for for long."""
+        if not calling.done():
+            calling.cancel()
+            await asyncio.wait({calling}, timeout=CANCEL_SECONDS)
+        done = calling.done() and not calling.cancelled() and calling.exception() is None
+        if done:
+            self._deliveries.decide(delivery, calling.result())
+        else:
+            self._deliveries.give_up(delivery)
+        await self._settler.settle(delivery)
