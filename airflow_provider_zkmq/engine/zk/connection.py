@@ -65,11 +65,13 @@ class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
         return ended
 
     def _received(self) -> bytes:
-        with self._socket_error_handling():
-            try:
-                piece: bytes = self._socket.recv(self._frames.wanted)
-            except _NOT_YET:
-                return b""
+        try:
+            piece: bytes = self._socket.recv(self._frames.wanted)
+        except _NOT_YET:
+            return b""
+        except OSError as error:
+            msg = f"socket connection error: {error}"
+            raise ConnectionDropped(msg) from error
         if not piece:
             msg = "the server closed the connection"
             raise ConnectionDropped(msg)

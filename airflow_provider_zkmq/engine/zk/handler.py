@@ -18,9 +18,7 @@ from airflow_provider_zkmq.engine.zk.waking import Wakes
 from airflow_provider_zkmq.engine.zk.watches import Fan
 
 #: What makes a socket worth a look: also that it is gone, which whoever reads or writes then meets.
-_GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL
-_READABLE: Final = select.POLLIN | _GONE
-_WRITABLE: Final = select.POLLOUT | _GONE
+_GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL if hasattr(select, "poll") else 0
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
@@ -37,7 +35,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
         super().__init__()
         self.dialer = dialer
         self.wakes = Wakes()
-        self._polls = polls
+        self._polls = polls and hasattr(select, "poll")
 
     def async_result(self) -> Reply:
         """A reply to come."""
@@ -53,8 +51,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
         for one in wlist:
             poll.register(one, select.POLLOUT)
         met = dict(poll.poll(None if timeout is None else math.ceil(timeout * 1000)))
-        readable = [one for one in rlist if met.get(one.fileno(), 0) & _READABLE]
-        return readable, [one for one in wlist if met.get(one.fileno(), 0) & _WRITABLE], []
+        readable = [one for one in rlist if met.get(one.fileno(), 0) & (select.POLLIN | _GONE)]
+        return readable, [one for one in wlist if met.get(one.fileno(), 0) & (select.POLLOUT | _GONE)], []
 
     def create_connection(
         self, address: tuple[str, int], hostname: str | None = None, timeout: float | None = None, **_of_kazoo: Any
@@ -94,7 +92,7 @@ class Bell:
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may ring while its thread does
 
     def fileno(self) -> int:
         """What is readable while a ring is unanswered."""
