@@ -4,8 +4,8 @@
 
 What the server holds is counted after a collection of its garbage, by ``jcmd``, which a JDK brings along: before and
 after so many tasks are enqueued. Arrays of int are left out: ZooKeeper keeps none to speak of, and Java's collectors
-fill with them what they have not moved together. A server keeps its last 500 transactions besides, so that it is filled with as many
-before the first count. Tasks have 100 bytes, and neither metadata nor filters.
+fill with them what they have not moved together. A server keeps its last 500 transactions besides, so that it is filled
+with as many before the first count. Tasks have 100 bytes, and neither metadata nor filters.
 """
 
 from __future__ import annotations
