@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,4 +31,5 @@ class Marks:
         value = (self.wall_ms() & (1 << 48) - 1) << 80 | tail
         value = value & ~(0xF << 76) | 7 << 76
         value = value & ~(0x3 << 62) | 2 << 62
-        return str(uuid.UUID(int=value))
+        text = f"{value:032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
