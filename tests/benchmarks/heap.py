@@ -34,8 +34,13 @@ def live_bytes(pid: int) -> int:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise BenchmarkError(f"jcmd, which comes with a JDK, does not tell: {error}") from error
-    rows = [line.split() for line in done.stdout.splitlines()]
-    return sum(int(row[2]) for row in rows if len(row) > 3 and row[0].endswith(":") and row[3] not in {"[I", "bytes"})
+    return counted(done.stdout)
+
+
+def counted(histogram: str) -> int:
+    """The bytes of a histogram of classes, but for arrays of int."""
+    rows = [line.split() for line in histogram.splitlines()]
+    return sum(int(row[2]) for row in rows if len(row) > 3 and row[0][:-1].isdigit() and row[3] != "[I")
 
 
 def bytes_a_task(tree: Path, tasks: int) -> float:
