@@ -5,8 +5,7 @@
 What the server holds is counted after a collection of its garbage, by ``jcmd``, which a JDK brings along: before and
 after so many tasks are enqueued. Arrays of int are left out: ZooKeeper keeps none to speak of, and Java's collectors
 fill with them what they have not moved together. A server keeps its last 500 transactions besides, so that it is filled
-with as many
-before the first count. Tasks have 100 bytes, and neither metadata nor filters.
+with as many before the first count. Tasks have 100 bytes, and neither metadata nor filters.
 """
 
 from __future__ import annotations
@@ -35,8 +34,13 @@ def live_bytes(pid: int) -> int:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise BenchmarkError(f"jcmd, which comes with a JDK, does not tell: {error}") from error
-    rows = [line.split() for line in done.stdout.splitlines()]
-    return sum(int(row[2]) for row in rows if len(row) > 3 and row[0].endswith(":") and row[3] not in {"[I", "bytes"})
+    return counted(done.stdout)
+
+
+def counted(histogram: str) -> int:
+    """The bytes of a histogram of classes, but for arrays of int."""
+    rows = [line.split() for line in histogram.splitlines()]
+    return sum(int(row[2]) for row in rows if len(row) > 3 and row[0][:-1].isdigit() and row[3] != "[I")
 
 
 def bytes_a_task(tree: Path, tasks: int) -> float:

@@ -104,7 +104,9 @@ class Tree:
     def _parts(self, context: Context) -> tuple[str, list[WriteOp], int]:
         if self._fixed is None or self._fixed[0] != self.task_id:
             parts = self._fixed_parts(context)
-            named = len(dump([self.filters, self.policy, self.batch, self.task_id, self.lane.name]))
+            named = len(self.task_id) + len(self.lane.name) + len(self.batch or "")
+            if self.filters or self.policy:
+                named += len(dump([self.filters, self.policy]))
             self._fixed = self.task_id, parts, request_size(parts) + 3 * named + RECORD_ROOM
         return self._fixed
 

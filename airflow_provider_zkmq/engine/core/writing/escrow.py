@@ -7,19 +7,18 @@ here, as from 3.3 on, every new run has the data it was asked with.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.records import TaskState, replace
 from airflow_provider_zkmq.engine.core.model.states import Event, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import damaged
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, Delete, Failure, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL, read_beside, read_nodes, standing
+from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL, read_nodes, standing
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
 from airflow_provider_zkmq.engine.core.writing.content import content_ops, whole_ops
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, pack, unpack
@@ -95,7 +94,7 @@ def hold_in_escrow(context: Context, tree: Tree, current: Current) -> Procedure[
     due = state.due if state.requeue else state.dedupe  # of a claimed one neither is set
     after = next_record(tree.task_id, state, Event.REQUEUE, tree.nonce, due=due)
     after = replace(after, requeue=True, ended_zxid=still_ended(current))
-    extra = [slot, *whole_ops(context, tree.task_id, (yield from read_beside(context, tree.task_id)))]
+    extra = [slot, *whole_ops(context, tree.task_id, current.beside)]
     if after.index == state.index:
         return rewrite(context, current, after, extra)
     return (yield from relist(context, current, after, extra))

@@ -8,7 +8,6 @@ lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -18,7 +17,7 @@ from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.notes import claim_note, consumer_note
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
-from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump
+from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump, replace
 from airflow_provider_zkmq.engine.core.model.states import Event, step
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Ops, SetData, WriteOp
