@@ -43,7 +43,7 @@ class Profile:
             self._profiles.append(profile)
 
     def entries(self) -> list[Any]:
-        """What was counted so far, for `shares` to reckon with afterwards: reckoning takes time that is counted, too."""
+        """What was counted so far, for `shares` to reckon with afterwards: that takes time, which is counted, too."""
         return list(chain.from_iterable(profile.getstats() for profile in self._profiles))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from airflow_provider_zkmq.bench.report import of_way, ratio, record, verdicts
 from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 from airflow_provider_zkmq.bench.tables import markdown, sentence, text
 from airflow_provider_zkmq.bench.tracing import counting
+from airflow_provider_zkmq.cli.main import parse
 from airflow_provider_zkmq.engine import ConfigError
 
 GOALS = (
@@ -192,6 +195,17 @@ def test_profiles_are_said_in_a_sentence(figures: Figures) -> None:
     said = "client CPU of fast: kazoo 60%, engine/zk 38%"
     assert f"  {said}" in text([figures]).splitlines()
     assert f"- {said}" in markdown([figures]).splitlines()
+
+
+def test_the_commands_of_the_page_are_understood() -> None:
+    """And each row that they name is there."""
+    text = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    lines = re.findall(r"^(zkmq bench.*?)(?:  +#.*)?$", text, re.MULTILINE)
+    assert len(lines) > 5
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        args = parse(words[: words.index(">")] if ">" in words else words)
+        assert chosen(catalogue(), args.rows)
 
 
 def test_plots_of_the_same_figures_are_the_same_files(figures: Figures, tmp_path: Path) -> None:
