@@ -100,9 +100,13 @@ _ASYNCIO: Final = (
         (
             _ours("enqueue()", "asyncio-enqueue", share=3),
             Way("kazoo LockingQueue.put, one caller", "locking-put"),
+            Way("Curator DistributedQueue, asynchronous", "put-async", share=3, agent=curator_agent),
             _postgres("PostgreSQL, 64 clients", "insert", AT_ONCE, share=3),
         ),
-        (Goal("enqueue()", 4, "kazoo LockingQueue.put, one caller"),),
+        (
+            Goal("enqueue()", 4, "kazoo LockingQueue.put, one caller"),
+            Goal("enqueue()", 2, "Curator DistributedQueue, asynchronous"),
+        ),
     ),
     Row(
         "asyncio-claim",
@@ -170,7 +174,7 @@ _GC: Final = Row(
     "gc",
     "clean-up of what has ended",
     (_ours("collect_garbage()", "gc"), Way("kazoo delete(recursive=True)", "kazoo-delete")),
-    (Goal("collect_garbage()", 20, "kazoo delete(recursive=True)"),),
+    (Goal("collect_garbage()", 75, "kazoo delete(recursive=True)"),),
 )
 _SHORT: Final = (
     _ENQUEUE,

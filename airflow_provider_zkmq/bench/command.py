@@ -19,7 +19,7 @@ from airflow_provider_zkmq.bench.clients import tidied
 from airflow_provider_zkmq.bench.crew import Crews
 from airflow_provider_zkmq.bench.gauge import Gauge
 from airflow_provider_zkmq.bench.jobs import BenchError
-from airflow_provider_zkmq.bench.measuring import Figures, Say, measure, trace
+from airflow_provider_zkmq.bench.measuring import Figures, Say, measure, profile, trace
 from airflow_provider_zkmq.bench.page import check_page, write_page
 from airflow_provider_zkmq.bench.plots import check_plots, write_plots
 from airflow_provider_zkmq.bench.report import record
@@ -44,6 +44,7 @@ class Order:
     ensemble: int = 1
     sync: bool = True
     syscalls: bool = False
+    profile: bool = False
     plots: Path | None = None
     page: Path | None = None
 
@@ -95,6 +96,8 @@ def _measure(order: Order, rows: list[Row], folder: str, place: Place, say: Say)
             measured = measure(rows, crews, Gauge(place.hosts, place.pids), order.tasks, order.rounds, say)
             if order.syscalls:
                 trace(measured, crews, order.tasks, say)
+            if order.profile:
+                profile(measured, crews, order.tasks, say)
     except BenchError as error:
         raise BenchFailedError(str(error)) from error
     return measured

@@ -26,6 +26,11 @@ def python_agent(hosts: str, root: str) -> list[str]:
     return [sys.executable, "-m", "airflow_provider_zkmq.bench.agent", hosts, root]
 
 
+def profiled_agent(hosts: str, root: str) -> list[str]:
+    """That of one that says where its processor time goes, and is slower for it."""
+    return [*python_agent(hosts, root), "profile"]
+
+
 class Agent:
     """A process that answers each line with one; in a session of its own, so that an interrupt reaches us only."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from airflow_provider_zkmq.bench.crew import Agent, Answer, Crews
+from airflow_provider_zkmq.bench.crew import Agent, Answer, Crews, profiled_agent
 from airflow_provider_zkmq.bench.gauge import Gauge
 from airflow_provider_zkmq.bench.jobs import BenchError, SkippedError
 from airflow_provider_zkmq.bench.rows import Row, Way
@@ -30,6 +30,8 @@ class Figures:
     skipped: dict[str, str] = field(default_factory=dict)
     traced: dict[str, Sample] = field(default_factory=dict)
     """A sample more of each way, slower by far, in which system calls were counted."""
+    shares: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Where the processor time of ways of ours went, as parts of one."""
 
 
 def measure(rows: Sequence[Row], crews: Crews, gauge: Gauge, tasks: int, rounds: int, say: Say) -> list[Figures]:
@@ -52,6 +54,22 @@ def trace(measured: Sequence[Figures], crews: Crews, tasks: int, say: Say) -> No
         for way in figures.row.ways:
             if way.name in figures.samples and not way.elsewhere:
                 figures.traced[way.name] = _traced(way, crews, max(2, round(tasks * way.share)))
+
+
+def profile(measured: Sequence[Figures], crews: Crews, tasks: int, say: Say) -> None:
+    """Find out where the processor time of each way of ours goes, once, on an agent of its own."""
+    for figures in measured:
+        say(f"{figures.row.key}: profile")
+        for way in figures.row.ways:
+            if way.name in figures.samples and way.ours and way.processes == 1:
+                figures.shares[way.name] = _profiled(way, crews, max(2, round(tasks * way.share)))
+
+
+def _profiled(way: Way, crews: Crews, tasks: int) -> dict[str, float]:
+    crew = crews.of(profiled_agent, 1)
+    with _opened(way, crew, tasks):
+        shares: dict[str, float] = _all(crew, "run")[0]["shares"]
+    return shares
 
 
 def _traced(way: Way, crews: Crews, tasks: int) -> Sample:

@@ -168,6 +168,6 @@ VERBS: Final[dict[str, Verb]] = {
     "worker": Verb(lambda asked: _working(asked, asked.number), fill),
     "worker-singly": Verb(lambda asked: _working(asked, asked.number, prefetch=1), fill),
     "worker-handlers": Verb(_handlers, fill),
-    "mixed": simple(_mixed),
+    "mixed": simple(_mixed, lambda asked: asked.queue.configure()),
     "payloads": simple(_payloads),
 }

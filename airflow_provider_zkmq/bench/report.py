@@ -108,7 +108,8 @@ def _way(figures: Figures, way: str) -> dict[str, Any]:
         return {"skipped": figures.skipped[way]}
     spreads = {name: of_way(figures, way, name) for name in FIGURES}
     return {name: None if each is None else vars(each) for name, each in spreads.items()} | {
-        "samples": figures.samples[way]
+        "samples": figures.samples[way],
+        "shares": figures.shares.get(way),
     }
 
 

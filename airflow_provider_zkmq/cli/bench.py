@@ -25,6 +25,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ensemble", type=int, default=1, metavar="N", help="nodes of the server (%(default)s)")
     parser.add_argument("--no-sync", action="store_true", help="the server does not wait for its disk")
     parser.add_argument("--syscalls", action="store_true", help="count system calls with strace, in a round more")
+    parser.add_argument("--profile", action="store_true", help="say where our processor time goes, in a round more")
     parser.add_argument("--plots", metavar="DIR", type=Path, help="draw each row, as PNG and SVG")
     parser.add_argument("--page", metavar="FILE", type=Path, help="replace the tables of this Markdown page")
 
@@ -51,6 +52,7 @@ def bench(args: argparse.Namespace, options: Common) -> int:
         ensemble=args.ensemble,
         sync=not args.no_sync,
         syscalls=args.syscalls,
+        profile=args.profile,
         plots=args.plots,
         page=args.page,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from airflow_provider_zkmq.bench.report import of_way, ratio, record, verdicts
 from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 from airflow_provider_zkmq.bench.tables import markdown, sentence, text
 from airflow_provider_zkmq.bench.tracing import counting
+from airflow_provider_zkmq.cli.main import parse
 from airflow_provider_zkmq.engine import ConfigError
 
 GOALS = (
@@ -165,6 +169,43 @@ def test_system_calls_of_a_process_are_counted() -> None:
         process.stdin.write("end\n")
         process.stdin.close()
     assert 500 <= count.calls < 600
+
+
+def test_a_profile_counts_the_threads_that_are_started_after_it() -> None:
+    """By where the code is; the profile is one of a process of its own, since it stays on."""
+    code = """
+import json, threading
+from airflow_provider_zkmq.bench.profiling import Profile, shares
+from airflow_provider_zkmq.engine import parse_duration
+profile = Profile()
+before = profile.entries()
+thread = threading.Thread(target=lambda: [parse_duration("1h30m") for _ in range(20_000)])
+thread.start()
+thread.join()
+print(json.dumps(shares(before, profile.entries())))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    parts = json.loads(done.stdout)
+    assert "engine/core/model" in list(parts)[:2]
+    assert sum(parts.values()) == pytest.approx(1)
+
+
+def test_profiles_are_said_in_a_sentence(figures: Figures) -> None:
+    figures.shares["fast"] = {"kazoo": 0.6, "engine/zk": 0.38, "others": 0.02}
+    said = "client CPU of fast: kazoo 60%, engine/zk 38%"
+    assert f"  {said}" in text([figures]).splitlines()
+    assert f"- {said}" in markdown([figures]).splitlines()
+
+
+def test_the_commands_of_the_page_are_understood() -> None:
+    """And each row that they name is there."""
+    text = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    lines = re.findall(r"^(zkmq bench.*?)(?:  +#.*)?$", text, re.MULTILINE)
+    assert len(lines) > 5
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        args = parse(words[: words.index(">")] if ">" in words else words)
+        assert chosen(catalogue(), args.rows)
 
 
 def test_plots_of_the_same_figures_are_the_same_files(figures: Figures, tmp_path: Path) -> None:

@@ -62,9 +62,12 @@ class Agent:
         return self._folder
 
     def _fill(self, verb: str, tasks: int, clients: int) -> None:
-        self._asked = verb, tasks, clients or 1
-        rows = f"INSERT INTO tasks (data) {_ROW} FROM generate_series(1, {tasks});" if verb == "consume" else ""
-        self._psql(_TABLE + rows + "ANALYZE tasks;")
+        clients = clients or 1
+        self._asked = verb, tasks, clients
+        # One for each client more than are taken: what others hold just then is skipped, and never all of it.
+        rows = max(tasks, clients) + clients if verb == "consume" else 0
+        filling = f"INSERT INTO tasks (data) {_ROW} FROM generate_series(1, {rows});"
+        self._psql(_TABLE + filling + "ANALYZE tasks;")
         script = self._at() / "script"
         script.write_text(_SCRIPTS[verb], encoding="utf-8")
         script.chmod(0o644)
