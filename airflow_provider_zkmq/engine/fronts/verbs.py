@@ -104,7 +104,10 @@ class ClaimVerbs(Front[Hand], Generic[U]):
 
     @property
     def token(self) -> int:
-        """The fencing token: the number of the claim's transaction, unique and rising."""
+        """The fencing token: the number of the claim's transaction, rising, and unique for its task.
+
+        Tasks that `claim_many` took together may share it.
+        """
         return self._claimed.token
 
     @property
