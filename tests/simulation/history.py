@@ -155,7 +155,7 @@ class History:
         node = self.world.zk.leader.nodes.get(context.paths.task(task, "state"))
         before = self.records.get(key)
         call = self.world.executing.call if self.world.executing is not None else None
-        if call is not None and call.verb not in CARETAKING:
+        if call is not None and call.verb not in CARETAKING and not self._shared():
             call.wrote += 1
         self._judge_log(key, before, None if node is None else TaskState.decode(task, node.data), data, txn)
         if node is None:
@@ -177,6 +177,12 @@ class History:
         if before.state is State.CLAIMED and after.state is not State.CLAIMED:
             self._judge_end(key, before, after, call, claims_before.get(key))
             self.marks.ended(key, before, after, self.world.clients)
+
+    def _shared(self) -> bool:
+        """Whether what is carried out may be another call's, which goes together with the one that sent it."""
+        client = None if self.world.executing is None else self.world.executing.client
+        contexts = () if client is None else client.contexts.values()
+        return any(context.line.carried for context in contexts)
 
     def _judge_log(self, key: Key, before: TaskState | None, after: TaskState | None, data: bytes, txn: Any) -> None:
         """In a queue that is archived or followed no run that ended is lost to those who read what ended."""
@@ -206,8 +212,7 @@ class History:
     def _judge_order(self, key: Key, claimed: TaskState) -> None:
         """Nothing that was never handed out, and committed before, is passed by."""
         leader, paths = self.world.zk.leader, self.paths_of.context(key[0]).paths
-        call = self.world.executing.call if self.world.executing is not None else None
-        if call is None or call.about.get("selector") != "everything":
+        if any(call.about.get("selector") != "everything" for call in self._claiming()):
             return
         for other, state in self.records.items():
             if (
@@ -222,6 +227,12 @@ class History:
                 continue  # the same transaction claims it, too
             if not node.data and state.attempt == 0 and not state.history and node.czxid < (claimed.rank or 0):
                 self.fail("strict order", f"{other[1]} ({node.czxid}) was passed by {key[1]} ({claimed.rank})")
+
+    def _claiming(self) -> list[Call]:
+        """The calls of which one has claimed: those of one client may go together."""
+        client = None if self.world.executing is None else self.world.executing.client
+        calls = [fiber.call for fiber in self.world.fibers if fiber.client is client]
+        return [call for call in calls if call is not None and call.verb in {"claim", "claim_many"}]
 
     def _judge_end(self, key: Key, before: TaskState, after: TaskState, call: Call | None, token: int | None) -> None:
         claimed = call.about.get("held") if call is not None and call.verb in SETTLING else None

@@ -36,6 +36,7 @@ class Marks:
         if key in self.ahead and counted:
             raise Violation("only what had begun counts an attempt", f"{key[1]}: {after.history[-1]}")
         claim = (key[1], self.tokens.get(key, 0))
-        if after.attempt < before.attempt and any(claim in client.begun for client in clients):
+        anew = before.requeue and not after.requeue  # another run, whose attempts begin at 0
+        if not anew and after.attempt < before.attempt and any(claim in client.begun for client in clients):
             raise Violation("what had begun counts an attempt", f"{key[1]}: {before.attempt} -> {after.attempt}")
         self.ahead.discard(key)

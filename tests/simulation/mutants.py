@@ -95,7 +95,6 @@ MUTANTS: Final = (
         "[*(yield from _departed(context, after)), *(yield from _standing(context, after))]",
     ),
     Mutant("the torn reading of a run", "reading.runs", "== versions[task_id] and (torn or _whole(nodes))", "== versions[task_id]"),
-    Mutant("of a group's lost reply its first tells alone", "claiming.take", "partial(one_stands, context, claims)", "partial(one_stands, context, claims[:1])"),
     Mutant("of a group that nobody got one is given back", "tasks.giveback", "        for claimed in sending.claims:", "        for claimed in sending.claims[:1]:"),
     Mutant("heads of a group that are not certain", "claiming.strict_order", "[pick for pick in lowest if _key(pick)[0] <= seen]", "[pick for pick in lowest if _key(lowest[0])[0] <= seen]"),
     Mutant("a group of strict order leaves out one in the middle", "claiming.take", "[] if in_order else plans[refused_at + 1 :]", "plans[refused_at + 1 :]"),

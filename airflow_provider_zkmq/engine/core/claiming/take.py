@@ -221,7 +221,7 @@ def _send(context: Context, taker: Taker, claims: Sequence[Claimed], plans: Sequ
     plan = merge(plans)
     plan.changes[0].ours = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
     sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
-    verdict = yield from commit(plan)
+    verdict = yield from commit(plan, together=True)
     if verdict.committed:
         for claimed in claims:
             context.claims.receive(claimed, verdict.outcome.zxid or 0)

@@ -151,7 +151,7 @@ def _carry_out(context: Context, claimed: Claimed, build: Callable[[], Procedure
             raise refused("settling the claim", refusal.outcome, refusal.multi)
         return (yield from together()) if refusal.why is Why.PLACE else None
 
-    verdict = yield from commit((yield from together()), anew)
+    verdict = yield from commit((yield from together()), anew, together=True)
     if following is not None and mark is not None and verdict.committed:
         following.ahead = not verdict.plan.changes[0].touches(mark.path)
     return verdict
