@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
+from tests.integration.clients import spent
 from tests.integration.prefetch_worker import STUCK, Told
 from tests.support import eventually
 
@@ -106,3 +107,12 @@ def test_a_stop_gives_back_what_was_taken_ahead(queue: Queue) -> None:
     assert (counts["claimed"], counts["finished"], counts["inserted"]) == (0, 60, 140)
     assert {task.attempt for task in queue.tasks(state="inserted")} == {0}
     assert (worker.finished, worker.failed) == (60, 0)
+
+
+def test_taking_ahead_costs_about_one_request_a_task(zk: Zkmq, queue: Queue) -> None:
+    """What settles a task begins the next, and claims go together: a worker of one thread sends less than two each."""
+    queue.enqueue_many([Message(b"x") for _ in range(200)])
+    worker = queue.worker(lambda _task: None)
+    sent = spent(zk, lambda: worker.run(until_empty=True))
+    assert worker.finished == 200
+    assert sum(sent.values()) < 2 * 200

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
@@ -127,9 +129,12 @@ def claiming(client: Client, *, lease: float | None, selector: str | None, timeo
     return Call("claim", claim.claim(context, wanted, timeout), about, timeout)
 
 
-def claiming_many(client: Client, most: int, *, lease: float | None, selector: str | None, timeout: float) -> Call:
-    """A claim of several tasks at once."""
+def claiming_many(
+    client: Client, most: int, *, lease: float | None, selector: str | None, timeout: float, ahead: bool = False
+) -> Call:
+    """A claim of several tasks at once; `ahead`: all but the first of them are handled later."""
     call = claiming(client, lease=lease, selector=selector, timeout=timeout)
+    call.about["wanted"] = replace(call.about["wanted"], ahead=ahead)
     procedure = claim.claim_many(client.context(), call.about["wanted"], most, timeout)
     return Call("claim_many", procedure, call.about, timeout)
 
@@ -148,6 +153,47 @@ def grouper(client: Client, rand: random.Random, rounds: int) -> Program:
             yield from handle(client, claimed, rand)
         if isinstance(call.error, TransportError):
             yield Pause(0.3)
+
+
+def prefetcher(client: Client, rand: random.Random, rounds: int) -> Program:
+    """Takes several tasks ahead; some are given back without having begun, the others begin one after the other."""
+    lease = rand.choice([None, None, 6.0])
+    for _ in range(rounds):
+        timeout = rand.choice([0.0, 2.0, 20.0])
+        call = yield claiming_many(client, rand.choice([3, 5]), lease=lease, selector=None, timeout=timeout, ahead=True)
+        assert call is not None
+        claims = call.value if call.ok else []
+        for claimed in claims:
+            client.hands[claimed.task_id, claimed.token] = claimed
+        for claimed, following in zip_longest(claims, claims[1:]):
+            yield Pause(rand.choice([0, 0, 0.01, 1.0]))
+            yield from begin_and_handle(client, claimed, following, rand)
+        if isinstance(call.error, TransportError):
+            yield Pause(0.3)
+
+
+def begin_and_handle(client: Client, claimed: Any, following: Any, rand: random.Random) -> Program:
+    """As a worker does: what cannot begin is given back, and what settles one task begins the next."""
+    context, about, claim = client.context(), {"queue": "q", "held": claimed}, (claimed.task_id, claimed.token)
+    begins = rand.random() < 0.8
+    if begins and claimed.ahead:
+        call = yield Call("begin", holding.begin(context, claimed), about)
+        begins = call is not None and call.ok
+    verb = rand.choice(["complete", "complete", "fail", "release"]) if begins else "release"
+    if begins:
+        client.begun.add(claim)
+        yield Pause(rand.choice([0, 0, 0.01, 1.0, 7.0]))
+    claimed.following = following
+    if verb == "release":
+        client.begun.discard(claim)
+    make: dict[str, Any] = {
+        "complete": lambda: settle.complete(context, claimed, b"r"),
+        "fail": lambda: settle.fail(context, claimed, "e"),
+        "release": lambda: settle.release(context, claimed),
+    }
+    yield from until_settled(client, claimed, lambda: Call(verb, make[verb](), about))
+    if following is not None and not following.ahead:
+        client.begun.add((following.task_id, following.token))
 
 
 def consumer(client: Client, rand: random.Random, rounds: int, *, patience: float = 2.0) -> Program:

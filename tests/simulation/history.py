@@ -11,6 +11,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Se
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from tests.simulation.ended import Book
+from tests.simulation.marks import Marks
 from tests.simulation.parts import Call, Client, Violation
 from tests.simulation.world import World
 
@@ -47,6 +48,7 @@ class History:
         self.removed: set[Key] = set()
         self.closed: dict[str, int] = {}
         self.book = Book()
+        self.marks = Marks()
         self.letters: dict[str, int] = {}
         self.members: dict[Key, int] = {}
         world.zk.committed = self.on_commit
@@ -64,6 +66,8 @@ class History:
         data_before = dict(self.book.data)
         for op in txn.ops:
             parts = op.path.split("/")
+            if len(parts) > 5:
+                self.marks.noted(parts, op, txn.zxid)
             if len(parts) < 5 or (isinstance(op, SetData) and parts[3] != "tasks"):
                 continue
             queue, top, rest = parts[2], parts[3], parts[4:]
@@ -172,6 +176,7 @@ class History:
             self._judge_claim(key, before, after, txn)
         if before.state is State.CLAIMED and after.state is not State.CLAIMED:
             self._judge_end(key, before, after, call, claims_before.get(key))
+            self.marks.ended(key, before, after, self.world.clients)
 
     def _shared(self) -> bool:
         """Whether what is carried out may be another call's, which goes together with the one that sent it."""

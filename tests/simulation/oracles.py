@@ -91,6 +91,15 @@ class Oracles(History):
         for claimed in call.value if call.ok else ():
             self._handed_out(call, claimed)
 
+    def told_begin(self, call: Call) -> None:
+        """A handler is kept from its task only where that is another's."""
+        claimed = call.about["held"]
+        if (
+            isinstance(call.error, ClaimLost)
+            and self.claims.get((call.about["queue"], claimed.task_id)) == claimed.token
+        ):
+            self.fail("a claim is lost only when it is", f"begin of {claimed.task_id}: {call.error}")
+
     def _handed_out(self, call: Call, claimed: Claimed) -> None:
         claim = ((call.about["queue"], claimed.task_id), claimed.token)
         if claim in self.handed:

@@ -36,6 +36,8 @@ ROLES: Final = (
     "worker",
     "worker",
     "producer",
+    "prefetcher",
+    "prefetcher",
     "loader",
     "operator",
     "transactor",
@@ -214,6 +216,8 @@ def _program(actor: Actor, client: Client, world: World) -> Any:
             return actors.consumer(client, rand, actor.rounds)
         case "grouper":
             return actors.grouper(client, rand, actor.rounds)
+        case "prefetcher":
+            return actors.prefetcher(client, rand, actor.rounds)
         case "worker":
             return actors.worker(client, rand, actor.rounds)
         case "operator":

@@ -1,0 +1,42 @@
+"""What had begun counts an attempt, and nothing else does: judged by the marks of claims taken ahead."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from airflow_provider_zkmq.engine.core.model.notes import taken_ahead
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, SetData
+from tests.simulation.parts import Client, Violation
+
+Key: TypeAlias = tuple[str, str]
+
+
+class Marks:
+    """Which claims say, as the tree stands, that no handler has begun; and how those end that said otherwise."""
+
+    def __init__(self) -> None:
+        self.ahead: set[Key] = set()
+        self.tokens: dict[Key, int] = {}
+
+    def noted(self, parts: list[str], op: Any, zxid: int) -> None:
+        """One operation of a transaction, and where it is."""
+        queue, top, rest = parts[2], parts[3], parts[4:]
+        claim = top == "tasks" and rest[1:] == ["claim"]
+        if not isinstance(op, Create | SetData) or not (claim or (top == "consumers" and len(rest) == 3)):
+            return
+        key = (queue, rest[0] if claim else rest[2])
+        (self.ahead.add if taken_ahead(op.path, op.data) else self.ahead.discard)(key)
+        if claim and isinstance(op, Create):
+            self.tokens[key] = zxid
+
+    def ended(self, key: Key, before: TaskState, after: TaskState, clients: list[Client]) -> None:
+        """A claim has ended: what no handler had begun is not counted by a rescue, and what one has is."""
+        counted = after.history != before.history and after.history[-1].outcome == "rescued"
+        if key in self.ahead and counted:
+            raise Violation("only what had begun counts an attempt", f"{key[1]}: {after.history[-1]}")
+        claim = (key[1], self.tokens.get(key, 0))
+        anew = before.requeue and not after.requeue  # another run, whose attempts begin at 0
+        if not anew and after.attempt < before.attempt and any(claim in client.begun for client in clients):
+            raise Violation("what had begun counts an attempt", f"{key[1]}: {before.attempt} -> {after.attempt}")
+        self.ahead.discard(key)
