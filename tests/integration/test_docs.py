@@ -103,6 +103,15 @@ def test_the_page_on_queue_files_runs(tmp_path: Path) -> None:
     assert shown[3].variables[0].endswith("    ")
 
 
+def test_the_page_on_scale_runs() -> None:
+    """Queues are spread over ensembles as it says; its command is run by `test_scale.py`."""
+    done = subprocess.run(
+        [sys.executable, "-c", "".join(blocks("docs/scale.md", "python"))], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "groups move" in done.stdout
+
+
 #: By what its test finds each block of the page on Spark, and where that test is.
 ON_SPARK = {
     "spark.read.format": "test_data_source.py",
@@ -130,6 +139,7 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
         "docs/performance.md",
         "docs/architecture.md",
         "docs/contributing.md",
+        "docs/scale.md",
         "docs/semantics.md",
         "docs/simulator.md",
         "docs/spark.md",

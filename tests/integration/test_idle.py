@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, String, Zkmq
+from airflow_provider_zkmq.engine.core.reading.configuration import fresh_conf
 from tests.integration.clients import clients, spent
 from tests.support import eventually, fresh_root
 
@@ -136,6 +137,31 @@ def test_as_many_threads_wake_as_there_is_work(zookeeper: str, root: str, zk: Zk
         with waiting(client.queue("threads"), CONSUMERS) as crowd:
             ids = queue.enqueue_many([Message(b"x") for _ in range(CONSUMERS)])
             eventually(lambda: sorted(crowd.got) == sorted(ids))
+
+
+def _interval(queue: Queue) -> float | None:
+    """What the client remembers, as long as it stands."""
+    conf = fresh_conf(queue._context)
+    return None if conf is None else conf.gc_interval
+
+
+def test_many_threads_begin_as_one(zookeeper: str, root: str, zk: Zkmq) -> None:
+    """What all of them need is read once when they begin, and once when it changes: the configuration, who lives."""
+    queue = zk.queue("threads")
+    queue.enqueue(b"x")
+    drained(queue)
+    begun, changed = [], []
+    for threads in (1, CONSUMERS):
+        with clients(zookeeper, root, 1, session_timeout=20) as (client,):
+            there = client.queue("threads")
+            with waiting(there, threads):
+                begun.append(client.requests)
+                queue.configure(task_gc_interval=100 + threads)
+                eventually(lambda there=there, threads=threads: _interval(there) == 100 + threads)
+                changed.append(total(client.requests, begun[-1]))
+        drained(queue)  # who has gone is taken off the register, and nobody else comes or goes meanwhile
+    assert begun[0] == begun[1]
+    assert sum(changed[1].values()) <= sum(changed[0].values()) + 1
 
 
 def test_a_stop_reaches_every_idle_thread(zookeeper: str, root: str, zk: Zkmq) -> None:

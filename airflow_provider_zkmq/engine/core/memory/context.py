@@ -60,6 +60,8 @@ class Context:
     maintenance: Maintenance = field(default_factory=Maintenance)
     unresolved: Unresolved = field(default_factory=Unresolved)
     quarantine: Quarantine = field(default_factory=Quarantine)
+    shared: dict[str, Signal] = field(default_factory=dict)
+    """What one thread does for all; fired when it has ended. Owner: `core.reading.once`."""
     listings: Listings = field(init=False)
     clock: Clock = field(init=False)
     marks: Marks = field(init=False)

@@ -26,6 +26,11 @@ class Registration:
     joining: dict[int, Signal] = field(default_factory=dict)
     """The threads that register this client, by session; the others wait for the signal."""
 
+    @property
+    def heeded(self) -> bool:
+        """Whether nothing was told to this consumer since it looked; there is none before it registers."""
+        return self.consumer is None or (self.cancel_watch is not None and not self.cancel_watch.fired)
+
 
 @dataclass(slots=True, eq=False)
 class Census:
@@ -37,3 +42,8 @@ class Census:
     watch: Watch | None = None
     lease_ends: dict[str, int] = field(default_factory=dict)
     """By the path of the lease or lock, in the server's milliseconds."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether nobody has come or gone since it was read."""
+        return self.watch is not None and not self.watch.fired

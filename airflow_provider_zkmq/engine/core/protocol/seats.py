@@ -32,7 +32,7 @@ class Seats(Generic[T]):
 
     def __len__(self) -> int:
         """How many wait."""
-        return sum(map(len, self._rows.values()))
+        return sum(map(len, tuple(self._rows.values())))  # asked without the lock, too
 
     def take(self, who: T, seat: Seat | None) -> None:
         """Sit down; who has had this seat before is the first of its kind again. None: with those of no kind."""

@@ -15,6 +15,7 @@ from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, 
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.existence import queue_missing
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, unless_corrupt
+from airflow_provider_zkmq.engine.core.reading.once import once
 from airflow_provider_zkmq.engine.core.reading.parts import reread, watched_parts
 from airflow_provider_zkmq.engine.core.reading.readable import declarations, retry_policy
 from airflow_provider_zkmq.engine.core.reading.skeleton import create_skeleton
@@ -72,6 +73,11 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
     known = fresh_conf(context)
     if known is not None:
         return known
+    read = yield from once(context, "conf", lambda: fresh_conf(context), lambda: _read_conf(context, create=create))
+    return read or fresh_conf(context) or (yield from _read_conf(context, create=create))
+
+
+def _read_conf(context: Context, *, create: bool) -> Procedure[Conf]:
     parts = watched_parts(context)
     if context.configuration.watch is None:
         for part in parts.values():

@@ -13,6 +13,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure,
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, Ops, Outcome, SetData
 from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_records
+from airflow_provider_zkmq.engine.core.reading.once import once
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 
 MAX_ACCEPTS: Final = 16
@@ -88,10 +89,14 @@ def _announce(context: Context, consumer: Consumer, accepts: str) -> Procedure[N
 
 def heed(context: Context) -> Procedure[None]:
     """Learn which tasks in hand were cancelled: who cancels one writes to the znode under this one watch."""
-    consumer, watch = context.registration.consumer, context.registration.cancel_watch
-    if consumer is None or (watch is not None and not watch.fired):
+    if not context.registration.heeded:
+        yield from once(context, "cancelled", lambda: context.registration.heeded, lambda: _listen(context))
+
+
+def _listen(context: Context) -> Procedure[None]:
+    consumer, watch = context.registration.consumer, context.new_watch()
+    if consumer is None:
         return
-    watch = context.new_watch()
     node: Node | None = yield Get(context.paths.consumer(consumer.id, "current"), watch)
     if node is None:
         return  # taken for dead: the next claim finds out

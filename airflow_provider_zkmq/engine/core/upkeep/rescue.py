@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Pro
 from airflow_provider_zkmq.engine.core.protocol.writes import Ops, Outcome
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
+from airflow_provider_zkmq.engine.core.reading.once import once
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import heed
 from airflow_provider_zkmq.engine.core.upkeep.damage import unless_damaged
@@ -65,8 +66,8 @@ def rescue_dead(context: Context, agenda: Agenda | None = None) -> Procedure[int
     death; a burial that was refused is on the agenda, since no watch tells of that.
     """
     agenda = agenda or context.agenda()
-    if context.census.watch is None or context.census.watch.fired:
-        yield from _take_census(context)
+    if not context.census.stands:
+        yield from once(context, "census", lambda: context.census.stands, lambda: _take_census(context))
     count = 0
     for consumer in list(context.census.unburied):
         if not context.postponed.waits(context.paths.consumer(consumer), agenda):
