@@ -21,10 +21,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from kazoo.handlers.utils import AsyncResult
 
 from airflow_provider_zkmq.engine import AllOf, AsyncZkmq, Message, Queue, RetryPolicy, Task, UnitOfWork, Zkmq
 from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.zk.reply import Reply
 from tests.faulty import CutAfter, CutBefore, Delay, Fault, Faulty, Late, Once, Request, Tell
 from tests.integration.hands import claim_the_rest, claimed_by_the_living, stranded
 from tests.support import eventually
@@ -414,11 +414,11 @@ def test_a_claim_interrupted_at_any_reply_leaves_nothing_behind(
     claim = q.claim()
     got = {claim.task.id} if claim is not None else set()
     said: Counter[str] = Counter()
-    wait = AsyncResult.get
+    wait = Reply.get
     me = threading.get_ident()
     left = [0]
 
-    def interrupted(self: AsyncResult, *args: Any, **kwargs: Any) -> Any:
+    def interrupted(self: Reply, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != me or not _in_the_engine(sys._getframe()):
             return wait(self, *args, **kwargs)
         left[0] -= 1
@@ -429,7 +429,7 @@ def test_a_claim_interrupted_at_any_reply_leaves_nothing_behind(
             raise KeyboardInterrupt
         return value
 
-    monkeypatch.setattr(AsyncResult, "get", interrupted)
+    monkeypatch.setattr(Reply, "get", interrupted)
     for trial in range(TRIALS):
         left[0] = 1 + trial % 4
         try:
