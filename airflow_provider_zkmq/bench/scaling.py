@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
-from airflow_provider_zkmq.bench.clients import Clients, tidy
+from airflow_provider_zkmq.bench.clients import Clients
 from airflow_provider_zkmq.bench.jobs import PAYLOAD
 from airflow_provider_zkmq.bench.ours import fill_queue
 from airflow_provider_zkmq.bench.scale import Row
@@ -44,7 +44,8 @@ class Scaling:
     ) -> None:
         """Close and tidy up."""
         self._stack.close()
-        tidy(self._hosts, self._root)
+        with Clients(self._hosts, self._root) as clients:
+            clients.delete_all()
 
     @cached_property
     def _clients(self) -> Clients:

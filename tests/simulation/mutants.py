@@ -96,10 +96,9 @@ MUTANTS: Final = (
         "[*(yield from _departed(context, after)), *(yield from _standing(context, after))]",
     ),
     Mutant("the torn reading of a run", "reading.runs", "== versions[task_id] and (torn or _whole(nodes))", "== versions[task_id]"),
-    Mutant("of a group that nobody got one is given back", "tasks.giveback", "        for claimed in sending.claims:", "        for claimed in sending.claims[:1]:"),
-    Mutant("heads of a group that are not certain", "claiming.strict_order", "[pick for pick in lowest if _key(pick)[0] <= seen]", "[pick for pick in lowest if _key(lowest[0])[0] <= seen]"),
-    Mutant("a group of strict order leaves out one in the middle", "claiming.take", "[] if in_order else plans[refused_at + 1 :]", "plans[refused_at + 1 :]"),
     Mutant("what had not begun is counted", "upkeep.ownerless", "if marks else", "if False else"),
+    Mutant("the first in line that is cut off keeps its turn", "writing.combining", "        elif part.leads:", "        elif False:"),
+    Mutant("what goes together is refused together", "writing.combining", "if len(parts) > 1 and outcome.failed is not None:", "if False:"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}
