@@ -128,13 +128,14 @@ def test_a_run_in_escrow_may_be_anything(form: Callable[[Client], None], before:
     client = queue()
     client.put(b"old", task_id="a", **PARTS[before])
     form(client)
-    claimed = client.claimed()
+    claimed, came = client.claimed(), told(client).enqueued_ms
+    client.zk.advance(5)
     client.put(b"new", task_id="a", requeue=True, **PARTS[after])
     assert znodes(client) >= {"metadata", "filters"}
-    holds(client, b"old", PARTS[before])
+    assert holds(client, b"old", PARTS[before]).enqueued_ms == came
     client.zk.advance(5)
     client.complete(claimed)
-    holds(client, b"new", PARTS[after])
+    assert holds(client, b"new", PARTS[after]).enqueued_ms == came + 10_000
     assert client.work() == ["a"]
 
 

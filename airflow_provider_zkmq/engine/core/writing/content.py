@@ -42,13 +42,18 @@ def _metadata_ops(path: str, tree: Tree, *, there: bool, fresh: bool) -> list[Wr
     """Write a task's metadata. Those that were written once came with the data, as scans take it to be.
 
     Without metadata, the data are taken to have come with the record: they are written with data that are made anew,
-    even where there are none. What comes to older data is written twice.
+    even where there are none.
     """
     if there:
         return [SetData(path, tree.metadata)]
     if fresh:
         return [Create(path, tree.metadata)]
-    return [Create(path), SetData(path, tree.metadata)] if tree.metadata != NO_METADATA else []
+    return _later(path, tree.metadata) if tree.metadata != NO_METADATA else []
+
+
+def _later(path: str, metadata: bytes) -> list[WriteOp]:
+    """Metadata that come to older data: written twice, so that nobody takes them to have come together."""
+    return [Create(path), SetData(path, metadata)]
 
 
 def whole_ops(context: Context, task_id: str, beside: frozenset[str]) -> list[WriteOp]:
@@ -58,4 +63,4 @@ def whole_ops(context: Context, task_id: str, beside: frozenset[str]) -> list[Wr
     """
     task = context.paths.task
     filters: list[WriteOp] = [] if "filters" in beside else [Create(task(task_id, "filters"))]
-    return filters if "metadata" in beside else [Create(task(task_id, "metadata"), NO_METADATA), *filters]
+    return filters if "metadata" in beside else [*_later(task(task_id, "metadata"), NO_METADATA), *filters]
