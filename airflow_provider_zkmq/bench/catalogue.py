@@ -74,6 +74,7 @@ _CLAIM: Final = Row(
         Goal("claim()", 2, unit="requests"),
         Goal("claims(prefetch=32)", 1.2, unit="requests"),
         Goal("claims(prefetch=32)", 400, unit="client_us"),
+        Goal("claim_many(32)", 1.2, unit="requests"),
     ),
 )
 _WORKER: Final = Row(
