@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+from airflow_provider_zkmq.bench.scaling import Row, Scaling
 from airflow_provider_zkmq.embedded import EmbeddedServer
 
 #: With so many calls at once the model is fitted, and it is held against so many times the smallest of these.
@@ -102,22 +103,6 @@ class Ensemble:
         }
 
 
-@dataclass(frozen=True)
-class Row:
-    """One quantity at one size: what the model says, what was measured."""
-
-    what: str
-    size: int
-    predicted: float
-    measured: float
-
-    @property
-    def text(self) -> str:
-        """A line of the table."""
-        off = self.measured / self.predicted if self.predicted else 1.0
-        return f"{self.what:36} {self.size:>7} {self.predicted:>12,.1f} {self.measured:>12,.1f} {off:>6.2f}"
-
-
 HEAD: Final = f"{'what':36} {'size':>7} {'predicted':>12} {'measured':>12} {'ratio':>6}"
 
 
@@ -143,8 +128,6 @@ def plans(costs: Costs, base: Demand, heap: float, sizes: Sequence[int]) -> list
 
 def report(hosts: str, largest: int, heap: float, out: Callable[[str], object]) -> list[Row]:
     """Measure, and print what the model makes of it."""
-    from airflow_provider_zkmq.bench.scaling import Scaling
-
     sizes = [size for size in TIMES if size <= largest]
     rows: list[Row] = []
     out(HEAD)

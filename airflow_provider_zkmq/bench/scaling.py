@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
 from airflow_provider_zkmq.bench.clients import Clients
 from airflow_provider_zkmq.bench.jobs import PAYLOAD
 from airflow_provider_zkmq.bench.ours import fill_queue
-from airflow_provider_zkmq.bench.scale import Row
 from airflow_provider_zkmq.embedded import ask_metrics
 from airflow_provider_zkmq.engine import Message
 
@@ -25,6 +25,22 @@ if TYPE_CHECKING:
 _CALLS: Final = 150
 _DEPTH: Final = 100
 _EACH: Final = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity at one size: what the model says, what was measured."""
+
+    what: str
+    size: int
+    predicted: float
+    measured: float
+
+    @property
+    def text(self) -> str:
+        """A line of the table."""
+        off = self.measured / self.predicted if self.predicted else 1.0
+        return f"{self.what:36} {self.size:>7} {self.predicted:>12,.1f} {self.measured:>12,.1f} {off:>6.2f}"
 
 
 class Scaling:
