@@ -33,6 +33,8 @@ class _Named:
         self.count += 1
         self._events.append(self._name)
 
+    nudge = fire
+
 
 class Actor:
     """One client of a scenario: each call is one operation, noted with its result and the events that came before it.
