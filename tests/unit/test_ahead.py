@@ -202,6 +202,27 @@ def test_what_follows_may_be_lost_by_then(end: str) -> None:
     other.check()
 
 
+@pytest.mark.parametrize("end", ["complete", "fail", "release"])
+def test_what_follows_may_be_claimed_by_another(end: str) -> None:
+    """The next one was rescued, and has another owner by then: nothing of that one's claim is touched."""
+    client = new_queue()
+    (first,), (second,) = (take_ahead(client, {"lease": span}, first=at) for at, span in enumerate((500, 5)))
+    client.zk.ms += 60_000
+    other = Client(client.zk, "other")
+    (theirs,) = other.do(claim.claim_many(other.context, Wanted(EVERYTHING, 500.0), 1))
+    assert theirs.task_id == second.task_id
+    before = mark_of(other, theirs)
+    first.following = second
+    arguments = ("e",) if end == "fail" else ()
+    client.do(getattr(settle, end)(client.context, first, *arguments))
+    assert client.state("t0").state is (State.FINISHED if end == "complete" else State.INSERTED)
+    assert (second.ahead, mark_of(other, theirs)) == (True, before)
+    with pytest.raises(ClaimLost):
+        begin(client, second)
+    other.complete(theirs)
+    other.check()
+
+
 def test_what_was_not_taken_ahead_begins_without_a_word() -> None:
     """Nothing is written for a claim that counts from the first; one that is lost does not begin."""
     client = new_queue()

@@ -182,6 +182,36 @@ def test_a_stop_gives_back_what_never_began() -> None:
     assert ends(queue) == [Success(None)] * 5 + [NOT_BEGUN] * (taken - 5) + [None] * (40 - taken)
 
 
+class Late(Asked):
+    """Its first group comes when the worker has been stopped, and its keeper has ended."""
+
+    def __init__(self, *claims: ListClaim) -> None:
+        super().__init__(*claims)
+        self.before_a_group: Callable[[], None] = lambda: None
+
+    def claim_many(self, n: int, *, ahead: bool = False, **asked: Any) -> list[ListClaim]:
+        self.before_a_group()
+        return super().claim_many(n, ahead=ahead, **asked)
+
+
+def test_what_comes_after_a_stop_is_given_back_though_nobody_joins() -> None:
+    """Whoever stops a worker need not wait for it: nothing stays in hand for as long as the process lives."""
+    queue = Late(*(ListClaim() for _ in range(40)))
+    worker, started = Worker(queue, lambda _task: None, prefetch=8), threading.Event()  # type: ignore[arg-type]
+
+    def stop() -> None:
+        assert started.wait(20)
+        worker.stop()
+        worker._keeper.join()
+
+    queue.before_a_group = stop
+    worker.start()
+    started.set()
+    worker._threads[0].join()
+    assert ends(queue) == [Success(None)] + [NOT_BEGUN] * 8 + [None] * 31
+    assert not worker._deliveries
+
+
 async def test_a_stop_on_an_event_loop_gives_it_back_too() -> None:
     """Nothing is in hand once it has ended."""
     made: list[Any] = []
@@ -234,6 +264,27 @@ async def test_a_handler_that_turns_out_slow_holds_up_nothing_on_an_event_loop(m
     await worker.run(until_empty=True)
     assert (worker.finished, worker.failed) == (13, 0)
     assert ends(queue) == [Success(None)] * 2 + [NOT_BEGUN] * 7 + [Success(None)] * 11
+
+
+@pytest.mark.parametrize("rounds", range(1, 40))
+async def test_whenever_a_worker_is_cancelled_all_that_it_took_is_settled(rounds: int) -> None:
+    """Between two tasks, too: what the one's settlement began is in no other hand by then."""
+    queue = AsyncAsked(*(AsyncListClaim() for _ in range(40)))
+
+    async def handler(_task: object) -> None: ...
+
+    worker = AsyncWorker(queue, handler, prefetch=8)  # type: ignore[arg-type]
+    running = asyncio.create_task(worker.run())
+    async with asyncio.timeout(20):
+        while not worker.finished:  # noqa: ASYNC110  nothing is assumed to have happened by then
+            await asyncio.sleep(0)
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait({running})
+    taken = 40 - len(queue.claims)
+    assert None not in ends(queue)[:taken]
+    assert not worker._deliveries
 
 
 class Unbeginnable(ListClaim):

@@ -178,7 +178,8 @@ class AsyncWorker(AsyncHandling):
                 self._looks.ended("nothing" if idle else "handled")
                 if delivery is not None:
                     following = await self._handle(delivery)
-                    await until(self._stopping, self._options.throttle)
+                    if following is None:  # else a cancellation that met the pause would lose it
+                        await until(self._stopping, self._options.throttle)
                 elif self._until_empty and not self._deliveries:
                     return
 

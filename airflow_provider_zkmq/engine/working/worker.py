@@ -170,7 +170,7 @@ class Worker(Asking):
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
                     self.stop()
-                    return
+                    break
                 idle = False
                 self._stopping.wait(RETRY_SECONDS)
             else:
@@ -181,6 +181,8 @@ class Worker(Asking):
                     self._stopping.wait(self._options.throttle)
                 elif self._until_empty and not self._deliveries:
                     return
+        # What came after the stop, behind the keeper's back: nobody may ever join.
+        self._settler.give_back(self._ahead.overdue(every=True))
 
     def _handle(self, delivery: Delivery[Claim, Transaction]) -> Delivery[Claim, Transaction] | None:
         """Run the handler and settle; what the same transaction began is returned, to be handled next."""

@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failure
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Check, Failure
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, unless_queue_gone
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
@@ -136,14 +136,17 @@ def _current(claimed: Claimed) -> Current:
 
 
 def _carry_out(context: Context, claimed: Claimed, build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
-    """Settle, and in the same transaction begin what follows; where that is another's by now, settle only."""
+    """Settle, and in the same transaction begin what follows; where that is another's by now, settle only.
+
+    A leased claim's mark stands where that of the next owner's claim will: the record says whose it is.
+    """
     following = claimed.following if claimed.following is not None and claimed.following.begins else None
     mark = None if following is None else beginning(context, following)
 
     def together() -> Procedure[Plan]:
         plan = yield from build()
-        if mark is not None:
-            plan.changes[0].ride(mark)
+        if following is not None and mark is not None:
+            plan.changes[0].ride(Check(context.paths.task(following.task_id, "state"), following.version), mark)
         return plan
 
     def anew(refusal: Refusal) -> Procedure[Plan | None]:

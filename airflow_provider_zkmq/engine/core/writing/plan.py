@@ -94,10 +94,14 @@ class Change:
         kind = {Failure.NO_NODE: Delete, Failure.NODE_EXISTS: Create}.get(failure) if failure else None
         return kind is not None and any(op.path == path and isinstance(op, kind) for op in (*self.ops, *self.listing))
 
-    def ride(self, op: WriteOp) -> None:
-        """Carry something out in the same transaction, unless that is refused."""
-        self.riders.add(op.path)
-        self.listing.append(op)
+    def ride(self, *ops: WriteOp) -> None:
+        """Carry something out in the same transaction, unless any of it is refused."""
+        self.riders.update(op.path for op in ops)
+        self.listing += ops
+
+    def unseat(self) -> None:
+        """Go on without what rides along."""
+        self._drop(lambda path: path in self.riders)
 
     def touches(self, path: str) -> bool:
         """Whether it does something at `path`."""
