@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming.ask import ask, ask_many, wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
@@ -45,19 +45,11 @@ from airflow_provider_zkmq.engine.core.tasks import (
 from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, keeper
-from airflow_provider_zkmq.engine.fronts.hand import Hand, task_of
+from airflow_provider_zkmq.engine.fronts.hand import Adopting, Hand, task_of
 from airflow_provider_zkmq.engine.fronts.kinds import Front
 from airflow_provider_zkmq.engine.fronts.methods import by_token, claiming, claiming_many, settling, verb
 from airflow_provider_zkmq.engine.protocols import InHand
 from airflow_provider_zkmq.engine.zk.session import Session
-
-
-class Adopting(Protocol):
-    """A transaction, as far as a claim enters it."""
-
-    def adopt(self, hand: Hand) -> None:
-        """Make a claim of the same session part of the transaction, and the one that `settle` is about."""
-
 
 T = TypeVar("T")
 U = TypeVar("U", bound=Adopting)

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from airflow_provider_zkmq.engine.core.claiming import default_order, strict_order
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes
-from airflow_provider_zkmq.engine.core.claiming.take import CallerLeft, Taker, Unregistered, Wanted
+from airflow_provider_zkmq.engine.core.claiming.taker import CallerLeft, Taker, Unregistered, Wanted
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context

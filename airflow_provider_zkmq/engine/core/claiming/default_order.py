@@ -16,7 +16,7 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.claiming.group import take_all
 from airflow_provider_zkmq.engine.core.claiming.match import judged
-from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker
+from airflow_provider_zkmq.engine.core.claiming.taker import Pick, Taker
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_provider_zkmq.engine.core.claiming.take import (
-    Pick,
-    Taker,
-    claim_together,
-    may_be_tried,
-    read_candidates,
-    take,
-)
+from airflow_provider_zkmq.engine.core.claiming.take import claim_together, may_be_tried, read_candidates, take
+from airflow_provider_zkmq.engine.core.claiming.taker import Pick, Taker
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure

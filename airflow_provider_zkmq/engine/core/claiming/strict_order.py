@@ -15,7 +15,7 @@ from itertools import groupby
 from airflow_provider_zkmq.engine.core.claiming.default_order import SOON, TRIES, drop_if_empty
 from airflow_provider_zkmq.engine.core.claiming.group import take_all
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes, judged
-from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker
+from airflow_provider_zkmq.engine.core.claiming.taker import Pick, Taker
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.listings import Reading
