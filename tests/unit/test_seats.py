@@ -53,6 +53,25 @@ def test_a_signal_wakes_everybody_when_it_is_fired_and_one_when_it_is_nudged() -
     assert woken == [0, 1, 2]
 
 
+@pytest.mark.parametrize("told", ["fire", "nudge", "pass_on"])
+def test_an_interrupt_of_who_tells_leaves_nobody_asleep(told: str) -> None:
+    """It may come at the first of several, or before the one that was to be woken knows."""
+    signal, woken, seat = ThreadSignal(), [], Seat("kind")
+
+    def interrupted() -> None:
+        woken.append("first")
+        if woken.count("first") == 1:
+            raise KeyboardInterrupt
+
+    signal.on_next(0, interrupted, seat)
+    signal.on_next(0, lambda: woken.append("second"), Seat("kind"))
+    signal.on_next(0, lambda: woken.append("free"))
+    with pytest.raises(KeyboardInterrupt):
+        getattr(signal, told)(*(["kind"] if told == "pass_on" else []))
+    assert set(woken) == {"first", "second", "free"}
+    assert not signal._callbacks
+
+
 def test_a_thread_that_leaves_its_seat_is_not_woken_in_another_s_place() -> None:
     """One waits in vain and goes; the next nudge is for the other."""
     signal = ThreadSignal()

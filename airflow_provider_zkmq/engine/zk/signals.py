@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from airflow_provider_zkmq.engine.core.protocol.seats import Seat, Seats
 
@@ -26,26 +27,31 @@ class ThreadSignal:
 
     def fire(self) -> None:
         """Count one and wake everybody."""
-        with self._lock:
-            self._count += 1
-            callbacks = self._callbacks.everybody()
-        for callback in callbacks:
-            callback()
+        self._tell(1, self._callbacks.everybody)
 
     def nudge(self) -> None:
         """Count one, and wake one of each kind of those in seats, and all others."""
-        with self._lock:
-            self._count += 1
-            callbacks = self._callbacks.one_of_each()
-        for callback in callbacks:
-            callback()
+        self._tell(1, self._callbacks.one_of_each)
 
     def pass_on(self, kind: Hashable) -> None:
         """Wake one more in a seat of this kind; nothing is counted."""
-        with self._lock:
-            callbacks = self._callbacks.next_of(kind)
-        for callback in callbacks:
-            callback()
+        self._tell(0, partial(self._callbacks.next_of, kind))
+
+    def _tell(self, happened: int, chosen: Callable[[], list[Callable[[], None]]]) -> None:
+        """Call back; where an interrupt comes in between, rather all who wait than none of those who have got up."""
+        told: list[Callable[[], None]] = []
+        try:
+            with self._lock:
+                self._count += happened
+                told = chosen()
+            for callback in told:
+                callback()
+        except BaseException:
+            with self._lock:
+                others = self._callbacks.everybody()
+            for callback in (*told, *others):
+                callback()
+            raise
 
     def on_next(self, seen: int, callback: Callable[[], None], seat: Seat | None = None) -> bool:
         """Have `callback` called at the next firing; False, without keeping it, if it was fired since `seen`."""

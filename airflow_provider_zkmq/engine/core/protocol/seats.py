@@ -52,8 +52,9 @@ class Seats(Generic[T]):
 
     def everybody(self) -> list[T]:
         """All who wait; they have got up."""
-        rows, self._rows = self._rows, {}
-        return [who for row in rows.values() for who in row]
+        waiting = [who for row in self._rows.values() for who in row]
+        self._rows = {}
+        return waiting
 
     def one_of_each(self) -> list[T]:
         """The first of each kind, and all of no kind; they have got up."""

@@ -24,10 +24,10 @@ def once(
         if is_done():
             return None
     mine = context.run.new_signal()
-    context.shared.setdefault(what, mine)
     try:
+        context.shared.setdefault(what, mine)
         return (yield from procedure())
-    finally:
-        if context.shared.get(what) is mine:
+    finally:  # without a call before it is taken off, at which an interrupt could come: all others would wait for ever
+        if what in context.shared and context.shared[what] is mine:
             del context.shared[what]
         mine.fire()
