@@ -25,6 +25,7 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         super().__init__(queue, handler, options)
         self.queue = queue
         self._stopping = asyncio.Event()
+        self._come = asyncio.Event()
         self._settler = AsyncSettler(self._deliveries, self._tally)
         self._heart = AsyncHeart(self._deliveries)
 
@@ -42,13 +43,18 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
 
     async def _claim(self, *, idle: bool) -> AsyncDelivery | None:
         """Claim, where handlers are fast more than one; None: there was nothing, or no queue, and it was waited for."""
+        self._come.clear()
         try:
-            claims = await self._claim_unless_stopped(self._ask(self._ahead.room, self._patience(idle=idle)))
+            with self._ahead.asking(idle=idle):
+                asked = self._ask(self._ahead.room, self._patience(idle=idle))
+                claims = await self._claim_unless_stopped(asked)
         except QueueNotFound as error:
             await self._await_queue(error)
             return None
         deliveries = [self._add(claim) for claim in claims]
         self._ahead.put(deliveries[1:])
+        if self._ahead and self._ahead.idle:  # who began to wait meanwhile takes of it
+            self._come.set()
         return deliveries[0] if deliveries else None
 
     async def _ask(self, most: int, patience: float) -> Sequence[AsyncClaim]:
@@ -80,7 +86,7 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         """Claim, and stop waiting when told to; what came too late for that, or for a cancellation, is given back."""
         claiming = asyncio.create_task(asked)
         try:
-            await self._unless_stopped(claiming)
+            await self._unless_stopped(claiming, self._come)
         except asyncio.CancelledError:
             self._settler.background.do(self._unclaim(claiming))
             raise
@@ -89,13 +95,17 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         await self._settler.background.to_its_end(self._unclaim(claiming))
         return ()
 
-    async def _unless_stopped(self, task: asyncio.Task[T]) -> T | None:
-        """Wait for a task, or until told to stop; its result where it has come to one. Raises what it raised."""
-        stopped = asyncio.create_task(self._stopping.wait())
+    async def _unless_stopped(self, task: asyncio.Task[T], *others: asyncio.Event) -> T | None:
+        """Wait for a task, or until told to stop; its result where it has come to one. Raises what it raised.
+
+        `others`: what ends the waiting, too.
+        """
+        ends = [asyncio.create_task(event.wait()) for event in (self._stopping, *others)]
         try:
-            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopped.cancel()
+            for end in ends:
+                end.cancel()
         return task.result() if task.done() and not task.cancelled() else None
 
     async def _unclaim(self, claiming: asyncio.Task[Sequence[AsyncClaim]]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Generic, TypeVar
 
 from airflow_provider_zkmq.engine.protocols import Closing, InHand
@@ -37,15 +39,37 @@ class Ahead(Generic[C, U]):
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Delivery[C, U], float]] = deque()
         self._seconds: float | None = None
+        self._idle = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything waits for a thread."""
+        return bool(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a thread waits for the queue: nothing is claimed ahead that it could begin at once."""
+        return self._idle > 0
+
+    @contextmanager
+    def asking(self, *, idle: bool) -> Iterator[None]:
+        """A thread asks the queue for tasks; `idle`: it waits until there are some."""
+        with self._lock:
+            self._idle += idle
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._idle -= idle
 
     @property
     def room(self) -> int:
         """How many tasks a thread without any claims: one until handlers are known to be fast, and while they are not.
 
-        A thread claims when none is waiting, so that all threads together have no more than the limit waiting.
+        One as well while a thread is idle. A thread claims when none is waiting, so that all threads together have no
+        more than the limit waiting.
         """
         seconds = self._seconds
-        if seconds is None:
+        if seconds is None or self._idle:
             return 1
         return self._share if seconds * self._share <= WORK_SECONDS else max(1, int(WORK_SECONDS / seconds))
 

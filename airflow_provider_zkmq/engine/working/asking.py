@@ -39,16 +39,20 @@ class Asking(Working[Claim, Transaction]):
     def _claim(self, *, idle: bool) -> Delivery[Claim, Transaction] | None:
         """Claim, where handlers are fast more than one; None: there was nothing, or no queue, and it was waited for."""
         try:
-            claims = self._ask(self._ahead.room, self._patience(idle=idle))
+            with self._ahead.asking(idle=idle):
+                claims = self._ask(self._ahead.room, self._patience(idle=idle))
         except QueueNotFound as error:
             self._await_queue(error)
             return None
         deliveries = [self._add(claim) for claim in claims]
         self._ahead.put(deliveries[1:])
+        if self._ahead and self._ahead.idle:  # who began to wait meanwhile takes of it
+            self.queue.wake()
         return deliveries[0] if deliveries else None
 
     def _ask(self, most: int, patience: float) -> Sequence[Claim]:
-        choice, lease, stopping = self._options.choice, self._options.lease, self._stopping.is_set
+        choice, lease = self._options.choice, self._options.lease
+        stopping = lambda: self._stopping.is_set() or bool(self._ahead)  # noqa: E731
         if most > 1:
             return self.queue.claim_many(most, **choice, lease=lease, timeout=patience, stopping=stopping, ahead=True)
         claim = self.queue.claim(**choice, lease=lease, timeout=patience, stopping=stopping)
