@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine.core.model.filters import (
 )
 from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, encode_data, encode_metadata
 from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
-from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number, whole_number
+from airflow_provider_zkmq.engine.core.model.numbers import number_of_claims, optional_whole_number, whole_number
 from airflow_provider_zkmq.engine.core.model.outcomes import Success
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -85,6 +85,7 @@ __all__ = [
     "encode_types",
     "load",
     "lock_seconds",
+    "number_of_claims",
     "optional_milliseconds",
     "optional_seconds",
     "optional_whole_number",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.core.model.durations import Duration
@@ -135,6 +135,19 @@ class Queue(Named, Protocol):
     ) -> Claim | None:
         """Take the first task that fits, waiting at most `timeout` seconds, and until `stopping`."""
 
+    def claim_many(
+        self,
+        n: int,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
+        stopping: Callable[[], bool] = ...,
+    ) -> Sequence[Claim]:
+        """Take the first `n` tasks that fit, or as many as there are; the first is waited for as by `claim`."""
+
     def counts(self) -> dict[str, int]:
         """How many tasks are in each state."""
 
@@ -179,6 +192,18 @@ class AsyncQueue(Named, Protocol):
         lease: Duration | None = None,
     ) -> Coroutine[Any, Any, AsyncClaim | None]:
         """Take the first task that fits, waiting at most `timeout` seconds; cancelled, give back what was taken."""
+
+    def claim_many(
+        self,
+        n: int,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
+    ) -> Coroutine[Any, Any, Sequence[AsyncClaim]]:
+        """Take the first `n` tasks that fit, or as many as there are; cancelled, give back what was taken."""
 
     def look_after(self) -> Coroutine[Any, Any, None]:
         """Rescue and promote what is due, as a claim would."""

@@ -32,14 +32,14 @@ from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.looking import end_of, look_until
 from airflow_provider_zkmq.filequeue.putting import Putting
 from airflow_provider_zkmq.filequeue.refusals import refuse, refused
-from airflow_provider_zkmq.filequeue.view import FileView
+from airflow_provider_zkmq.filequeue.several import Several
 from airflow_provider_zkmq.filequeue.worker import Handler, Worker, worker
 
 T = TypeVar("T")
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 
 
-class FileQueue(FileView):
+class FileQueue(Several):
     """A queue in a file, each call blocking until the file is changed. Usable from several threads and processes.
 
     The methods are those of `Queue` and raise what those raise; what a file cannot promise raises `Unsupported`.

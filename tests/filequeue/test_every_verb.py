@@ -97,6 +97,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "changes": lambda side: side.q.changes,
     "check_wanted": lambda side: side.q.check_wanted(selector="size==large") and None,
     "claim": lambda side: side.q.claim(selector="size==large", lease=60),
+    "claim_many": lambda side: side.q.claim_many(3, selector="size==large", lease=60),
     "clear": lambda side: side.q.clear("finished"),
     "closed": lambda side: side.q.closed,
     "collect_garbage": lambda side: side.q.collect_garbage(0),

@@ -127,6 +127,29 @@ def claiming(client: Client, *, lease: float | None, selector: str | None, timeo
     return Call("claim", claim.claim(context, wanted, timeout), about, timeout)
 
 
+def claiming_many(client: Client, most: int, *, lease: float | None, selector: str | None, timeout: float) -> Call:
+    """A claim of several tasks at once."""
+    call = claiming(client, lease=lease, selector=selector, timeout=timeout)
+    procedure = claim.claim_many(client.context(), call.about["wanted"], most, timeout)
+    return Call("claim_many", procedure, call.about, timeout)
+
+
+def grouper(client: Client, rand: random.Random, rounds: int) -> Program:
+    """Claims several tasks together, and handles one after the other."""
+    lease = rand.choice([None, None, 6.0])
+    selector = rand.choice([None, None, None, "c==high", "c<=low"])
+    for _ in range(rounds):
+        timeout = rand.choice([0.0, 2.0, 20.0])
+        call = yield claiming_many(client, rand.choice([2, 3, 5]), lease=lease, selector=selector, timeout=timeout)
+        assert call is not None
+        for claimed in call.value if call.ok else ():
+            client.hands[claimed.task_id, claimed.token] = claimed
+        for claimed in call.value if call.ok else ():
+            yield from handle(client, claimed, rand)
+        if isinstance(call.error, TransportError):
+            yield Pause(0.3)
+
+
 def consumer(client: Client, rand: random.Random, rounds: int, *, patience: float = 2.0) -> Program:
     """Claims, works, settles."""
     lease = rand.choice([None, None, None, 6.0])
@@ -142,7 +165,7 @@ def consumer(client: Client, rand: random.Random, rounds: int, *, patience: floa
 
 def handle(client: Client, claimed: Any, rand: random.Random) -> Program:
     """Work on a task in hand, then settle it one way or another."""
-    client.hands[claimed.token] = claimed
+    client.hands[claimed.task_id, claimed.token] = claimed
     client.session_of_hand = client.session  # type: ignore[attr-defined]
     yield Pause(rand.choice([0, 0, 0.01, 1.0, 7.0]))
     context, verb = client.context(), rand.choice(["complete"] * 5 + ["fail", "fail", "release", "snooze", "window"])
@@ -173,7 +196,7 @@ def worker(client: Client, rand: random.Random, rounds: int) -> Program:
 def work(client: Client, claimed: Any, rand: random.Random, *, transactional: bool) -> Program:
     """Handle a task, and settle it by what became of it; cut off, it goes on where it was."""
     context = client.context()
-    client.hands[claimed.token] = claimed
+    client.hands[claimed.task_id, claimed.token] = claimed
     taken = transaction.Transaction([(context, claimed)]) if transactional else None
     if taken is not None and rand.random() < 0.5:
         putting.put(taken.put, client.context("r"), Message(b"out"))
@@ -196,7 +219,7 @@ def until_settled(client: Client, claimed: Any, make: Any) -> Program:
         if call.cancelled or (isinstance(call.error, TransportError) and not isinstance(call.error, SessionLost)):
             yield Pause(0.2)
             continue
-        client.hands.pop(claimed.token, None)
+        client.hands.pop((claimed.task_id, claimed.token), None)
         return
 
 
@@ -206,7 +229,7 @@ def keeper(client: Client) -> Program:
         for claimed in list(client.hands.values()):
             span = claimed.claim.get("lease")
             if span and not claimed.lost:
-                client.kept.setdefault(claimed.token, client.world.now)
+                client.kept.setdefault((claimed.task_id, claimed.token), client.world.now)
                 yield Call("extend", holding.extend(client.context(), claimed, span), {"queue": "q", "held": claimed})
         if client.context().registration.consumer is not None:
             yield Call("tend", rescue.tend(client.context()))
@@ -275,7 +298,7 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
             yield Pause(0.3)
             continue
         claimed = call.value
-        client.hands[claimed.token] = claimed
+        client.hands[claimed.task_id, claimed.token] = claimed
         work = transaction.Transaction([(context, claimed)])
         putting.put(work.put, out, Message(b"out", delay=5 if number % 2 else None))
         yield Pause(rand.choice([0, 1.0]))
@@ -293,7 +316,7 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
             break
         if good and done.error is not None and not isinstance(done.error, ClaimLost | SessionLost | OutcomeUnknown):
             continue
-        client.hands.pop(claimed.token, None)
+        client.hands.pop((claimed.task_id, claimed.token), None)
 
 
 def opener(client: Client) -> Program:
@@ -311,7 +334,7 @@ def sweeper(client: Client, queue: str) -> Program:
             yield Pause(0.2)
         if call.ok and call.value is not None:
             claimed = call.value
-            client.hands[claimed.token] = claimed
+            client.hands[claimed.task_id, claimed.token] = claimed
             yield from until_settled(
                 client,
                 claimed,

@@ -24,7 +24,7 @@ CALM: Final = 7.0
 #: Seconds for which the keeper has had it at least.
 KEPT: Final = 3.5
 #: Calls that change tasks of others on their way.
-CARETAKING: Final = frozenset({"claim", "gc", "tend", "pay"})
+CARETAKING: Final = frozenset({"claim", "claim_many", "gc", "tend", "pay"})
 REMOVING: Final = frozenset({"drop", "clear"})
 Key = tuple[str, str]
 
@@ -38,10 +38,10 @@ class History:
         self.records: dict[Key, TaskState] = {}
         self.places: dict[Key, set[str]] = {}
         self.claims: dict[Key, int] = {}
-        self.tokens: dict[int, Key] = {}
-        self.ended: dict[int, State] = {}
-        self.ended_by: dict[int, Call] = {}
-        self.handed: set[int] = set()
+        self.tokens: set[tuple[Key, int]] = set()
+        self.ended: dict[tuple[Key, int], State] = {}
+        self.ended_by: dict[tuple[Key, int], Call] = {}
+        self.handed: set[tuple[Key, int]] = set()
         self.created: dict[Key, int] = {}
         self.payloads: dict[bytes, set[str]] = {}
         self.removed: set[Key] = set()
@@ -151,7 +151,7 @@ class History:
         node = self.world.zk.leader.nodes.get(context.paths.task(task, "state"))
         before = self.records.get(key)
         call = self.world.executing.call if self.world.executing is not None else None
-        if call is not None and call.verb not in CARETAKING:
+        if call is not None and call.verb not in CARETAKING and not self._shared():
             call.wrote += 1
         self._judge_log(key, before, None if node is None else TaskState.decode(task, node.data), data, txn)
         if node is None:
@@ -173,6 +173,12 @@ class History:
         if before.state is State.CLAIMED and after.state is not State.CLAIMED:
             self._judge_end(key, before, after, call, claims_before.get(key))
 
+    def _shared(self) -> bool:
+        """Whether what is carried out may be another call's, which goes together with the one that sent it."""
+        client = None if self.world.executing is None else self.world.executing.client
+        contexts = () if client is None else client.contexts.values()
+        return any(context.line.carried for context in contexts)
+
     def _judge_log(self, key: Key, before: TaskState | None, after: TaskState | None, data: bytes, txn: Any) -> None:
         """In a queue that is archived or followed no run that ended is lost to those who read what ended."""
         paths, nodes = self.paths_of.context(key[0]).paths, self.world.zk.leader.nodes
@@ -192,7 +198,7 @@ class History:
             self.fail("each task in one place", f"{task} is {state.state}: {expected} != {self.places.get(key)}")
 
     def _judge_claim(self, key: Key, before: TaskState, after: TaskState, txn: Any) -> None:
-        self.tokens[txn.zxid] = key
+        self.tokens.add((key, txn.zxid))
         if after.attempt != before.attempt + 1 or after.attempt > self.attempts:
             self.fail("the attempt is counted before the hand-out", f"{key[1]}: {before.attempt} -> {after.attempt}")
         if self.order == "fifo" and key[0] == "q":
@@ -201,8 +207,7 @@ class History:
     def _judge_order(self, key: Key, claimed: TaskState) -> None:
         """Nothing that was never handed out, and committed before, is passed by."""
         leader, paths = self.world.zk.leader, self.paths_of.context(key[0]).paths
-        call = self.world.executing.call if self.world.executing is not None else None
-        if call is None or call.about.get("selector") != "everything":
+        if any(call.about.get("selector") != "everything" for call in self._claiming()):
             return
         for other, state in self.records.items():
             if (
@@ -212,9 +217,17 @@ class History:
                 or state.priority != claimed.priority
             ):
                 continue
-            node = leader.nodes[paths.entry(state.place)]
+            node = leader.nodes.get(paths.entry(state.place))
+            if node is None:
+                continue  # the same transaction claims it, too
             if not node.data and state.attempt == 0 and not state.history and node.czxid < (claimed.rank or 0):
                 self.fail("strict order", f"{other[1]} ({node.czxid}) was passed by {key[1]} ({claimed.rank})")
+
+    def _claiming(self) -> list[Call]:
+        """The calls of which one has claimed: those of one client may go together."""
+        client = None if self.world.executing is None else self.world.executing.client
+        calls = [fiber.call for fiber in self.world.fibers if fiber.client is client]
+        return [call for call in calls if call is not None and call.verb in {"claim", "claim_many"}]
 
     def _judge_end(self, key: Key, before: TaskState, after: TaskState, call: Call | None, token: int | None) -> None:
         claimed = call.about.get("held") if call is not None and call.verb in SETTLING else None
@@ -223,15 +236,15 @@ class History:
         if after.history != before.history and "its lease ended" in (after.history[-1].error or ""):
             self._judge_expiry(key, token)
         if token is not None:
-            self.ended[token] = after.state
+            self.ended[key, token] = after.state
             if call is not None:
-                self.ended_by[token] = call
+                self.ended_by[key, token] = call
 
     def _judge_expiry(self, key: Key, token: int | None) -> None:
         """A lease or lock that its owner's keeper could extend does not end."""
         for client in self.world.clients:
             calm = client.alive and client.connected and client.troubled_at < self.world.now - CALM
-            if calm and token in client.kept and client.kept[token] < self.world.now - KEPT:
+            if calm and token is not None and client.kept.get((key[1], token), self.world.now) < self.world.now - KEPT:
                 self.fail("what a keeper extends does not end", f"{key[1]} ({token}) of {client.name}")
 
     def _judge_removal(self, key: Key, before: TaskState, call: Call | None, txn: Any) -> None:

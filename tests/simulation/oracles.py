@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.errors import (
@@ -82,25 +83,32 @@ class Oracles(History):
 
     def told_claim(self, call: Call) -> None:
         """A claim is handed out once, and is what its token says."""
-        if not call.ok or call.value is None:
-            return
-        claimed = call.value
-        if claimed.token in self.handed:
+        if call.ok and call.value is not None:
+            self._handed_out(call, call.value)
+
+    def told_claim_many(self, call: Call) -> None:
+        """So is each of several."""
+        for claimed in call.value if call.ok else ():
+            self._handed_out(call, claimed)
+
+    def _handed_out(self, call: Call, claimed: Claimed) -> None:
+        claim = ((call.about["queue"], claimed.task_id), claimed.token)
+        if claim in self.handed:
             self.fail("a claim is handed out once", f"{claimed.task_id} {claimed.token}")
-        if self.tokens.get(claimed.token) != (call.about["queue"], claimed.task_id):
+        if claim not in self.tokens:
             self.fail("a token is its claim's transaction", f"{claimed.task_id} {claimed.token}")
-        self.handed.add(claimed.token)
+        self.handed.add(claim)
 
     def on_settle(self, call: Call) -> None:
         """Success, refusal and loss are told as they are."""
         claimed = call.about["held"]
         key = (call.about["queue"], claimed.task_id)
-        if call.ok and call.verb != "rollback" and claimed.token not in self.ended:
+        if call.ok and call.verb != "rollback" and (key, claimed.token) not in self.ended:
             self.fail("no success is told that did not happen", f"{call.verb} of {claimed.task_id}")
         if isinstance(call.error, ClaimLost):
             if self.claims.get(key) == claimed.token:
                 self.fail("a claim is lost only when it is", f"{call.verb} of {claimed.task_id}: {call.error}")
-            by = self.ended_by.get(claimed.token)
+            by = self.ended_by.get((key, claimed.token))
             mine = by is not None and by.about.get("held") is claimed and by.verb == call.verb
             if mine and key not in self.removed:  # of what has been collected nobody can tell
                 self.fail("asking again tells what happened", f"{call.verb} of {claimed.task_id}: {call.error}")
@@ -125,7 +133,7 @@ class Oracles(History):
                 continue
             if fiber.until <= world.now + LATE:
                 continue
-            if call.verb == "claim" and (missed := self._missed(call)):
+            if call.verb in {"claim", "claim_many"} and (missed := self._missed(call)):
                 self.fail("nobody sleeps over work", f"{fiber.name} while {missed} is there")
             if call.verb == "wait" and self._reached(call):
                 self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for {call.about['ids']}")
@@ -137,7 +145,7 @@ class Oracles(History):
         if any(self._owes(client) for client in self.world.clients):
             return True
         calls = [one for one in self.world.fibers if one is not waiter and one.call is not None]
-        idle = {"wait", "wait_batch"} | ({"claim"} if self.world.quiet else set())
+        idle = {"wait", "wait_batch"} | ({"claim", "claim_many"} if self.world.quiet else set())
         return any(not client.alive for client in self.world.clients) or any(
             one.call is not None and one.call.verb not in idle for one in calls
         )
@@ -184,7 +192,7 @@ class Oracles(History):
             if node is None:
                 continue
             client = by_session.get(node.owner) if node.owner else self._leaseholder(self.records.get((queue, task)))
-            if client is not None and token not in client.hands:
+            if client is not None and (task, token) not in client.hands:
                 self.fail("no claimed task in nobody's hand", f"{task} ({token}) of {client.name}")
 
     def _leaseholder(self, state: TaskState | None) -> Client | None:

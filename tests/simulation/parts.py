@@ -123,9 +123,9 @@ class Client:
         self.events: deque[Watch] = deque()
         self.armed: set[Watch] = set()
         self.contexts: dict[str, Context] = {}
-        self.hands: dict[int, Any] = {}
-        """What its callers have in hand, by token."""
-        self.kept: dict[int, float] = {}
+        self.hands: dict[tuple[str, int], Any] = {}
+        """What its callers have in hand, by task and token."""
+        self.kept: dict[tuple[str, int], float] = {}
         """Since when a keeper extends it."""
         self.troubled_at = 0.0
         self.random = random.Random(f"{world.seed}{name}")

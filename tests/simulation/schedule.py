@@ -31,6 +31,8 @@ FAULTS: Final = (
 )
 ROLES: Final = (
     "consumer",
+    "grouper",
+    "grouper",
     "worker",
     "worker",
     "producer",
@@ -41,6 +43,7 @@ ROLES: Final = (
     "keeper",
     "keeper",
 )
+BUSY: Final = ("producer", "producer", "grouper", "grouper", "consumer", "operator")
 READERS: Final = ("follower", "follower", "upkeep", "operator")
 STEPS: Final = 6_000
 QUIET_SECONDS: Final = 600.0
@@ -96,6 +99,9 @@ def plan(seed: str) -> Plan:
     crew.append(Actor(rand.randrange(clients), "consumer", rand.randint(1, 4), rand.randrange(1 << 30)))
     for _ in range(rand.randint(0, 4)):
         crew.append(Actor(rand.randrange(clients), rand.choice(ROLES), rand.randint(1, 3), rand.randrange(1 << 30)))
+    if rand.random() < 0.3:  # many calls of one client, whose transactions go together
+        busy = rand.randrange(clients)
+        crew += [Actor(busy, role, 3, rand.randrange(1 << 30)) for role in BUSY]
     followed = rand.random() < 0.3
     if followed:
         crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in READERS]
@@ -206,6 +212,8 @@ def _program(actor: Actor, client: Client, world: World) -> Any:
             return actors.loader(client, rand, actor.rounds)
         case "consumer":
             return actors.consumer(client, rand, actor.rounds)
+        case "grouper":
+            return actors.grouper(client, rand, actor.rounds)
         case "worker":
             return actors.worker(client, rand, actor.rounds)
         case "operator":

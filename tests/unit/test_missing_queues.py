@@ -86,6 +86,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "extend": lambda it: settling("extend", it, "a", 1, 5),
     "progress": lambda it: settling("progress", it, "a", 1, 0.5),
     "claim": ask.ask,
+    "claim_many": lambda it: ask.ask_many(it, 3),
     "check_wanted": ask.wanted,
     "delete": lambda it: deletion.delete(it, confirm=True),
 }

@@ -23,19 +23,21 @@ T = TypeVar("T")
 PATIENCE: Final = 1.0
 
 
-def handed_over(session: Session, asked: Asked, receive: Callable[[Claimed], T], patience: Patience) -> T | None:
+def handed_over(session: Session, asked: Asked, receive: Callable[[list[Claimed]], T], patience: Patience) -> T:
     """Claim, and hand what `receive` makes of it to the caller; cut off, the client gives it back before it claims.
+
+    What was claimed together is delivered by one statement: the caller has all of it, or none.
 
     Since it may never claim again, that is also done in the background, as soon as there is a connection.
     Nothing that an interrupt could cut in two stands between `deliver` and the return.
     """
     context, caller = asked.context, Caller()
     try:
-        claimed = run(session, asked.claiming(caller), patience)
-        if claimed is None:
-            return None
-        received = receive(claimed)
-        context.claims.deliver(claimed)
+        claims = run(session, asked.claiming(caller), patience)
+        received = receive(claims)
+        if not claims:
+            return received
+        context.claims.deliver(claims[0])
         return received
     except BaseException:
         caller.left = True
@@ -45,8 +47,8 @@ def handed_over(session: Session, asked: Asked, receive: Callable[[Claimed], T],
 
 
 async def handed_over_async(
-    session: Session, asked: Asked, receive: Callable[[Claimed], T], patience: Patience
-) -> T | None:
+    session: Session, asked: Asked, receive: Callable[[list[Claimed]], T], patience: Patience
+) -> T:
     """The same on an event loop. Cancelled, it stops the claim, and gives back what that may have taken.
 
     That is waited for, but not for long: then, or cancelled once more, it goes on in the background.
@@ -54,7 +56,7 @@ async def handed_over_async(
     context, caller = asked.context, Caller()
     job = asyncio.ensure_future(arun(session, asked.claiming(caller), patience))
     try:
-        claimed = await asyncio.shield(job)
+        claims = await asyncio.shield(job)
     except asyncio.CancelledError:
         caller.left = True  # a claim that waits is told by the signal
         context.signal.fire()
@@ -65,10 +67,9 @@ async def handed_over_async(
         if context.claims.handovers:
             context.run.pay()
         raise
-    if claimed is None:
-        return None
-    received = receive(claimed)
-    context.claims.deliver(claimed)
+    received = receive(claims)
+    if claims:
+        context.claims.deliver(claims[0])
     return received
 
 

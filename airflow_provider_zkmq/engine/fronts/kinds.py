@@ -78,7 +78,16 @@ class BlockingTaker(Blocking[S], Generic[S, C]):
         patience = patience or self._session.patience()
         asked = run(self._session, ask(self._subject), patience)
         self._mark_used()
-        return handed_over(self._session, asked, lambda claimed: self._receive(asked.context, claimed), patience)
+        first = lambda claims: self._receive(asked.context, claims[0]) if claims else None  # noqa: E731
+        return handed_over(self._session, asked, first, patience)
+
+    def _take_all(self, ask: Callable[[S], Procedure[Asked]]) -> list[C]:
+        """Claim what is asked for, several at once; as in `_take`, nothing happens after `deliver`."""
+        patience = self._session.patience()
+        asked = run(self._session, ask(self._subject), patience)
+        self._mark_used()
+        all_of = lambda claims: [self._receive(asked.context, each) for each in claims]  # noqa: E731
+        return handed_over(self._session, asked, all_of, patience)
 
 
 class AwaitedTaker(Awaited[S], Generic[S, C]):
@@ -93,8 +102,16 @@ class AwaitedTaker(Awaited[S], Generic[S, C]):
         patience = patience or self._session.patience()
         asked = await arun(self._session, ask(self._subject), patience)
         self._mark_used()
-        receive = lambda claimed: self._receive(asked.context, claimed)  # noqa: E731
-        return await handed_over_async(self._session, asked, receive, patience)
+        first = lambda claims: self._receive(asked.context, claims[0]) if claims else None  # noqa: E731
+        return await handed_over_async(self._session, asked, first, patience)
+
+    async def _take_all(self, ask: Callable[[S], Procedure[Asked]]) -> list[C]:
+        """Claim what is asked for, several at once. Cancelled, it gives back all that it took."""
+        patience = self._session.patience()
+        asked = await arun(self._session, ask(self._subject), patience)
+        self._mark_used()
+        all_of = lambda claims: [self._receive(asked.context, each) for each in claims]  # noqa: E731
+        return await handed_over_async(self._session, asked, all_of, patience)
 
 
 class BlockingInTurn(BlockingTaker[S, C]):

@@ -91,8 +91,7 @@ class claiming(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
 
         super().__init__(_shown(blocking, ask), _shown(awaited, ask))
         for function, shown in zip(self.functions, returns, strict=True):
-            signature = inspect.signature(function).replace(return_annotation=shown)
-            function.__signature__ = signature  # type: ignore[attr-defined]
+            _show_result(function, shown)
 
     @overload
     def __get__(self, front: BlockingTaker[S, C], owner: type) -> Callable[P, C | None]: ...
@@ -106,6 +105,37 @@ class claiming(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
     def __get__(
         self, front: None, owner: type[AwaitedTaker[S, C]]
     ) -> Callable[Concatenate[AwaitedTaker[S, C], P], Coroutine[Any, Any, C | None]]: ...
+    def __get__(self, front: object, owner: type) -> Any:
+        """The verb of an object, or of a front's class."""
+        return self.of(front, owner)
+
+
+class claiming_many(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
+    """`claiming` for a procedure that asks for several claims at once: the caller gets a list."""
+
+    def __init__(self, ask: Callable[Concatenate[S, P], Procedure[Asked]], *returns: str) -> None:
+        def blocking(self: BlockingTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> list[C]:
+            return self._take_all(lambda subject: ask(subject, *args, **kwargs))
+
+        async def awaited(self: AwaitedTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> list[C]:
+            return await self._take_all(lambda subject: ask(subject, *args, **kwargs))
+
+        super().__init__(_shown(blocking, ask), _shown(awaited, ask))
+        for function, shown in zip(self.functions, returns, strict=True):
+            _show_result(function, shown)
+
+    @overload
+    def __get__(self, front: BlockingTaker[S, C], owner: type) -> Callable[P, list[C]]: ...
+    @overload
+    def __get__(self, front: AwaitedTaker[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, list[C]]]: ...
+    @overload
+    def __get__(
+        self, front: None, owner: type[BlockingTaker[S, C]]
+    ) -> Callable[Concatenate[BlockingTaker[S, C], P], list[C]]: ...
+    @overload
+    def __get__(
+        self, front: None, owner: type[AwaitedTaker[S, C]]
+    ) -> Callable[Concatenate[AwaitedTaker[S, C], P], Coroutine[Any, Any, list[C]]]: ...
     def __get__(self, front: object, owner: type) -> Any:
         """The verb of an object, or of a front's class."""
         return self.of(front, owner)
@@ -172,6 +202,11 @@ def _shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
     shown = signature.replace(parameters=[*leading, *rest], return_annotation=_returned(signature))
     function.__signature__ = shown  # type: ignore[attr-defined]
     return function
+
+
+def _show_result(function: Callable[..., Any], shown: str) -> None:
+    signature = inspect.signature(function).replace(return_annotation=shown)
+    function.__signature__ = signature  # type: ignore[attr-defined]
 
 
 def _annotation(parameter: inspect.Parameter) -> object:

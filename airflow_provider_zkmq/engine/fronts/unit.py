@@ -54,7 +54,7 @@ class Transaction:
     def take(
         self, context: Context, node: Mapping[str, object] | None, filter_method: Method,
         selector: Selector | str | None, timeout: Duration, caller: Caller,
-    ) -> Procedure[Claimed | None]:  # fmt: skip
+    ) -> Procedure[list[Claimed]]:  # fmt: skip
         """Claim a task for it, unless it is closed meanwhile: then what was claimed is given back."""
         span = seconds("timeout", timeout)
         if span > 0:
@@ -65,10 +65,10 @@ class Transaction:
         taking = claim(context, asked, span, lambda: not self.open or caller.left, caller)
         claimed = yield from unless_missing(context, taking)
         if claimed is None or self.open:
-            return claimed
+            return [] if claimed is None else [claimed]
         caller.left = True  # closed while this waited: what it got is nobody's
         yield from give_back(context)
-        return None
+        return []
 
     def is_over(self) -> bool:
         """Whether the session has ended, or has been out of reach for as long as it lives without its client."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
-from airflow_provider_zkmq.engine.core.claiming.ask import ask, wanted
+from airflow_provider_zkmq.engine.core.claiming.ask import ask, ask_many, wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
@@ -47,7 +47,7 @@ from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement,
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, keeper
 from airflow_provider_zkmq.engine.fronts.hand import Hand, task_of
 from airflow_provider_zkmq.engine.fronts.kinds import Front
-from airflow_provider_zkmq.engine.fronts.methods import by_token, claiming, settling, verb
+from airflow_provider_zkmq.engine.fronts.methods import by_token, claiming, claiming_many, settling, verb
 from airflow_provider_zkmq.engine.zk.session import Session
 
 
@@ -102,7 +102,10 @@ class ClaimVerbs(Front[Hand], Generic[U]):
 
     @property
     def token(self) -> int:
-        """The fencing token: the number of the claim's transaction, unique and rising."""
+        """The fencing token: the number of the claim's transaction, rising, and unique for its task.
+
+        Tasks that `claim_many` took together may share it.
+        """
         return self._claimed.token
 
     @property
@@ -194,6 +197,7 @@ class QueueVerbs(Front[Context]):
     seal_batch = verb(several_writers.seal)
     enqueue = verb(enqueue_one, marks_used=True)
     claim = claiming(ask, "Claim | None", "AsyncClaim | None")
+    claim_many = claiming_many(ask_many, "list[Claim]", "list[AsyncClaim]")
     check_wanted = verb(wanted)
     look_after = verb(keeper.look_after)
     wait_for_change = verb(keeper.wait_for_change)

@@ -1,15 +1,16 @@
-"""Asking for a task: what a consumer wants is checked first; a claim that is not refused can then be carried out."""
+"""Asking for tasks: what a consumer wants is checked first; a claim that is not refused can then be carried out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_zkmq.engine.core.claiming.claim import claim
+from airflow_provider_zkmq.engine.core.claiming.claim import claim_many
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.model.numbers import number_of_claims
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Within
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
@@ -21,10 +22,10 @@ Method = FilterMethod | Mapping[str, FilterMethod]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A claim that was asked for and not refused: on which queue, and how a caller comes by it."""
+    """Claims that were asked for and not refused: on which queue, and how a caller comes by them."""
 
     context: Context
-    claiming: Callable[[Caller], Procedure[Claimed | None]]
+    claiming: Callable[[Caller], Procedure[list[Claimed]]]
 
 
 def wanted(
@@ -64,8 +65,37 @@ def ask(
     if span > 0:
         yield Within(span)
     asked = yield from wanted(context, node, filter_method, selector, lease)
+    return _asked(context, asked, 1, span, stopping)
 
-    def claiming(caller: Caller) -> Procedure[Claimed | None]:
-        return unless_missing(context, claim(context, asked, span, lambda: caller.left or stopping(), caller))
+
+def ask_many(
+    context: Context,
+    n: int,
+    node: Mapping[str, object] | None = None,
+    filter_method: Method = "absolute",
+    *,
+    selector: Selector | str | None = None,
+    timeout: Duration = 0,
+    lease: Duration | None = None,
+    stopping: Callable[[], bool] = never_stopping,
+) -> Procedure[Asked]:
+    """Take the first `n` tasks that fit (1 to 64), or as many as there are; an empty list when there was none.
+
+    `timeout`: for how many seconds the first of them is waited for; what is there by then is taken. They come in the
+    queue's order, and are taken together in few transactions: tasks that one transaction took have the same token. A
+    call that is cancelled or interrupted gives back all that it took. The other arguments are `claim`'s. Raises
+    `ConfigError`, also for another `n`, and `QueueNotFound`, also while it waits.
+    """
+    most, span = number_of_claims(n), seconds("timeout", timeout)
+    if span > 0:
+        yield Within(span)
+    asked = yield from wanted(context, node, filter_method, selector, lease)
+    return _asked(context, asked, most, span, stopping)
+
+
+def _asked(context: Context, asked: Wanted, most: int, span: float, stopping: Callable[[], bool]) -> Asked:
+    def claiming(caller: Caller) -> Procedure[list[Claimed]]:
+        stops = lambda: caller.left or stopping()  # noqa: E731
+        return unless_missing(context, claim_many(context, asked, most, span, stops, caller))
 
     return Asked(context, claiming)

@@ -1,4 +1,4 @@
-"""Claim: the first task that a selector accepts."""
+"""Claim: the first tasks that a selector accepts."""
 
 from __future__ import annotations
 
@@ -32,57 +32,82 @@ def claim(
     `stopping` ends the wait early; it is asked whenever the queue's signal is fired. `caller`: who is to get the claim
     and says so with `deliver`; without one, what is returned counts as delivered.
     """
+    claims = yield from claim_many(context, wanted, 1, timeout, stopping, caller)
+    return claims[0] if claims else None
+
+
+def claim_many(
+    context: Context,
+    wanted: Wanted,
+    most: int,
+    timeout: float = 0.0,
+    stopping: Callable[[], bool] = lambda: False,
+    caller: Caller | None = None,
+) -> Procedure[list[Claimed]]:
+    """The first `most` tasks that fit, or as many as there are, in order; `claim` says what the rest means.
+
+    They are on their way together: `deliver`, called with any of them, delivers all of them.
+    """
     mine = caller or Caller()
     try:
-        claimed = yield from _claim(context, wanted, timeout, stopping, mine)
+        claims = yield from _claim(context, wanted, most, timeout, stopping, mine)
     except BaseException:  # cancelled, interrupted, unknown: what may have been claimed is nobody's
         mine.left = True
         if context.claims.handovers:
             context.run.pay()
         raise
-    if claimed is not None and caller is None:
-        context.claims.deliver(claimed)
-    return claimed
+    if claims and caller is None:
+        context.claims.deliver(claims[0])
+    return claims
 
 
 def _claim(
-    context: Context, wanted: Wanted, timeout: float, stopping: Callable[[], bool], caller: Caller
-) -> Procedure[Claimed | None]:
+    context: Context, wanted: Wanted, most: int, timeout: float, stopping: Callable[[], bool], caller: Caller
+) -> Procedure[list[Claimed]]:
     deadline = context.run.monotonic() + timeout
     if timeout > 0:
         yield Within(timeout)
     while not stopping():
         seen = context.signal.count
-        agenda = context.agenda()
+        agenda, claims = context.agenda(), list[Claimed]()
         try:
-            claimed = yield from claim_now(context, wanted, caller, agenda)
+            yield from claim_now(context, wanted, caller, agenda, most, claims)
         except Unregistered:
+            if claims:
+                return claims
             continue
         except CallerLeft:
-            return None
+            if context.claims.handovers:
+                context.run.pay()
+            return []
         left = deadline - context.run.monotonic()
-        if claimed is not None or (left <= 0 and not agenda.more):
-            return claimed
+        if claims or (left <= 0 and not agenda.more):
+            return claims
         woken = yield Wait(context.signal, seen, agenda.left(left))
         if woken and not stopping():
             yield from take_turns(context, deadline - context.run.monotonic())
-    return None
+    return []
 
 
-def claim_now(context: Context, wanted: Wanted, caller: Caller, agenda: Agenda) -> Procedure[Claimed | None]:
-    """One look at the queue, without waiting; `agenda` tells when to look again. Raises `Unregistered`."""
+def claim_now(
+    context: Context, wanted: Wanted, caller: Caller, agenda: Agenda, most: int, claims: list[Claimed]
+) -> Procedure[None]:
+    """One look at the queue, without waiting: what is claimed is added to `claims`, at most so many.
+
+    `agenda` tells when to look again. Raises `Unregistered`, `CallerLeft`; what was claimed before stands.
+    """
     conf = yield from read_conf(context)
     consumer = yield from register(context, str(wanted.selector))
     yield from tend(context, agenda)
     if conf.paused:
-        return None
-    taker = Taker(conf, wanted, consumer, caller)
+        return
+    taker = Taker(conf, wanted, consumer, caller, most, claims)
     if conf.order == "fifo":
-        return (yield from strict_order.claim_in_order(context, taker, agenda))
+        yield from strict_order.claim_in_order(context, taker, agenda)
+        return
     names = yield from listing(context, context.paths.at("queue"))
     lanes = yield from fitting_lanes(context, taker, names or ())
     for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
-        claimed = yield from default_order.claim_among(context, taker, list(group), agenda)
-        if claimed is not None:
-            return claimed
-    return None
+        yield from default_order.claim_among(context, taker, list(group), agenda)
+        if not taker.room:
+            return

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
+from airflow_provider_zkmq.engine.core.claiming.group import take_all
 from airflow_provider_zkmq.engine.core.claiming.match import judged
-from airflow_provider_zkmq.engine.core.claiming.take import Taker, take
+from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
@@ -55,13 +55,10 @@ class _Look:
         return [*islice((name for name in names if self.open(context, name)), SPREAD_WINDOW)]
 
 
-def claim_among(
-    context: Context, taker: Taker, lanes: list[tuple[str, bool]], agenda: Agenda
-) -> Procedure[Claimed | None]:
-    """Claim the first task of some lanes that nobody else is at; of each: its name, whether to judge its entries."""
+def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], agenda: Agenda) -> Procedure[None]:
+    """Claim the first tasks of some lanes that nobody else is at; of each: its name, whether to judge its entries."""
     look = _Look(taker, agenda)
-    slot, slots = share(context)
-    while True:
+    while taker.room:
         fronts: list[list[tuple[str, str]]] = []
         for name, judge in lanes:
             front = yield from _front(context, look, context.paths.at("queue", name), judge=judge)
@@ -72,27 +69,34 @@ def claim_among(
             window = [pair for pair in window if look.open(context, pair[0])]
         if not window:
             if not fronts:
-                return None
+                return
             continue
-        mine = (pair for pair in window if slots == 1 or zlib.crc32(pair[0].encode()) % slots == slot)
-        entry, segment = next(mine, window[any_of_the_first(context, len(window))])
-        claimed = yield from _try(context, look, segment, entry)
-        if claimed is not None:
-            return claimed
+        yield from _try(context, look, [Pick(*pair) for pair in _first_of(context, window, taker.room)])
 
 
-def _try(context: Context, look: _Look, segment: str, entry: str) -> Procedure[Claimed | None]:
-    """Try an entry."""
-    look.tried[entry] += 1
-    context.claims.trying.add(entry)
+def _first_of(context: Context, window: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """Where to begin: at the entries of this consumer's own share, as far as it has any; then at as many of others'."""
+    slot, slots = share(context)
+    if slots == 1:
+        return window[:most]
+    mine = [*islice((pair for pair in window if zlib.crc32(pair[0].encode()) % slots == slot), most)]
+    start = any_of_the_first(context, len(window))
+    return mine or window[start : start + 1 + (most - 1) // slots]
+
+
+def _try(context: Context, look: _Look, picks: list[Pick]) -> Procedure[None]:
+    """Try some entries."""
+    entries = [pick.entry for pick in picks]
+    look.tried.update(entries)
+    context.claims.trying.update(entries)
     try:
-        claimed = yield from take(context, look.taker, segment, entry)
+        taken = yield from take_all(context, look.taker, picks)
     finally:
-        context.claims.trying.discard(entry)
-    _take_off(context, segment, entry)
-    if claimed is None and look.tried[entry] >= TRIES:
+        context.claims.trying.difference_update(entries)
+    for pick in picks:
+        _take_off(context, pick.segment, pick.entry)
+    if taken < len(picks) and any(look.tried[entry] >= TRIES for entry in entries):
         look.agenda.within(SOON)
-    return claimed
 
 
 def _front(context: Context, look: _Look, lane: str, *, judge: bool) -> Procedure[list[tuple[str, str]]]:

@@ -7,16 +7,16 @@ knows that it was claimed, and only then looks for the next. The default order t
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from airflow_provider_zkmq.engine.core.claiming.default_order import SOON, TRIES, drop_if_empty
+from airflow_provider_zkmq.engine.core.claiming.group import take_all
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes, judged
-from airflow_provider_zkmq.engine.core.claiming.take import Taker, take
+from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.listings import Reading
 from airflow_provider_zkmq.engine.core.model.checks import MAX_ZXID
@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.crowd import step_back
 
-_Head = tuple[tuple[int, str], str]
+_Key = tuple[int, str]
 
 
 @dataclass(slots=True)
@@ -43,26 +43,26 @@ class _Look:
         return all(reading.fresh and reading.watch is watch for reading, watch in self.read)
 
 
-def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[Claimed | None]:
+def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[None]:
     """Claim the first of the fitting tasks, of the highest priority that has one."""
     look = _Look(taker)
-    while True:
-        head = yield from _head(context, look)
-        if head is None:
-            return None
-        (rank, entry), segment = head
-        look.tried[entry] += 1
-        claimed = yield from take(context, taker, segment, entry, rank)
-        if claimed is not None:
-            return claimed
-        if look.tried[entry] >= TRIES and f"{segment}/{entry}" not in context.quarantine:
+    while taker.room:
+        heads = yield from _heads(context, look)
+        if not heads:
+            return
+        first = heads[0]
+        look.tried[first.entry] += 1
+        taken = yield from take_all(context, taker, heads, in_order=True)
+        if taken == len(heads):
+            continue
+        if not taken and look.tried[first.entry] >= TRIES and first.path not in context.quarantine:
             agenda.within(SOON)  # somebody keeps changing it: it is first all the same, and nobody passes it by
-            return None
+            return
         yield from step_back(context)
 
 
-def _head(context: Context, look: _Look) -> Procedure[_Head | None]:
-    """The lowest rank of the highest priority; certain, not only lowest of what was read.
+def _heads(context: Context, look: _Look) -> Procedure[list[Pick]]:
+    """The lowest ranks of the highest priority, in order; certain, not only lowest of what was read.
 
     The listings, that of the lanes among them, are read one after the other, so that an enqueue may be seen whose
     predecessor, in a lane read before or not known of, is not. Everything committed up to `seen` is in all of them; and
@@ -71,23 +71,34 @@ def _head(context: Context, look: _Look) -> Procedure[_Head | None]:
     while True:
         seen = context.run.zxid()
         look.read.clear()
-        first = yield from _lowest(context, look)
-        if (first is not None and first[0][0] <= seen) or look.stands():
-            return first
+        lowest = yield from _lowest(context, look)
+        certain = lowest if look.stands() else [pick for pick in lowest if _key(pick)[0] <= seen]
+        if certain or look.stands():
+            return certain
 
 
-def _lowest(context: Context, look: _Look) -> Procedure[_Head | None]:
+def _key(pick: Pick) -> _Key:
+    """How they are ordered: tasks of one transaction have the same rank, and stand in the order of their entries."""
+    return pick.rank or 0, pick.entry
+
+
+def _lowest(context: Context, look: _Look) -> Procedure[list[Pick]]:
+    """As many as are wanted; no further than to the end of the first segment of any lane that has later ones."""
     names = yield from _listed(context, look, context.paths.at("queue"))
     lanes = yield from fitting_lanes(context, look.taker, names)
     for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
-        heads: list[_Head] = []
+        heads: list[Pick] = []
+        ends: list[_Key] = []
         for name, judge in group:
-            head = yield from _head_of_lane(context, look, context.paths.at("queue", name), judge=judge)
-            if head is not None:
-                heads.append(head)
+            segment, ranked, goes_on = yield from _first_segment(
+                context, look, context.paths.at("queue", name), judge=judge
+            )
+            ends += [max(ranked)] if goes_on else []
+            heads += [Pick(entry, segment, rank) for rank, entry in heapq.nsmallest(look.taker.room, ranked)]
         if heads:
-            return min(heads)
-    return None
+            lowest = heapq.nsmallest(look.taker.room, heads, key=_key)
+            return [pick for pick in lowest if _key(pick) <= min(ends, default=_key(pick))]
+    return []
 
 
 def _listed(context: Context, look: _Look, path: str) -> Procedure[list[str]]:
@@ -102,19 +113,19 @@ def _listed(context: Context, look: _Look, path: str) -> Procedure[list[str]]:
     return names or []
 
 
-def _head_of_lane(context: Context, look: _Look, lane: str, *, judge: bool) -> Procedure[_Head | None]:
-    """The lowest rank of the lane's first segment that has one; all of a later segment was committed later."""
+def _first_segment(context: Context, look: _Look, lane: str, *, judge: bool) -> Procedure[tuple[str, list[_Key], bool]]:
+    """The lane's first segment that has any, and what; whether there are later ones: all of them committed later."""
     segments = yield from _listed(context, look, lane)
     for number, name in enumerate(segments):
         segment = f"{lane}/{name}"
         usable = yield from _usable(context, look, segment, judge=judge)
         ranks = yield from _read_ranks(context, segment, usable)
-        head = min(_ranked(ranks, usable), default=None)
-        if head is not None:
-            return (head, segment)
+        ranked = [(ranks[entry], entry) for entry in usable if entry in ranks]
+        if ranked:
+            return segment, ranked, number < len(segments) - 1
         if number < len(segments) - 1:
             yield from drop_if_empty(context, segment)
-    return None
+    return "", [], False
 
 
 def _usable(context: Context, look: _Look, segment: str, *, judge: bool) -> Procedure[list[str]]:
@@ -123,14 +134,6 @@ def _usable(context: Context, look: _Look, segment: str, *, judge: bool) -> Proc
     if judge:
         names = yield from judged(context, look.taker, segment, names)
     return [entry for entry in names if f"{segment}/{entry}" not in context.quarantine]
-
-
-def _ranked(ranks: dict[str, int], names: list[str]) -> Iterator[tuple[int, str]]:
-    """The ranks; tasks of one transaction have the same, and stand in the order of their entries."""
-    for name in names:
-        rank = ranks.get(name)
-        if rank is not None:
-            yield rank, name
 
 
 def _rank_of(node: Node) -> int:

@@ -19,7 +19,10 @@ MAX_UNSURE: Final = 256
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Claimed:
-    """A task in hand: what settling it needs. ``token`` is the zxid of the claim, unique and rising."""
+    """A task in hand: what settling it needs. ``token`` is the zxid of the claim: rising, and unique for its task.
+
+    Tasks that were claimed in one transaction share it.
+    """
 
     task_id: str
     token: int
@@ -39,6 +42,8 @@ class Claimed:
     """A call that settles it is under way; fired when that is over: another thread's waits for it."""
     unsure: bool = False
     """A try to settle it was sent, and its outcome is not known."""
+    handover: str = ""
+    """The key of the note under which it is on its way to its caller."""
 
     @property
     def span(self) -> float | None:
@@ -53,18 +58,26 @@ class Claimed:
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """Whoever asked for a claim; ``left``: it went away without it."""
+    """Whoever asked for claims; ``left``: it went away without them. ``key``: that of what is on its way to it."""
 
     left: bool = False
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A transaction that claims, and what it claims."""
+
+    claims: tuple[Claimed, ...]
+    multi: Multi
 
 
 @dataclass(slots=True, eq=False)
 class Handover:
-    """A claim on its way to its caller, from before it is sent until the caller has it."""
+    """Claims on their way to their caller, from before they are sent until the caller has all of them."""
 
-    claimed: Claimed
-    multi: Multi
     caller: Caller
+    sent: list[Sending] = field(default_factory=list)
     busy: Signal | None = None
     """It is being given back; fired when that is over."""
 
@@ -76,9 +89,9 @@ class Claims:
     in_hand: WeakValueDictionary[str, Claimed] = field(default_factory=WeakValueDictionary)
     """What is in the hands of this client's callers, by task; whoever lets go of a claim takes it off."""
     handovers: dict[str, Handover] = field(default_factory=dict)
-    """By the claim's nonce."""
-    owed: dict[int, Claimed] = field(default_factory=dict)
-    """Claims of transactions whose rollback was cut off, by token."""
+    """One for each call, by the nonce of the claim that it noted first."""
+    owed: dict[tuple[str, int], Claimed] = field(default_factory=dict)
+    """Claims of transactions whose rollback was cut off, by task and token."""
     unsure: dict[tuple[str, int], Claimed] = field(default_factory=dict)
     """What was settled by token and ended in an unknown outcome, by task and token."""
     trying: set[str] = field(default_factory=set)
@@ -110,14 +123,34 @@ class Claims:
             if claimed.ends_with_session and claimed.session != session:
                 self.let_go(claimed)
 
-    def deliver(self, claimed: Claimed) -> None:
-        """The caller has its claim: from here on it is the caller's to settle.
+    def note(self, caller: Caller, claims: tuple[Claimed, ...], multi: Multi) -> Sending:
+        """A transaction that claims is about to be sent: what it takes is on its way to the caller."""
+        if caller.key not in self.handovers:
+            caller.key = claims[0].state.nonce
+            self.handovers[caller.key] = Handover(caller)
+        for claimed in claims:
+            claimed.handover = caller.key
+        sending = Sending(claims, multi)
+        self.handovers[caller.key].sent.append(sending)
+        return sending
 
-        A statement, not a call, takes it off: an interrupt can come after a call that has done its work.
+    def strike(self, caller: Caller, sending: Sending) -> None:
+        """A transaction that was to claim did not happen."""
+        handover = self.handovers.get(caller.key)
+        if handover is None:
+            return
+        handover.sent = [each for each in handover.sent if each is not sending]
+        if not handover.sent:
+            del self.handovers[caller.key]
+
+    def deliver(self, claimed: Claimed) -> None:
+        """The caller has its claim, and all that it asked for together with it: they are the caller's to settle.
+
+        A statement, not a call, takes them off, all or none: an interrupt can come after a call that has done its work.
         """
-        handovers, nonce = self.handovers, claimed.state.nonce
-        if nonce in handovers:
-            del handovers[nonce]
+        handovers, key = self.handovers, claimed.handover
+        if key in handovers:
+            del handovers[key]
 
     def left_behind(self) -> bool:
         """Whether a caller went away from a claim, or a rollback was cut off."""

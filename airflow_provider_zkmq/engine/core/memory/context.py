@@ -10,6 +10,7 @@ from airflow_provider_zkmq.engine.core.memory.agenda import Agenda, Postponed
 from airflow_provider_zkmq.engine.core.memory.claims import Claims
 from airflow_provider_zkmq.engine.core.memory.clock import Clock
 from airflow_provider_zkmq.engine.core.memory.debts import Debts, Maintenance
+from airflow_provider_zkmq.engine.core.memory.line import Line
 from airflow_provider_zkmq.engine.core.memory.listings import Listings
 from airflow_provider_zkmq.engine.core.memory.marks import Marks
 from airflow_provider_zkmq.engine.core.memory.quarantine import Quarantine
@@ -52,6 +53,7 @@ class Context:
     configuration: Configuration = field(default_factory=Configuration)
     slots: Slots = field(default_factory=Slots)
     claims: Claims = field(default_factory=Claims)
+    line: Line = field(default_factory=Line)
     registration: Registration = field(default_factory=Registration)
     census: Census = field(default_factory=Census)
     debts: Debts = field(default_factory=Debts)

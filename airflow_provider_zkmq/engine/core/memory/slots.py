@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
+from airflow_provider_zkmq.engine.core.protocol.ops import Signal
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, WriteOp
 
 #: Lanes whose newest segment a client remembers.
@@ -39,6 +40,8 @@ class Slots:
 
     open: dict[str, OpenSegment] = field(default_factory=dict)
     """By the name of the lane that was wanted."""
+    opening: dict[str, Signal] = field(default_factory=dict)
+    """Lanes whose newest segment a call is looking for, each with what is fired when it has; the others wait."""
     buckets: set[str] = field(default_factory=set)
 
     def remember(self, name: str, segment: OpenSegment) -> None:

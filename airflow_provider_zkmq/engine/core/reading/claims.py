@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
@@ -20,14 +21,26 @@ T = TypeVar("T")
 
 def claim_stands(context: Context, claimed: Claimed) -> Procedure[Outcome | None]:
     """Whether a claim stands, as its first try left it."""
-    path = context.paths.task(claimed.task_id, "claim")
-    node: Node | None = yield Get(path)
-    try:
-        if node is None or load(path, node.data).get("nonce") != claimed.state.nonce:
-            return None
-    except CorruptRecord:
+    node: Node | None = yield Get(context.paths.task(claimed.task_id, "claim"))
+    if node is None or not _is_of(context, claimed, node):
         return None
     return Outcome(committed=True, zxid=node.stat.czxid)
+
+
+def one_stands(context: Context, claims: Sequence[Claimed]) -> Procedure[Outcome | None]:
+    """Whether what one transaction claimed stands, or at least one of them: one tells of all."""
+    nodes = yield from read_nodes([context.paths.task(claimed.task_id, "claim") for claimed in claims])
+    for claimed, node in zip(claims, nodes, strict=True):
+        if node is not None and _is_of(context, claimed, node):
+            return Outcome(committed=True, zxid=node.stat.czxid)
+    return None
+
+
+def _is_of(context: Context, claimed: Claimed, node: Node) -> bool:
+    try:
+        return load(context.paths.task(claimed.task_id, "claim"), node.data).get("nonce") == claimed.state.nonce
+    except CorruptRecord:
+        return False
 
 
 def current_claim(context: Context, task_id: str, token: int) -> Procedure[Claimed]:

@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import Failure
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked
 from airflow_provider_zkmq.engine.core.tasks import reuse
 from airflow_provider_zkmq.engine.core.tasks.repeat import Call
-from airflow_provider_zkmq.engine.core.writing.commit import Sent, commit, send_together
+from airflow_provider_zkmq.engine.core.writing.commit import Sent, commit, send_one, send_together
 from airflow_provider_zkmq.engine.core.writing.draft import Tree
 from airflow_provider_zkmq.engine.core.writing.inserting import insert
 from airflow_provider_zkmq.engine.core.writing.place import queue_deleted
@@ -128,6 +128,8 @@ def send(call: Call, groups: Sequence[list[Tree]], plans: list[Plan]) -> Procedu
     before = set(call.sent)
     call.sending(trees)
     try:
+        if len(plans) == 1 and not trees[0].only_new:
+            return [(yield from send_one(plans[0]))]
         return (yield from send_together(plans))
     except Unavailable:
         call.refused(tree for tree in trees if tree.task_id not in before)

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed, Handover
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed, Handover, Sending
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import transact
-from airflow_provider_zkmq.engine.core.reading.claims import claim_stands
+from airflow_provider_zkmq.engine.core.protocol.writes import Outcome
+from airflow_provider_zkmq.engine.core.reading.claims import one_stands
 from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
 from airflow_provider_zkmq.engine.core.tasks.settle import fail, release
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, Unavailable, ZkmqError
@@ -38,8 +40,8 @@ def give_back(context: Context) -> Procedure[int]:
     return count + (yield from _roll_back_owed(context))
 
 
-def _give_back_alone(context: Context, nonce: str, handover: Handover) -> Procedure[bool]:
-    """Give one back; other calls of this client wait meanwhile, so that it is given back once."""
+def _give_back_alone(context: Context, nonce: str, handover: Handover) -> Procedure[int]:
+    """Give back what was on its way to one caller; other calls wait meanwhile, so that it is given back once."""
     handover.busy = busy = context.run.new_signal()
     try:
         given_back = yield from _give_back(context, handover)
@@ -50,16 +52,30 @@ def _give_back_alone(context: Context, nonce: str, handover: Handover) -> Proced
         busy.fire()
 
 
-def _give_back(context: Context, handover: Handover) -> Procedure[bool]:
-    claimed = handover.claimed
-    if claimed.ends_with_session and claimed.session != context.run.session():
-        return False  # it ended with its session
-    outcome = yield from transact(handover.multi, lambda: claim_stands(context, claimed))
+def _give_back(context: Context, handover: Handover) -> Procedure[int]:
+    count = 0
+    for sending in list(handover.sent):
+        outcome = yield from _outcome_of(context, sending)
+        for claimed in sending.claims:
+            if outcome is not None and not claimed.lost:  # an earlier try, cut off, may have come to this one
+                context.claims.receive(claimed, outcome.zxid or 0)
+                count += yield from _release(context, claimed)
+    return count
+
+
+def _outcome_of(context: Context, sending: Sending) -> Procedure[Outcome | None]:
+    """What became of a transaction that claims, or becomes of it now; None: it did not happen, or all of it is over."""
+    first = sending.claims[0]
+    if first.ends_with_session and first.session != context.run.session():
+        return None  # it ended with its session
+    stands = partial(one_stands, context, sending.claims)
+    outcome = yield from transact(sending.multi, stands)
     if not outcome.committed:
-        outcome = (yield from claim_stands(context, claimed)) or outcome
-    if not outcome.committed:
-        return False
-    context.claims.receive(claimed, outcome.zxid or 0)
+        outcome = (yield from stands()) or outcome
+    return outcome if outcome.committed else None
+
+
+def _release(context: Context, claimed: Claimed) -> Procedure[bool]:
     try:
         yield from release(context, claimed)
     except TransportError:
@@ -119,13 +135,13 @@ def owe(taken: Iterable[tuple[Context, Claimed]]) -> None:
     """The rollback of a transaction was cut off with these claims in it."""
     for context, claimed in taken:
         if not claimed.lost:
-            context.claims.owed[claimed.token] = claimed
+            context.claims.owed[claimed.task_id, claimed.token] = claimed
             context.run.pay()
 
 
 def _roll_back_owed(context: Context) -> Procedure[int]:
     count = 0
-    for token, claimed in list(context.claims.owed.items()):
+    for key, claimed in list(context.claims.owed.items()):
         try:
             yield from roll_back(context, claimed)
             count += 1
@@ -135,7 +151,7 @@ def _roll_back_owed(context: Context) -> Procedure[int]:
             pass
         except ZkmqError as error:
             context.run.report(context.paths.task(claimed.task_id), f"rolling back: {error}")
-        context.claims.owed.pop(token, None)
+        context.claims.owed.pop(key, None)
     return count
 
 

@@ -136,7 +136,7 @@ def _carry_out(build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
             raise refused("settling the claim", refusal.outcome, refusal.multi)
         return (yield from build()) if refusal.why is Why.PLACE else None
 
-    return (yield from commit((yield from build()), anew))
+    return (yield from commit((yield from build()), anew, together=True))
 
 
 def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Procedure[TaskState]:

@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine.core.protocol.transact import resolved
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries, described
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
+from airflow_provider_zkmq.engine.core.writing.combining import send
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 
 #: Makes the plan anew after a refusal; None: the refusal stands.
@@ -81,19 +82,19 @@ def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
 
 
 def commit(
-    plan: Plan, rebuild: Rebuild = give_up, *, first: Sent | None = None, asked: bool = False
+    plan: Plan, rebuild: Rebuild = give_up, *, first: Sent | None = None, asked: bool = False, together: bool = False
 ) -> Procedure[Verdict]:
     """Carry out a plan; what is missing around it is made, and what it is not a member of any more is left out.
 
     Every other refusal goes to `rebuild`. Three refusals alike, of the same operation for the same reason, with
     nothing gained in between, are no race any more: `CorruptRecord` names the path. `first`: how it ended when it was
     sent before, among others. `asked`: an earlier call sent this plan and did not hear of it.
+    `together`: it may go together with what other calls send at the same time.
     Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
     """
     tries, uncertain = Tries(plan.what), asked
     while True:
-        multi = plan.multi() if first is None else first.multi
-        outcome, unknown = yield from _send(plan, multi, first, asked=asked)
+        multi, outcome, unknown = yield from _send(plan, first, asked=asked, together=together)
         plan.learn(multi, outcome)
         if outcome.committed:
             yield from _follow(plan)
@@ -107,14 +108,14 @@ def commit(
         plan = better
 
 
-def _send(plan: Plan, multi: Multi, first: Sent | None, *, asked: bool) -> Procedure[tuple[Outcome, bool]]:
+def _send(plan: Plan, first: Sent | None, *, asked: bool, together: bool) -> Procedure[tuple[Multi, Outcome, bool]]:
     """Send it, and resolve an unknown outcome; whether it was unknown at first.
 
     Where that is cut off, or stays unknown, the batches whose last member it may have taken off are remembered: the
     transaction may have happened, and its caller may never ask again.
     """
     try:
-        outcome: Outcome = (yield multi) if first is None else first.outcome
+        multi, outcome = (yield from _sent(plan, together=together)) if first is None else (first.multi, first.outcome)
         unknown = outcome.unknown
         outcome = yield from resolved(multi, outcome, plan.ours)
         if asked and not unknown and not outcome.committed:
@@ -122,7 +123,15 @@ def _send(plan: Plan, multi: Multi, first: Sent | None, *, asked: bool) -> Proce
     except BaseException:
         _owe_batches(plan)
         raise
-    return outcome, unknown
+    return multi, outcome, unknown
+
+
+def _sent(plan: Plan, *, together: bool) -> Procedure[tuple[Multi, Outcome]]:
+    if together:
+        return (yield from send(plan.changes[0].context, plan.multi))
+    multi = plan.multi()
+    outcome: Outcome = yield multi
+    return multi, outcome
 
 
 def _owe_batches(plan: Plan) -> None:
@@ -173,6 +182,13 @@ def _leave_batch(refusal: Refusal) -> None:
         return
     change.context.report(path, f"task {change.task_id!r} is no member of its batch any more; it goes on without it")
     change.leave_batch()
+
+
+def send_one(plan: Plan) -> Procedure[Sent]:
+    """Send a plan, perhaps together with what other calls send at the same time; how it ended."""
+    multi, outcome = yield from send(plan.changes[0].context, plan.multi)
+    plan.learn(multi, outcome)
+    return Sent(multi, outcome)
 
 
 def send_together(plans: Sequence[Plan]) -> Procedure[list[Sent]]:

@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine.core.model.lanes import (
     segments_of,
 )
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, ensure_node, failed_at
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
@@ -34,13 +34,27 @@ if TYPE_CHECKING:
 def open_segment(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
     """Where the next entry of a lane goes; `ordered`: the queue hands out in strict order."""
     name = wanted.name
+    while name in context.slots.opening:
+        yield Wait(context.slots.opening[name], 0, turn=True)  # another call is looking for it
     memory = context.slots.open.get(name)
     if memory is None or memory.count >= SEGMENT_ENTRIES or memory.ordered != ordered:
-        lane = yield from _bounded(context, wanted)
-        memory = yield from (_newest_ordered(context, lane) if ordered else _newest(context, lane))
+        memory = yield from _opened(context, wanted, ordered=ordered)
     memory.count += 1
     context.slots.remember(name, memory)
     return memory
+
+
+def _opened(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
+    """Look for it; other calls of this client that need it wait meanwhile, so that one of them opens a segment."""
+    context.slots.opening[wanted.name] = looked = context.run.new_signal()
+    try:
+        lane = yield from _bounded(context, wanted)
+        memory = yield from (_newest_ordered(context, lane) if ordered else _newest(context, lane))
+        context.slots.remember(wanted.name, memory)
+        return memory
+    finally:
+        del context.slots.opening[wanted.name]
+        looked.fire()
 
 
 def forget_lanes(context: Context, there: Iterable[str]) -> None:

@@ -1,0 +1,141 @@
+"""Transactions of several calls of one client, sent as one: those that come while another is on its way go together.
+
+A lone call sends its own at once. Others stand in line meanwhile; the first of them then sends what has gathered, as
+one transaction of the server, and tells each what became of its part. One that is refused falls back to its parts, each
+a transaction of its own. Who is told nothing, since the call that sent its part was cut off, has a write of unknown
+outcome, like one whose reply was lost: its own transaction, sent once more, tells what happened, as the two exclude
+each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.line import Line, Part
+from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Check, Multi, Outcome, request_size
+from airflow_provider_zkmq.engine.errors import Unavailable
+
+#: So many transactions go together at the most.
+MOST: Final = 32
+#: So many requests are on their way together before others stand in line.
+ON_THEIR_WAY: Final = 1
+
+
+def send(context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+    """Send a transaction, alone or together with those of other calls; how it ended, as if it had been sent alone.
+
+    `make` is called when it is sent. Raises `Unavailable` where it was not sent.
+    """
+    line = context.line
+    while True:
+        part = Part(make, context.run.new_signal())
+        if line.on_their_way < ON_THEIR_WAY and not line.waiting:
+            line.on_their_way += 1
+            alone = yield from _lead(context, line, part)
+            return part.multi, alone
+        line.waiting.append(part)
+        outcome = yield from _in_line(context, line, part)
+        if outcome is not None:
+            return part.multi, outcome
+
+
+def _go_on(line: Line) -> None:
+    """A request is not on its way any more: the first in line sends the next one."""
+    line.on_their_way -= 1
+    if line.waiting and line.on_their_way < ON_THEIR_WAY:
+        first = line.waiting.popleft()
+        first.leads = True
+        line.on_their_way += 1
+        first.signal.fire()
+
+
+def _in_line(context: Context, line: Line, part: Part) -> Procedure[Outcome | None]:
+    """Wait until it is sent, by this call or by another; None: another call was to send it, and could not."""
+    try:
+        while not (part.leads or part.over):
+            yield Wait(part.signal, part.signal.count, turn=True)
+    except BaseException as error:
+        if part in line.waiting:
+            line.waiting.remove(part)
+        elif part.leads:
+            _go_on(line)
+        if isinstance(error, Unavailable) and part.sent is not None:
+            return part.outcome or _unknown(part)
+        raise
+    return (yield from _lead(context, line, part)) if part.leads else part.outcome
+
+
+def _unknown(part: Part) -> Outcome:
+    return Outcome(committed=False, unknown=True, sent=part.sent)
+
+
+def _lead(context: Context, line: Line, mine: Part) -> Procedure[Outcome]:
+    """Send what stands in line together with `mine`. Nothing is taken out of the line before it can be sent."""
+    parts = [mine]
+    try:
+        if line.waiting:
+            yield Reconnect()  # who waits for a connection is told that nothing was sent
+        mine.multi = mine.make()
+        if line.waiting:
+            parts += _companions(line, mine)
+        line.carried += len(parts) - 1
+        for part in parts:
+            part.sent = context.run.monotonic()
+        outcome: Outcome = yield _together(parts)
+        outcomes = [outcome] * len(parts)
+        if len(parts) > 1 and outcome.failed is not None:
+            outcomes = yield Pipeline(tuple(part.multi for part in parts))
+        for part, each in zip(parts, outcomes, strict=True):
+            part.outcome = each
+        return outcomes[0]
+    except Unavailable:
+        for part in parts:
+            part.sent = None
+        raise
+    finally:
+        for part in parts[1:]:
+            line.carried -= 1
+            _tell(part)
+        _go_on(line)
+
+
+def _tell(part: Part) -> None:
+    """Let the call go on whose part it was; cut off, what was sent is of unknown outcome."""
+    if part.outcome is None and part.sent is not None:
+        part.outcome = _unknown(part)
+    part.over = True
+    part.signal.fire()
+
+
+def _together(parts: Sequence[Part]) -> Multi:
+    return parts[0].multi if len(parts) == 1 else Multi(tuple(op for part in parts for op in part.multi.ops))
+
+
+def _companions(line: Line, mine: Part) -> list[Part]:
+    """What goes with `mine`: no two of them may change what another one touches, or one would refuse the other."""
+    chosen: list[Part] = []
+    room = MAX_REQUEST - request_size(mine.multi.ops)
+    changed, checked = _paths([mine])
+    for part in list(line.waiting):
+        part.multi = part.make()
+        size, (changes, checks) = request_size(part.multi.ops), _paths([part])
+        if len(chosen) + 1 >= MOST or size > room:
+            break
+        if changes & (changed | checked) or checks & changed:
+            continue
+        chosen.append(part)
+        line.waiting.remove(part)
+        changed |= changes
+        checked |= checks
+        room -= size
+    return chosen
+
+
+def _paths(parts: Iterable[Part]) -> tuple[set[str], set[str]]:
+    """What transactions change, and what they only check."""
+    ops = [op for part in parts for op in part.multi.ops]
+    changed = {op.path for op in ops if not isinstance(op, Check)}
+    return changed, {op.path for op in ops if isinstance(op, Check)}

@@ -1,0 +1,254 @@
+"""Calls of one client at the same time: their transactions go together, and each is told what became of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.claiming import claim
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
+from airflow_provider_zkmq.engine.core.tasks import enqueue, settle
+from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, Unavailable
+from tests.stepping import Stepper
+from tests.unit.world import Client, new_queue
+
+UNKNOWN = Outcome(committed=False, unknown=True)
+
+
+def holding(names: str = "abcd") -> tuple[Client, dict[str, Claimed]]:
+    """A client with tasks in hand."""
+    client = new_queue()
+    client.put(task_id="0")
+    client.work()  # the bucket of what is finished stands from now on
+    client.do(enqueue.enqueue_many(client.context, [Message(b"x", task_id=name) for name in names]))
+    claims = client.do(claim.claim_many(client.context, Wanted(EVERYTHING), len(names)))
+    client.put(task_id="z")
+    return client, {each.task_id: each for each in claims}
+
+
+def completing(client: Client, claimed: Claimed) -> Stepper:
+    """A settlement that is about to be sent, or stands in line."""
+    stepper = Stepper(client.zk, client.session, settle.complete(client.context, claimed, b"r"))
+    for _ in range(20):
+        if (
+            stepper.over
+            or isinstance(stepper.op, Wait)
+            or (isinstance(stepper.op, Multi) and "tasks/" in repr(stepper.op))
+        ):
+            break
+        stepper.step()
+    return stepper
+
+
+def in_flight(names: str = "abcd") -> tuple[Client, dict[str, Claimed], list[Stepper]]:
+    """One settlement is on its way, the others stand in line."""
+    client, claims = holding(names)
+    calls = [completing(client, claims[name]) for name in names]
+    assert isinstance(calls[0].op, Multi)
+    assert all(isinstance(each.op, Wait) for each in calls[1:])
+    return client, claims, calls
+
+
+def woken(call: Stepper) -> Stepper:
+    """What it waited for has happened."""
+    assert isinstance(call.op, Wait)
+    assert call.op.signal.count > call.op.seen
+    call.answer(reply=True)
+    return call
+
+
+def leading(call: Stepper) -> Stepper:
+    """A call that is about to send what stands in line."""
+    woken(call)
+    if isinstance(call.op, Reconnect):
+        call.answer(None)
+    assert isinstance(call.op, Multi)
+    return call
+
+
+def finished(client: Client, names: str) -> None:
+    """These are finished, once; nobody is left in line, and the client goes on."""
+    states = client.check()
+    assert [name for name, state in states.items() if state.state is State.FINISHED] == ["0", *names]
+    assert all(states[name].attempt == 1 for name in names)
+    line = client.context.line
+    assert (line.on_their_way, line.carried, list(line.waiting)) == (0, 0, [])
+    client.complete(client.claimed())
+
+
+def test_a_lone_call_waits_for_nobody() -> None:
+    """It is one request, as if there was no line."""
+    client, claims = holding("a")
+    call = completing(client, claims["a"])
+    call.step()
+    assert call.over
+    finished(client, "a")
+
+
+def test_what_comes_meanwhile_goes_together() -> None:
+    """Three settlements in one transaction; each of their callers is told."""
+    client, _, calls = in_flight()
+    calls[0].step()
+    assert calls[0].over
+    leading(calls[1])
+    assert {name for name in "abcd" if f"tasks/{name}/state" in repr(calls[1].op)} == set("bcd")
+    calls[1].step()
+    assert calls[1].over
+    assert all(woken(call).over for call in calls[2:])
+    finished(client, "abcd")
+
+
+def test_one_that_is_refused_keeps_none_of_the_others() -> None:
+    """The merged transaction falls back to its parts: who has lost its claim is told so, and nobody else."""
+    client, _, calls = in_flight()
+    Client(client.zk, "other").cancel("c")
+    calls[0].step()
+    leading(calls[1]).step()
+    assert isinstance(calls[1].op, Pipeline)
+    calls[1].step()
+    assert calls[1].over
+    with pytest.raises(ClaimLost):
+        woken(calls[2]).finish()
+    assert woken(calls[3]).over
+    assert client.check()["c"].state is State.CANCELLED
+    finished(client, "abd")
+
+
+@pytest.mark.parametrize("falls_back", [False, True])
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_whose_leader_is_cut_off_finds_out_for_itself(*, carried_out: bool, falls_back: bool) -> None:
+    """What was sent is of unknown outcome: its own transaction tells, and is carried out once."""
+    client, _, calls = in_flight()
+    if falls_back:
+        Client(client.zk, "other").cancel("b")
+    calls[0].step()
+    leader = leading(calls[1])
+    if falls_back:
+        leader.step()
+        assert isinstance(leader.op, Pipeline)
+    if carried_out:
+        for op in leader.op.ops if isinstance(leader.op, Pipeline) else (leader.op,):
+            client.zk.multi(client.session, op.ops)
+    leader.cut()
+    for call in calls[2:]:
+        woken(call).finish()
+    expected = "acd" if falls_back or not carried_out else "abcd"
+    finished(client, expected)
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_lost_reply_is_resolved_by_each(*, carried_out: bool) -> None:
+    """Nobody knows what became of the merged transaction; each asks by its own."""
+    client, _, calls = in_flight()
+    calls[0].step()
+    leader = leading(calls[1])
+    if carried_out:
+        client.zk.multi(client.session, leader.op.ops)
+    leader.answer(UNKNOWN)
+    leader.finish()
+    for call in calls[2:]:
+        woken(call).finish()
+    finished(client, "abcd")
+
+
+def test_where_the_leader_reaches_no_server_nothing_was_sent() -> None:
+    """It is told so; the others send their own, with whoever stands in line by then."""
+    client, claims, calls = in_flight()
+    calls[0].step()
+    leader = woken(calls[1])
+    assert isinstance(leader.op, Reconnect)
+    with pytest.raises(Unavailable):
+        leader.fail(Unavailable("no server answered"))
+    leading(calls[2]).step()
+    assert calls[2].over
+    assert woken(calls[3]).over
+    client.complete(claims["b"])
+    finished(client, "abcd")
+
+
+def test_the_transaction_that_could_not_be_sent_is_sent_by_its_owners() -> None:
+    """The connection was lost between the last look and the sending."""
+    client, claims, calls = in_flight()
+    calls[0].step()
+    with pytest.raises(Unavailable):
+        leading(calls[1]).fail(Unavailable("no server answered"))
+    woken(calls[2])
+    assert isinstance(calls[2].op, Multi)
+    woken(calls[3])
+    calls[2].step()
+    leading(calls[3]).step()
+    client.complete(claims["b"])
+    finished(client, "abcd")
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_who_is_cut_off_in_line_keeps_nobody(at: int) -> None:
+    """Whether it was on its way, first in line, or behind."""
+    client, claims, calls = in_flight()
+    calls[at].cut()
+    rest = [call for number, call in enumerate(calls) if number != at]
+    if at:
+        rest[0].step()
+        rest = rest[1:]
+    leading(rest[0]).step()
+    assert rest[0].over
+    assert all(woken(call).over for call in rest[1:])
+    client.complete(claims["abcd"[at]])
+    finished(client, "abcd")
+
+
+def test_the_first_in_line_that_is_cut_off_passes_its_turn_on() -> None:
+    """It was told to send what stands there, and had not begun."""
+    client, claims, calls = in_flight()
+    calls[0].step()
+    calls[1].cut()
+    leading(calls[2]).step()
+    assert woken(calls[3]).over
+    client.complete(claims["b"])
+    finished(client, "abcd")
+
+
+def test_who_waits_too_long_is_told_whether_its_write_was_sent() -> None:
+    """In line nothing was sent; what another call has sent is of unknown outcome, and is asked for."""
+    client, claims, calls = in_flight()
+    with pytest.raises(Unavailable):
+        calls[3].fail(Unavailable("no server answered"))
+    calls[0].step()
+    leader = leading(calls[1])
+    calls[2].fail(Unavailable("no server answered"))
+    assert isinstance(calls[2].op, Reconnect)
+    with pytest.raises(OutcomeUnknown):
+        calls[2].fail(Unavailable("no server answered"))
+    leader.step()
+    assert leader.over
+    client.complete(claims["c"])
+    client.complete(claims["d"])
+    finished(client, "abcd")
+
+
+def test_enqueues_go_together_and_one_of_them_opens_the_segment() -> None:
+    """The lane is looked for once; what the first one opens the others need not open again."""
+    client = new_queue()
+    context = client.context
+    calls = [
+        Stepper(client.zk, client.session, enqueue.enqueue(context, Message(b"x", task_id=name))) for name in "abcd"
+    ]
+    for _ in range(40):
+        for call in calls:
+            if call.over or (isinstance(call.op, Wait) and call.op.signal.count == call.op.seen):
+                continue
+            if isinstance(call.op, Wait):
+                woken(call)
+            elif isinstance(call.op, Reconnect):
+                call.answer(None)
+            else:
+                call.step()
+    assert [call.result for call in calls] == list("abcd")
+    assert len(client.zk.nodes[context.paths.at("queue")].children) == 1
+    assert client.work() == list("abcd")
+    client.check()
