@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from airflow_provider_zkmq.engine.core.tasks import enqueue, settle
-from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, Unavailable
+from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, OutcomeUnknown, Unavailable
 from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
 
@@ -154,6 +154,33 @@ def test_a_lost_reply_is_resolved_by_each(*, carried_out: bool) -> None:
     for call in calls[2:]:
         woken(call).finish()
     finished(client, "abcd")
+
+
+@pytest.mark.parametrize("falls_back", [False, True])
+def test_what_one_is_denied_is_not_told_of_another(*, falls_back: bool) -> None:
+    """The server names no part of a transaction that it denies: each sends its own, which tells."""
+    client, _, calls = in_flight()
+    if falls_back:
+        Client(client.zk, "other").cancel("b")
+    calls[0].step()
+    leader = leading(calls[1])
+    if falls_back:
+        leader.step()
+        assert isinstance(leader.op, Pipeline)
+    leader.fail(AccessDenied("not yours"))
+    if falls_back:
+        with pytest.raises(ClaimLost):
+            leader.finish()
+    else:
+        leader.finish()
+    woken(calls[3]).finish()
+    woken(calls[2])
+    assert isinstance(calls[2].op, Reconnect)
+    calls[2].answer(None)
+    with pytest.raises(AccessDenied):
+        calls[2].fail(AccessDenied("not yours"))
+    client.do(settle.complete(client.context, client.context.claims.in_hand["c"], b"r"))
+    finished(client, "acd" if falls_back else "abcd")
 
 
 def test_where_the_leader_reaches_no_server_nothing_was_sent() -> None:

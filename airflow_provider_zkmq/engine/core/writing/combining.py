@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.line import Line, Part
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Check, Multi, Outcome, request_size
-from airflow_provider_zkmq.engine.errors import Unavailable
+from airflow_provider_zkmq.engine.errors import TransportError, Unavailable, ZkmqError
 
 #: So many transactions go together at the most.
 MOST: Final = 32
@@ -84,10 +84,7 @@ def _lead(context: Context, line: Line, mine: Part) -> Procedure[Outcome]:
         line.carried += len(parts) - 1
         for part in parts:
             part.sent = context.run.monotonic()
-        outcome: Outcome = yield _together(parts)
-        outcomes = [outcome] * len(parts)
-        if len(parts) > 1 and outcome.failed is not None:
-            outcomes = yield Pipeline(tuple(part.multi for part in parts))
+        outcomes = yield from _carried_out(parts)
         for part, each in zip(parts, outcomes, strict=True):
             part.outcome = each
         return outcomes[0]
@@ -100,6 +97,22 @@ def _lead(context: Context, line: Line, mine: Part) -> Procedure[Outcome]:
             line.carried -= 1
             _tell(part)
         _go_on(line)
+
+
+def _carried_out(parts: Sequence[Part]) -> Procedure[list[Outcome]]:
+    """How each ended. An error that is told of all, access denied say, is of one: each finds out by its own."""
+    try:
+        outcome: Outcome = yield _together(parts)
+        if len(parts) > 1 and outcome.failed is not None:
+            outcomes: list[Outcome] = yield Pipeline(tuple(part.multi for part in parts))
+            return outcomes
+    except TransportError:
+        raise
+    except ZkmqError:
+        if len(parts) == 1:
+            raise
+        return [_unknown(part) for part in parts]
+    return [outcome] * len(parts)
 
 
 def _tell(part: Part) -> None:
