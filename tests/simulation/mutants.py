@@ -95,7 +95,7 @@ MUTANTS: Final = (
         "[*(yield from _departed(context, after)), *(yield from _standing(context, after))]",
     ),
     Mutant("the torn reading of a run", "reading.runs", "== versions[task_id] and (torn or _whole(nodes))", "== versions[task_id]"),
-    Mutant("the first in line that is cut off keeps its turn", "writing.combining", "        elif part.leads:", "        elif False:"),
+    Mutant("the first in line that is cut off keeps its turn", "writing.combining", "            if part.leads:", "            if False:"),
     Mutant("what goes together is refused together", "writing.combining", "if len(parts) > 1 and outcome.failed is not None:", "if False:"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+from collections.abc import Callable
+from types import FrameType
+
 import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim
@@ -258,6 +263,68 @@ def test_who_waits_too_long_is_told_whether_its_write_was_sent() -> None:
     finished(client, "abcd")
 
 
+def interrupted_at(number: int, act: Callable[[], object]) -> bool:
+    """Do something, interrupted from the keyboard as a function of the line's begins; whether it has so many."""
+    begun = itertools.count()
+
+    def trace(frame: FrameType, event: str, _arg: object) -> None:
+        if frame.f_code.co_filename.endswith("writing/combining.py") and next(begun) == number:
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def go_on(calls: list[Stepper]) -> None:
+    """As far as they get without waiting for what does not happen."""
+    for call in calls * 20:
+        if call.over or (isinstance(call.op, Wait) and call.op.signal.count == call.op.seen):
+            continue
+        if isinstance(call.op, Wait):
+            woken(call)
+        elif isinstance(call.op, Reconnect):
+            call.answer(None)
+        else:
+            call.step()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_interrupt_leaves_nobody_in_line_for_ever(*, alone: bool) -> None:
+    """Wherever it meets a call that leads: the client's next call is sent, with whoever was forgotten in line."""
+    for number in itertools.count():
+        client, claims, calls = in_flight()
+        leader = calls[0]
+        if not alone:
+            leader.step()
+            leader = calls[1]
+
+        def lead(leader: Stepper = leader) -> None:
+            if isinstance(leader.op, Wait):
+                leading(leader)
+            leader.step()
+
+        if not interrupted_at(number, lead):
+            break
+        leader.cut()
+        mine = completing(client, claims["abcd"[calls.index(leader)]])
+        rest = [call for call in [*calls, mine] if call is not leader]
+        go_on(rest)
+        for call in rest:
+            if not call.over:  # it was sent, and told nothing: it waits no longer than its own patience
+                call.fail(Unavailable("no server answered"))
+        go_on(rest)
+        assert all(call.over for call in rest)
+        finished(client, "abcd")
+    assert number > 3
+
+
 def test_enqueues_go_together_and_one_of_them_opens_the_segment() -> None:
     """The lane is looked for once; what the first one opens the others need not open again."""
     client = new_queue()
@@ -265,16 +332,7 @@ def test_enqueues_go_together_and_one_of_them_opens_the_segment() -> None:
     calls = [
         Stepper(client.zk, client.session, enqueue.enqueue(context, Message(b"x", task_id=name))) for name in "abcd"
     ]
-    for _ in range(40):
-        for call in calls:
-            if call.over or (isinstance(call.op, Wait) and call.op.signal.count == call.op.seen):
-                continue
-            if isinstance(call.op, Wait):
-                woken(call)
-            elif isinstance(call.op, Reconnect):
-                call.answer(None)
-            else:
-                call.step()
+    go_on(calls * 2)
     assert [call.result for call in calls] == list("abcd")
     assert len(client.zk.nodes[context.paths.at("queue")].children) == 1
     assert client.work() == list("abcd")

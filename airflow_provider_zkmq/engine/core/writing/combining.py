@@ -32,36 +32,42 @@ def send(context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, 
     line = context.line
     while True:
         part = Part(make, context.run.new_signal())
-        if line.on_their_way < ON_THEIR_WAY and not line.waiting:
-            line.on_their_way += 1
-            alone = yield from _lead(context, line, part)
-            return part.multi, alone
-        line.waiting.append(part)
-        outcome = yield from _in_line(context, line, part)
+        try:
+            outcome = yield from _sent(context, line, part)
+        finally:
+            if part.leads:  # given up by statements: an interrupt that met a call would leave all others in line
+                part.leads = False
+                line.on_their_way -= 1
+                _call_next(line)
         if outcome is not None:
             return part.multi, outcome
 
 
-def _go_on(line: Line) -> None:
+def _call_next(line: Line) -> None:
     """A request is not on its way any more: the first in line sends the next one."""
-    line.on_their_way -= 1
     if line.waiting and line.on_their_way < ON_THEIR_WAY:
         first = line.waiting.popleft()
-        first.leads = True
         line.on_their_way += 1
+        first.leads = True
         first.signal.fire()
 
 
-def _in_line(context: Context, line: Line, part: Part) -> Procedure[Outcome | None]:
-    """Wait until it is sent, by this call or by another; None: another call was to send it, and could not."""
+def _sent(context: Context, line: Line, part: Part) -> Procedure[Outcome | None]:
+    """Send it, or wait until another call has; None: another call was to send it, and could not.
+
+    Who waits although nobody is on the way was forgotten by a call that was interrupted: the next call takes it along.
+    """
+    if line.on_their_way < ON_THEIR_WAY:
+        line.on_their_way += 1
+        part.leads = True
+        return (yield from _lead(context, line, part))
+    line.waiting.append(part)
     try:
         while not (part.leads or part.over):
             yield Wait(part.signal, part.signal.count, turn=True)
     except BaseException as error:
         if part in line.waiting:
             line.waiting.remove(part)
-        elif part.leads:
-            _go_on(line)
         if isinstance(error, Unavailable) and part.sent is not None:
             return part.outcome or _unknown(part)
         raise
@@ -79,9 +85,7 @@ def _lead(context: Context, line: Line, mine: Part) -> Procedure[Outcome]:
         if line.waiting:
             yield Reconnect()  # who waits for a connection is told that nothing was sent
         mine.multi = mine.make()
-        if line.waiting:
-            parts += _companions(line, mine)
-        line.carried += len(parts) - 1
+        _join(line, parts)
         for part in parts:
             part.sent = context.run.monotonic()
         outcomes = yield from _carried_out(parts)
@@ -93,10 +97,9 @@ def _lead(context: Context, line: Line, mine: Part) -> Procedure[Outcome]:
             part.sent = None
         raise
     finally:
+        line.carried -= len(parts) - 1
         for part in parts[1:]:
-            line.carried -= 1
             _tell(part)
-        _go_on(line)
 
 
 def _carried_out(parts: Sequence[Part]) -> Procedure[list[Outcome]]:
@@ -127,24 +130,25 @@ def _together(parts: Sequence[Part]) -> Multi:
     return parts[0].multi if len(parts) == 1 else Multi(tuple(op for part in parts for op in part.multi.ops))
 
 
-def _companions(line: Line, mine: Part) -> list[Part]:
-    """What goes with `mine`: no two of them may change what another one touches, or one would refuse the other."""
-    chosen: list[Part] = []
-    room = MAX_REQUEST - request_size(mine.multi.ops)
-    changed, checked = _paths([mine])
+def _join(line: Line, parts: list[Part]) -> None:
+    """Add what goes with the first: no two may change what another one touches, or one would refuse the other."""
+    if not line.waiting:
+        return
+    room = MAX_REQUEST - request_size(parts[0].multi.ops)
+    changed, checked = _paths(parts)
     for part in list(line.waiting):
         part.multi = part.make()
         size, (changes, checks) = request_size(part.multi.ops), _paths([part])
-        if len(chosen) + 1 >= MOST or size > room:
+        if len(parts) >= MOST or size > room:
             break
         if changes & (changed | checked) or checks & changed:
             continue
-        chosen.append(part)
         line.waiting.remove(part)
+        parts.append(part)
+        line.carried += 1
         changed |= changes
         checked |= checks
         room -= size
-    return chosen
 
 
 def _paths(parts: Iterable[Part]) -> tuple[set[str], set[str]]:
