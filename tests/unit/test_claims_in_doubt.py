@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi, Outcome
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.writing import combining
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, Unavailable
 from tests.fake_zookeeper import LOST, FakeZooKeeper, Faults, check_tree, drive, new_context
 from tests.stepping import Stepper
@@ -287,8 +288,9 @@ def test_a_registration_that_is_cut_off_keeps_nobody_waiting():
         assert world.do(claim.claim(world.context, KINDS[0])) is not None
 
 
-def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one():
+def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one(monkeypatch):
     """Its lease ended while its reply was on its way, and the same client claimed the task again: that claim holds."""
+    monkeypatch.setattr(combining, "ON_THEIR_WAY", 2)  # else the later one waits for the reply, too
     world = fresh("fifo", attempts=3)  # whose consumers try what others of the client try
     late = world.stepper(claim.claim(world.context, KINDS[1]))
     late.until(Multi, "tasks/a/claim")
