@@ -9,7 +9,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.claiming import claim, taker
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
@@ -123,7 +123,7 @@ def wait_for(client: Client, done: Call, rand: random.Random) -> Step:
 def claiming(client: Client, *, lease: float | None, selector: str | None, timeout: float, queue: str = "q") -> Call:
     """A claim."""
     chosen = EVERYTHING if selector is None else as_selector(selector).bind(TYPES)
-    wanted = take.Wanted(chosen, lease)
+    wanted = taker.Wanted(chosen, lease)
     context = client.context(queue)
     about = {"queue": queue, "selector": selector or "everything", "wanted": wanted, "types": TYPES}
     return Call("claim", claim.claim(context, wanted, timeout), about, timeout)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.claiming import claim, taker
+from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
@@ -18,7 +19,7 @@ from tests.fake_zookeeper import LOST, FakeZooKeeper, Faults, check_tree, drive,
 from tests.stepping import Stepper
 
 UNKNOWN = Outcome(committed=False, unknown=True)
-KINDS = [take.Wanted(EVERYTHING), take.Wanted(EVERYTHING, 30)]
+KINDS = [taker.Wanted(EVERYTHING), taker.Wanted(EVERYTHING, 30)]
 
 
 class World:
@@ -115,7 +116,7 @@ def test_a_claim_of_unknown_outcome_is_resolved_before_the_next(arrived):
 def test_a_caller_that_is_interrupted_while_it_gets_its_claim_leaves_it_to_its_client():
     """Nothing is delivered until the caller says so; who went away says so, too."""
     world = fresh()
-    caller = take.Caller()
+    caller = Caller()
     claimed = world.do(claim.claim(world.context, KINDS[0], caller=caller))
     assert list(world.context.claims.handovers) == [claimed.state.nonce]
     assert world.do(claim.claim(world.context, KINDS[0])) is None, "it is on its way: not to be taken away"
@@ -129,7 +130,7 @@ def test_nothing_is_claimed_for_a_caller_that_has_left(order, timeout):
     """The client gives back what is owed and claims again; a call that nobody waits for must not claim after that."""
     for at in range(60):
         world = fresh(order)
-        caller = take.Caller()
+        caller = Caller()
         stepper = world.stepper(claim.claim(world.context, KINDS[0], timeout, lambda it=caller: it.left, caller))
         for _ in range(at):
             stepper.step()
@@ -146,7 +147,7 @@ def test_nothing_is_claimed_for_a_caller_that_has_left(order, timeout):
 def test_a_delivered_claim_stays_with_its_caller():
     """Once delivered, going away takes nothing back: the task is the caller's to settle."""
     world = fresh()
-    caller = take.Caller()
+    caller = Caller()
     claimed = world.do(claim.claim(world.context, KINDS[0], caller=caller))
     world.context.claims.deliver(claimed)
     caller.left = True

@@ -177,7 +177,7 @@ def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch)
     """It goes on claiming, and meets it again until somebody puts it right; other errors are told each time."""
     options = Options.of(
         threads=1, node=None, filter_method="absolute", selector=None, grace=1, transactional=False,
-        lease=None, heartbeat=True, throttle=0,
+        lease=None, heartbeat=True, throttle=0, prefetch=0,
     )  # fmt: skip
     working: Working[Any, Any] = Working(_Queue(), print, options)
     told: list[str] = []

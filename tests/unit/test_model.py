@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.claiming import claim, taker
 from airflow_provider_zkmq.engine.core.memory import marks
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message
@@ -46,7 +46,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.contexts = [new_context(self.zk, session) for session in self.sessions]
         self.ended: dict[str, State] = {}
         self.known: set[str] = set()
-        self.claimed: list[tuple[int, take.Claimed]] = []
+        self.claimed: list[tuple[int, Claimed]] = []
         self.stale: list[tuple[str, int]] = []
         types = {"c": OrderedEnum("low", "high")}
         policy = RetryPolicy(attempts=ATTEMPTS, factor=0.5)
@@ -104,7 +104,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, lease=st.sampled_from([None, None, 5, 300]))
     def claim(self, who, lease):
-        got = self.do(who, claim.claim(self.contexts[who], take.Wanted(EVERYTHING, lease)))
+        got = self.do(who, claim.claim(self.contexts[who], taker.Wanted(EVERYTHING, lease)))
         if got is not None:
             assert got.task_id not in self.ended, "an ended task was handed out"
             assert 1 <= got.state.attempt <= ATTEMPTS
