@@ -142,12 +142,26 @@ class Oracles(History):
                 continue
             if fiber.until <= world.now + LATE:
                 continue
-            if call.verb in {"claim", "claim_many"} and (missed := self._missed(call)):
+            if call.verb in {"claim", "claim_many"} and not self._seen_to(fiber) and (missed := self._missed(call)):
                 self.fail("nobody sleeps over work", f"{fiber.name} while {missed} is there")
             if call.verb == "wait" and self._reached(call):
                 self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for {call.about['ids']}")
             if call.verb == "wait_batch" and not self._closing(fiber) and self._batch_is_done(call):
                 self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for batch {call.about['batch']}")
+
+    def _seen_to(self, waiter: Fiber) -> bool:
+        """Whether another call of the client, after the same tasks, looks now: it calls the others, see `Seats`."""
+        mine, now = waiter.call, self.world.now
+        return any(
+            one is not waiter
+            and one.client is waiter.client
+            and one.call is not None
+            and one.call.about.get("queue") == mine.about["queue"]
+            and "wanted" in one.call.about
+            and one.call.about["wanted"].kind == mine.about["wanted"].kind
+            and one.until <= now + LATE
+            for one in self.world.fibers
+        )
 
     def _closing(self, waiter: Fiber) -> bool:
         """Whether somebody may be about to end the batch, or died over it: then a burial or a clean-up does."""
