@@ -47,7 +47,7 @@ MUTANTS: Final = (
         "        if outcome.committed:",
     ),
     Mutant(
-        "a claim's lost reply ignored", "writing.transitions", "ours=partial(claim_stands, context, claimed)", "ours=lambda: iter(())"
+        "a claim's lost reply ignored", "claiming.take", "ours = partial(one_stands, context, claims)", "ours = lambda: iter(())"
     ),
     Mutant("what a cancelled claim took is kept", "tasks.giveback", "        if handover.caller.left:", "        if False:"),
     Mutant(

@@ -21,7 +21,6 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dum
 from airflow_provider_zkmq.engine.core.model.states import Event, step
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Ops, SetData, WriteOp
-from airflow_provider_zkmq.engine.core.reading.claims import claim_stands
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.pieces import (
@@ -49,7 +48,8 @@ _GONE: Final = frozenset({Failure.NO_NODE})
 def claim(context: Context, claimed: Claimed, consumer: str, span: float | None, lease: float | None, now: int) -> Plan:
     """Taken by a consumer whose session lives; `claimed` is made the claim that the plan writes.
 
-    `span`: for how many seconds it holds unless it is extended; with a `lease` it outlives its session.
+    `span`: for how many seconds it holds unless it is extended; with a `lease` it outlives its session. Whoever sends
+    the plan says how a lost reply is resolved: it may be one of several that go together.
     """
     paths, task_id, nonce, before = context.paths, claimed.task_id, context.marks.nonce(), claimed.state
     place, deadline = paths.entry(before.place), f"{task_id}{SEPARATOR}{nonce}" if span else None
@@ -73,7 +73,7 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
         ops.create(paths.current(consumer, task_id), consumer_note(ahead=claimed.ahead))
     if deadline is not None:
         ops.create(lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer}))
-    return one(Change(context, task_id, ops.items, after=claimed.state, ours=partial(claim_stands, context, claimed)))
+    return one(Change(context, task_id, ops.items, after=claimed.state))
 
 
 def finish(
