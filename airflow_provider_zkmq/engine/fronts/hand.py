@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -31,6 +31,13 @@ class Hand:
         """Whether the session that the claim is bound to has ended: one that is merely cut off still holds it."""
         leased = self.span is not None and not self.claimed.state.bound
         return session.closed or not (leased or session.id in {self.claimed.session, UNKNOWN_SESSION})
+
+
+class Adopting(Protocol):
+    """A transaction, as far as a claim enters it."""
+
+    def adopt(self, hand: Hand) -> None:
+        """Make a claim of the same session part of the transaction, and the one that `settle` is about."""
 
 
 def task_of(claimed: Claimed) -> Task:
