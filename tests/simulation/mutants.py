@@ -47,7 +47,7 @@ MUTANTS: Final = (
         "        if outcome.committed:",
     ),
     Mutant(
-        "a claim's lost reply ignored", "writing.transitions", "ours=partial(claim_stands, context, claimed)", "ours=lambda: iter(())"
+        "a claim's lost reply ignored", "claiming.take", "plan.changes[0].ours = partial(one_stands, context, claims)", "plan.changes[0].ours = lambda: iter(())"
     ),
     Mutant("what a cancelled claim took is kept", "tasks.giveback", "        if handover.caller.left:", "        if False:"),
     Mutant(
@@ -99,6 +99,13 @@ MUTANTS: Final = (
     Mutant("what had not begun is counted", "upkeep.ownerless", "if marks else", "if False else"),
     Mutant("the first in line that is cut off keeps its turn", "writing.combining", "        elif part.leads:", "        elif False:"),
     Mutant("what goes together is refused together", "writing.combining", "if len(parts) > 1 and outcome.failed is not None:", "if False:"),
+    Mutant(
+        "a settlement that goes with a claim is taken for carried out",
+        "writing.chaining",
+        "outcomes = [outcome, outcome] if",
+        "outcomes = [Outcome(committed=True), outcome] if",
+    ),
+    Mutant("what a loop had ready is kept when it is left", "claiming.loop", "        for claimed in ready:\n", "        for claimed in ():\n"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}

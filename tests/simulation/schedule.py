@@ -32,7 +32,8 @@ FAULTS: Final = (
 ROLES: Final = (
     "consumer",
     "grouper",
-    "grouper",
+    "looper",
+    "looper",
     "worker",
     "worker",
     "producer",
@@ -45,7 +46,7 @@ ROLES: Final = (
     "keeper",
     "keeper",
 )
-BUSY: Final = ("producer", "producer", "grouper", "grouper", "consumer", "operator")
+BUSY: Final = ("producer", "producer", "grouper", "looper", "consumer", "operator")
 READERS: Final = ("follower", "follower", "upkeep", "operator")
 STEPS: Final = 6_000
 QUIET_SECONDS: Final = 600.0
@@ -216,6 +217,8 @@ def _program(actor: Actor, client: Client, world: World) -> Any:
             return actors.consumer(client, rand, actor.rounds)
         case "grouper":
             return actors.grouper(client, rand, actor.rounds)
+        case "looper":
+            return actors.looper(client, rand, actor.rounds)
         case "prefetcher":
             return actors.prefetcher(client, rand, actor.rounds)
         case "worker":

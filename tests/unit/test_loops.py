@@ -134,6 +134,25 @@ def test_a_lost_claim_is_told_by_the_next_step(prefetch: int) -> None:
     assert all(state.state is State.FINISHED and state.attempt == 1 for state in states.values())
 
 
+@pytest.mark.parametrize("asks", ["the loop", "the body"])
+def test_a_claim_that_is_lost_while_no_server_answers_is_told(asks: str) -> None:
+    """Its completion was not sent, and its session has ended by the next try: the step says that it was not settled."""
+    client = filled()
+    loop = loop_of(client)
+    first = following(client, loop)
+    assert first is not None
+    settling = go_on(loop, Caller()) if asks == "the loop" else settle.complete(client.context, first)
+    with pytest.raises(Unavailable):
+        client.do(settling, lambda op: Unavailable("gone") if isinstance(op, Multi) else None)
+    client.zk.expire(client.session)
+    client.session = client.zk.connect()
+    client.context.run.session = lambda: client.session
+    client.context.claims.end_session(client.session)
+    with pytest.raises(ClaimLost):
+        client.do(go_on(loop, Caller()))
+    assert loop.hand is None
+
+
 def test_a_result_that_is_too_large_keeps_the_task_in_hand() -> None:
     """The step says so; the body settles it, and the loop goes on with what was claimed beside it."""
     client = filled()

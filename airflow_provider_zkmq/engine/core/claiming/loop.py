@@ -87,7 +87,7 @@ def go_on(loop: Loop, caller: Caller) -> Procedure[bool]:
 def _settle(loop: Loop, caller: Caller) -> Procedure[None]:
     """Complete what the body left unsettled, with the next claim unless that is there already."""
     hand = loop.hand
-    if hand is None or _settled(hand):
+    if hand is None or hand.told:
         loop.hand = None
         return
     loop.back = True
@@ -100,11 +100,6 @@ def _settle(loop: Loop, caller: Caller) -> Procedure[None]:
     finally:
         if hand.lost:
             loop.hand = None
-
-
-def _settled(hand: Claimed) -> bool:
-    """Whether the body has settled it, or was told that it is lost."""
-    return hand.lost and (hand.committed or (bool(hand.nonces) and not hand.unsure))
 
 
 def _chained(loop: Loop, caller: Caller, chain: Chain, hand: Claimed) -> Procedure[None]:

@@ -41,8 +41,8 @@ class Claimed:
     """Taken ahead, too: it begins in the transaction that ends this one."""
     chained: bool = False
     """It is being settled in one transaction with the claim that follows it (`core.writing.chaining`)."""
-    committed: bool = False
-    """The transaction that it was part of (`core.tasks.transaction`) ended it."""
+    told: bool = False
+    """Whoever settles it has been told that it is over: settled, or lost."""
     claim: dict[str, Any] = field(default_factory=dict)
     """What the claim's znode holds, less the progress."""
     nonces: dict[str, str] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.core.writing.transitions import result_write
 from airflow_provider_zkmq.engine.errors import (
+    ClaimLost,
     OutcomeUnknown,
     TaskTooLarge,
     Unavailable,
@@ -168,7 +169,12 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
         while claimed.settling is not None:
             yield Wait(claimed.settling, 0, turn=True)  # another thread's: one of the two settles it
         claimed.settling, asked_before = mine, claimed.unsure
-        return (yield from _until_settled(context, claimed, verb, attempt))
+        state = yield from _until_settled(context, claimed, verb, attempt)
+        claimed.told = True
+        return state
+    except ClaimLost:
+        claimed.told = True
+        raise
     except Unavailable as error:
         if not asked_before:
             raise
