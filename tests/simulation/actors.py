@@ -183,7 +183,7 @@ def looper(client: Client, rand: random.Random, rounds: int) -> Program:
         asked = claiming(client, lease=lease, selector=selector, timeout=timeout)
         wanted = asked.about["wanted"] = replace(asked.about["wanted"], ahead=most > 1)
         loop = Loop(client.context(), partial(just, wanted), most, timeout, lambda: False)
-        for _ in range(rand.choice([1, 4, 8])):
+        for _ in range(rand.choice([1, 6, 12])):
             before = loop.hand
             about = asked.about | {"loop": loop, "former": before}
             call = yield Call("next", go_on(loop, Caller()), about, timeout)
@@ -214,7 +214,7 @@ def body(client: Client, loop: Loop, rand: random.Random) -> Program:
     claimed = loop.ready[0]
     loop.result, loop.hand, loop.back, loop.ready = b"r", claimed, False, loop.ready[1:]
     client.begun.add((claimed.task_id, claimed.token))
-    yield Pause(rand.choice([0, 0, 0.01, 1.0, 7.0]))
+    yield Pause(rand.choice([0, 0, 0, 0, 0.01, 1.0, 7.0]))
     if rand.random() < 0.2:
         context, about = client.context(), {"queue": "q", "held": claimed}
         client.begun.discard((claimed.task_id, claimed.token))
