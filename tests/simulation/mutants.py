@@ -99,12 +99,7 @@ MUTANTS: Final = (
     Mutant("what had not begun is counted", "upkeep.ownerless", "if marks else", "if False else"),
     Mutant("the first in line that is cut off keeps its turn", "writing.combining", "        elif part.leads:", "        elif False:"),
     Mutant("what goes together is refused together", "writing.combining", "if len(parts) > 1 and outcome.failed is not None:", "if False:"),
-    Mutant(
-        "a settlement that goes with a claim is taken for carried out",
-        "writing.chaining",
-        "outcomes = [outcome, outcome] if",
-        "outcomes = [Outcome(committed=True), outcome] if",
-    ),
+    Mutant("a settlement and the claim after it are refused together", "writing.chaining", "if outcome.failed is None else", "if True else"),
     Mutant("what a loop had ready is kept when it is left", "claiming.loop", "        for claimed in ready:\n", "        for claimed in ():\n"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip

@@ -132,8 +132,12 @@ class AsyncClaims(LoopOf[C]):
         except asyncio.CancelledError:
             caller.left = True  # a claim that waits is told by the signal
             self._loop.context.signal.fire()
+            self._step.add_done_callback(_log)
             await asyncio.wait({self._step}, timeout=PATIENCE)
             raise
+        finally:
+            if self._step.done():
+                self._step = None
         if more:
             return self._hand_out()
         self._ended, self._claim = True, None
@@ -143,8 +147,6 @@ class AsyncClaims(LoopOf[C]):
         """Wait for a step that was cancelled, and goes on behind."""
         if self._step is not None:
             await asyncio.wait({self._step})
-            if self._step.done() and not self._step.cancelled():
-                self._step.exception()
             self._step = None
 
     async def aclose(self) -> None:
@@ -164,6 +166,11 @@ class AsyncClaims(LoopOf[C]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _log(step: asyncio.Task[bool]) -> None:
+    if not step.cancelled() and (error := step.exception()) is not None:
+        log.info("a cancelled step of a loop ended with: %s", error)
 
 
 class looping(Twins, Generic[P]):  # noqa: N801  reads like a decorator
