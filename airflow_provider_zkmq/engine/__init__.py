@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     )
     from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
     from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
+    from airflow_provider_zkmq.engine.fronts.loops import AsyncClaims, Claims
     from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
     from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
     from airflow_provider_zkmq.engine.model import MAX_PAYLOAD
@@ -125,6 +126,7 @@ _HOME = {
         "ZkmqError",
     ),
     "fronts.aqueue": ("AsyncClaim", "AsyncQueue"),
+    "fronts.loops": ("AsyncClaims", "Claims"),
     "fronts.client": ("AsyncZkmq",),
     "fronts.queue": ("Claim", "Queue"),
     "fronts.transaction": ("AsyncUnitOfWork", "UnitOfWork"),
@@ -145,6 +147,7 @@ __all__ = [
     "AnyQueue",
     "Archive",
     "AsyncClaim",
+    "AsyncClaims",
     "AsyncQueue",
     "AsyncUnitOfWork",
     "AsyncWorker",
@@ -154,6 +157,7 @@ __all__ = [
     "Batch",
     "Claim",
     "ClaimLost",
+    "Claims",
     "Condition",
     "ConfigError",
     "ConnectionConfig",

@@ -19,6 +19,7 @@ the whole file. What files cannot promise is refused with `Unsupported` (`refusa
 
 from airflow_provider_zkmq.filequeue.claims import FileClaim
 from airflow_provider_zkmq.filequeue.client import FileClient
+from airflow_provider_zkmq.filequeue.loop import FileClaims
 from airflow_provider_zkmq.filequeue.queue import FileQueue
 
-__all__ = ["FileClaim", "FileClient", "FileQueue"]
+__all__ = ["FileClaim", "FileClaims", "FileClient", "FileQueue"]

@@ -63,6 +63,8 @@ class FileClaim:
     cancelled = False
     #: Whoever claims a task in a file begins it.
     ahead = False
+    #: With what a loop completes it (`FileQueue.claims`), unless its body settles it.
+    result: bytes | str | None = None
     progress = refused(PROGRESS)
     transaction = refused(TRANSACTIONS)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine.model import Duration, FilterMethod, Selector, number_of_claims
+from airflow_provider_zkmq.engine.model import Duration, FilterMethod, Selector, number_of_claims, optional_seconds
 from airflow_provider_zkmq.filequeue.claims import FileClaim
+from airflow_provider_zkmq.filequeue.loop import FileClaims
 from airflow_provider_zkmq.filequeue.view import FileView
 
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
+#: Who waits without a bound asks again after so many seconds.
+LONG: Final = 600.0
 
 
 class Several(FileView):
@@ -59,3 +62,31 @@ class Several(FileView):
                 claim.release()
             raise
         return claims
+
+    def claims(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        prefetch: int = 1,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> FileClaims:
+        """Loop over the tasks that fit; what the body has not settled when the loop comes back is completed.
+
+        See `Queue.claims`. `prefetch` is checked, and no more: each claim locks the file for itself.
+        """
+        number_of_claims(prefetch, "prefetch")
+        span = optional_seconds("timeout", timeout)
+
+        def take() -> FileClaim | None:
+            wait = LONG if span is None else span
+            choice: dict[str, Any] = {"selector": selector, "timeout": wait, "lease": lease, "stopping": stopping}
+            while True:
+                claim = self.claim(node, filter_method, **choice)
+                if claim is not None or span is not None or stopping():
+                    return claim
+
+        return FileClaims(take)

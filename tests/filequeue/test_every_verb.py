@@ -98,6 +98,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "check_wanted": lambda side: side.q.check_wanted(selector="size==large") and None,
     "claim": lambda side: side.q.claim(selector="size==large", lease=60),
     "claim_many": lambda side: side.q.claim_many(3, selector="size==large", lease=60),
+    "claims": lambda side: [claim.task for claim in side.q.claims(selector="size==large", timeout=0)],
     "clear": lambda side: side.q.clear("finished"),
     "closed": lambda side: side.q.closed,
     "collect_garbage": lambda side: side.q.collect_garbage(0),

@@ -9,7 +9,9 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.claiming import claim, taker
+from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on
+from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
@@ -123,7 +125,7 @@ def wait_for(client: Client, done: Call, rand: random.Random) -> Step:
 def claiming(client: Client, *, lease: float | None, selector: str | None, timeout: float, queue: str = "q") -> Call:
     """A claim."""
     chosen = EVERYTHING if selector is None else as_selector(selector).bind(TYPES)
-    wanted = taker.Wanted(chosen, lease)
+    wanted = take.Wanted(chosen, lease)
     context = client.context(queue)
     about = {"queue": queue, "selector": selector or "everything", "wanted": wanted, "types": TYPES}
     return Call("claim", claim.claim(context, wanted, timeout), about, timeout)
@@ -170,6 +172,53 @@ def prefetcher(client: Client, rand: random.Random, rounds: int) -> Program:
             yield from begin_and_handle(client, claimed, following, rand)
         if isinstance(call.error, TransportError):
             yield Pause(0.3)
+
+
+def looper(client: Client, rand: random.Random, rounds: int) -> Program:
+    """Loops over claims; a loop ends, or is left with something in hand or taken ahead."""
+    lease = rand.choice([None, None, 6.0])
+    selector = rand.choice([None, None, None, "c==high"])
+    for _ in range(rounds):
+        most, timeout = rand.choice([1, 1, 3]), rand.choice([0.0, 2.0, 20.0])
+        asked = claiming(client, lease=lease, selector=selector, timeout=timeout)
+        wanted = asked.about["wanted"] = replace(asked.about["wanted"], ahead=most > 1)
+        loop = Loop(client.context(), partial(just, wanted), most, timeout, lambda: False)
+        for _ in range(rand.choice([1, 6, 12])):
+            before = loop.hand
+            about = asked.about | {"loop": loop, "former": before}
+            call = yield Call("next", go_on(loop, Caller()), about, timeout)
+            assert call is not None
+            if before is not None and loop.hand is None:
+                client.hands.pop((before.task_id, before.token), None)
+            for claimed in loop.ready:
+                client.hands[claimed.task_id, claimed.token] = claimed
+            if call.ok and not call.value:
+                break
+            if call.ok:
+                yield from body(client, loop, rand)
+            elif isinstance(call.error, TransportError):
+                yield Pause(0.3)
+        for claimed in filter(None, (loop.hand, *loop.ready)):
+            client.hands.pop((claimed.task_id, claimed.token), None)
+        loop.leave()
+
+
+def just(wanted: Any) -> Generator[Any, Any, Any]:
+    """A procedure that asks for nothing."""
+    return wanted
+    yield
+
+
+def body(client: Client, loop: Loop, rand: random.Random) -> Program:
+    """Handle what a loop hands out; most often the loop is to settle it."""
+    claimed = loop.ready[0]
+    loop.result, loop.hand, loop.back, loop.ready = b"r", claimed, False, loop.ready[1:]
+    client.begun.add((claimed.task_id, claimed.token))
+    yield Pause(rand.choice([0, 0, 0, 0, 0.01, 1.0, 7.0]))
+    if rand.random() < 0.2:
+        context, about = client.context(), {"queue": "q", "held": claimed}
+        client.begun.discard((claimed.task_id, claimed.token))
+        yield from until_settled(client, claimed, lambda: Call("release", settle.release(context, claimed, 1), about))
 
 
 def begin_and_handle(client: Client, claimed: Any, following: Any, rand: random.Random) -> Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
@@ -24,8 +25,10 @@ SETTLING: Final = frozenset({"complete", "fail", "release", "snooze", "settle", 
 CALM: Final = 7.0
 #: Seconds for which the keeper has had it at least.
 KEPT: Final = 3.5
+#: Calls that claim; the step of a loop settles as well.
+CLAIMING: Final = frozenset({"claim", "claim_many", "next"})
 #: Calls that change tasks of others on their way.
-CARETAKING: Final = frozenset({"claim", "claim_many", "gc", "tend", "pay"})
+CARETAKING: Final = frozenset({*CLAIMING, "gc", "tend", "pay"})
 REMOVING: Final = frozenset({"drop", "clear"})
 Key = tuple[str, str]
 
@@ -43,6 +46,7 @@ class History:
         self.ended: dict[tuple[Key, int], State] = {}
         self.ended_by: dict[tuple[Key, int], Call] = {}
         self.handed: set[tuple[Key, int]] = set()
+        self.in_loops: list[Claimed] = []
         self.created: dict[Key, int] = {}
         self.payloads: dict[bytes, set[str]] = {}
         self.removed: set[Key] = set()
@@ -232,7 +236,7 @@ class History:
         """The calls of which one has claimed: those of one client may go together."""
         client = None if self.world.executing is None else self.world.executing.client
         calls = [fiber.call for fiber in self.world.fibers if fiber.client is client]
-        return [call for call in calls if call is not None and call.verb in {"claim", "claim_many"}]
+        return [call for call in calls if call is not None and call.verb in CLAIMING]
 
     def _judge_end(self, key: Key, before: TaskState, after: TaskState, call: Call | None, token: int | None) -> None:
         claimed = call.about.get("held") if call is not None and call.verb in SETTLING else None

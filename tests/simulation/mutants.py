@@ -47,7 +47,7 @@ MUTANTS: Final = (
         "        if outcome.committed:",
     ),
     Mutant(
-        "a claim's lost reply ignored", "claiming.take", "ours = partial(one_stands, context, claims)", "ours = lambda: iter(())"
+        "a claim's lost reply ignored", "claiming.take", "plan.changes[0].ours = partial(one_stands, context, claims)", "plan.changes[0].ours = lambda: iter(())"
     ),
     Mutant("what a cancelled claim took is kept", "tasks.giveback", "        if handover.caller.left:", "        if False:"),
     Mutant(
@@ -99,6 +99,8 @@ MUTANTS: Final = (
     Mutant("what had not begun is counted", "upkeep.ownerless", "if marks else", "if False else"),
     Mutant("the first in line that is cut off keeps its turn", "writing.combining", "            if part.leads:", "            if False:"),
     Mutant("what goes together is refused together", "writing.combining", "if len(parts) > 1 and outcome.failed is not None:", "if False:"),
+    Mutant("a settlement and the claim after it are refused together", "writing.chaining", "if outcome.failed is None else", "if True else"),
+    Mutant("what a loop had ready is kept when it is left", "claiming.loop", "        for claimed in ready:\n", "        for claimed in ():\n"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}

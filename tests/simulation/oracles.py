@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     ZkmqError,
 )
-from tests.simulation.history import SETTLING, History
+from tests.simulation.history import CLAIMING, SETTLING, History
 from tests.simulation.parts import Call, Client, Fiber
 from tests.simulation.world import World
 
@@ -91,6 +91,23 @@ class Oracles(History):
         for claimed in call.value if call.ok else ():
             self._handed_out(call, claimed)
 
+    def told_next(self, call: Call) -> None:
+        """A loop hands out each claim once; what its step says of the claim before is so."""
+        loop, former = call.about["loop"], call.about["former"]
+        for claimed in loop.ready:
+            if claimed not in self.in_loops:
+                self._handed_out(call, claimed)
+                self.in_loops.append(claimed)
+        if former is None:
+            return
+        key = (call.about["queue"], former.task_id)
+        if call.ok and not former.lost:
+            self.fail("no success is told that did not happen", f"{former.task_id} is in hand after its loop went on")
+        if call.ok and former.nonces.keys() == {"complete"} and (key, former.token) not in self.ended:
+            self.fail("no success is told that did not happen", f"a step after {former.task_id}")
+        if isinstance(call.error, ClaimLost) and self.claims.get(key) == former.token:
+            self.fail("a claim is lost only when it is", f"a step after {former.task_id}: {call.error}")
+
     def told_begin(self, call: Call) -> None:
         """A handler is kept from its task only where that is another's."""
         claimed = call.about["held"]
@@ -142,7 +159,7 @@ class Oracles(History):
                 continue
             if fiber.until <= world.now + LATE:
                 continue
-            if call.verb in {"claim", "claim_many"} and not self._seen_to(fiber) and (missed := self._missed(call)):
+            if call.verb in CLAIMING and not self._seen_to(fiber) and (missed := self._missed(call)):
                 self.fail("nobody sleeps over work", f"{fiber.name} while {missed} is there")
             if call.verb == "wait" and self._reached(call):
                 self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for {call.about['ids']}")
@@ -168,7 +185,7 @@ class Oracles(History):
         if any(self._owes(client) for client in self.world.clients):
             return True
         calls = [one for one in self.world.fibers if one is not waiter and one.call is not None]
-        idle = {"wait", "wait_batch"} | ({"claim", "claim_many"} if self.world.quiet else set())
+        idle = {"wait", "wait_batch"} | (CLAIMING if self.world.quiet else set())
         return any(not client.alive for client in self.world.clients) or any(
             one.call is not None and one.call.verb not in idle for one in calls
         )
@@ -229,6 +246,7 @@ class Oracles(History):
             for context in client.contexts.values() if client.alive else ():
                 tables = {
                     "handovers": context.claims.handovers,
+                    "owed": context.claims.owed,
                     "trying": context.claims.trying,
                     "joining": context.registration.joining,
                     "batches to be ended": context.debts.batches,

@@ -32,7 +32,8 @@ FAULTS: Final = (
 ROLES: Final = (
     "consumer",
     "grouper",
-    "grouper",
+    "looper",
+    "looper",
     "worker",
     "worker",
     "producer",
@@ -45,7 +46,8 @@ ROLES: Final = (
     "keeper",
     "keeper",
 )
-BUSY: Final = ("producer", "producer", "grouper", "grouper", "consumer", "operator")
+BUSY: Final = ("producer", "producer", "grouper", "looper", "consumer", "operator")
+LOOPS: Final = ("producer", "producer", "producer", "looper", "looper")
 READERS: Final = ("follower", "follower", "upkeep", "operator")
 STEPS: Final = 6_000
 QUIET_SECONDS: Final = 600.0
@@ -104,6 +106,8 @@ def plan(seed: str) -> Plan:
     if rand.random() < 0.3:  # many calls of one client, whose transactions go together
         busy = rand.randrange(clients)
         crew += [Actor(busy, role, 3, rand.randrange(1 << 30)) for role in BUSY]
+    if rand.random() < 0.2:  # loops that find something at most of their steps
+        crew += [Actor(rand.randrange(clients), role, 4, rand.randrange(1 << 30)) for role in LOOPS]
     followed = rand.random() < 0.3
     if followed:
         crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in READERS]
@@ -216,6 +220,8 @@ def _program(actor: Actor, client: Client, world: World) -> Any:
             return actors.consumer(client, rand, actor.rounds)
         case "grouper":
             return actors.grouper(client, rand, actor.rounds)
+        case "looper":
+            return actors.looper(client, rand, actor.rounds)
         case "prefetcher":
             return actors.prefetcher(client, rand, actor.rounds)
         case "worker":

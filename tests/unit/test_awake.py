@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim, taker
+from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.model.filters import String
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -21,8 +21,8 @@ from airflow_provider_zkmq.engine.errors import ClaimLost
 from tests.fake_zookeeper import FakeZooKeeper, check_tree, drive, new_context
 from tests.stepping import Stepper
 
-ANY = taker.Wanted(EVERYTHING)
-LEASED = taker.Wanted(EVERYTHING, 30)
+ANY = take.Wanted(EVERYTHING)
+LEASED = take.Wanted(EVERYTHING, 30)
 
 
 class World:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim, taker
+from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -19,7 +19,7 @@ from tests.fake_zookeeper import LOST, FakeZooKeeper, Faults, check_tree, drive,
 from tests.stepping import Stepper
 
 UNKNOWN = Outcome(committed=False, unknown=True)
-KINDS = [taker.Wanted(EVERYTHING), taker.Wanted(EVERYTHING, 30)]
+KINDS = [take.Wanted(EVERYTHING), take.Wanted(EVERYTHING, 30)]
 
 
 class World:

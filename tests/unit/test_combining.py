@@ -10,7 +10,7 @@ from types import FrameType
 import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.taker import Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING

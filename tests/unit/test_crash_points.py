@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim, taker
+from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -30,8 +30,8 @@ from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from tests.fake_zookeeper import CRASHES, LOST, Crash, FakeZooKeeper, Faults, check_tree, drive, new_context
 
-ANY = taker.Wanted(EVERYTHING)
-LEASED = taker.Wanted(EVERYTHING, 30)
+ANY = take.Wanted(EVERYTHING)
+LEASED = take.Wanted(EVERYTHING, 30)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class World:
     def put(self, **options: Any) -> str:
         return self.do(enqueue.enqueue(self.context, Message(b"x", **options)))
 
-    def take(self, wanted: taker.Wanted = ANY) -> Claimed:
+    def take(self, wanted: take.Wanted = ANY) -> Claimed:
         claimed = self.do(claim.claim(self.context, wanted))
         assert claimed is not None
         return claimed

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueError, QueueNotFound
 from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.taker import Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State

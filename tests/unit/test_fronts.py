@@ -53,7 +53,7 @@ TWINS = [(blocking, awaited, name) for blocking, awaited in FRONTS for name in v
     ("blocking", "awaited", "name"), TWINS, ids=[f"{one.__name__}.{name}" for one, _, name in TWINS]
 )
 def test_both_fronts_show_the_same_of_each_verb(blocking: type, awaited: type, name: str) -> None:
-    """Name, parameters and documentation; one is a function, the other a coroutine function."""
+    """Name, parameters and documentation; one is a function, the other a coroutine function, or makes a loop."""
     mine, theirs = getattr(blocking, name), getattr(awaited, name)
     assert mine.__name__ == theirs.__name__ == name
     assert mine.__qualname__.endswith(f".{name}")
@@ -65,7 +65,7 @@ def test_both_fronts_show_the_same_of_each_verb(blocking: type, awaited: type, n
     assert mine.__doc__ == theirs.__doc__
     assert mine.__doc__
     assert not inspect.iscoroutinefunction(mine)
-    assert inspect.iscoroutinefunction(theirs)
+    assert inspect.iscoroutinefunction(theirs) or name == "claims"
 
 
 def test_no_front_has_a_verb_of_its_own() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.taker import Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim, taker
+from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.model.filters import String
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -56,10 +56,10 @@ def live(zk, session, context, order):
     zk.advance(3)
     ends = [settle.complete, settle.complete, lambda c, h: settle.fail(c, h, "e", retry=False), settle.release]
     for lease in (None, 30, None, None, None):
-        claimed = do(claim.claim(context, taker.Wanted(EVERYTHING, lease)))
+        claimed = do(claim.claim(context, take.Wanted(EVERYTHING, lease)))
         if claimed is not None:
             do(ends.pop(0)(context, claimed) if ends else settle.complete(context, claimed))
-    claimed = do(claim.claim(context, taker.Wanted(EVERYTHING, 30)))
+    claimed = do(claim.claim(context, take.Wanted(EVERYTHING, 30)))
     if claimed is not None:
         by_token = do(current_claim(context, claimed.task_id, claimed.token))
         do(settle.complete(context, by_token))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
-from airflow_provider_zkmq.engine.core.claiming import ask
+from airflow_provider_zkmq.engine.core.claiming import ask, loop
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Sync, Wait
@@ -87,6 +87,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "progress": lambda it: settling("progress", it, "a", 1, 0.5),
     "claim": ask.ask,
     "claim_many": lambda it: ask.ask_many(it, 3),
+    "claims": lambda it: loop.go_on(ask.ask_in_turn(it, timeout=0), Caller()),
     "check_wanted": ask.wanted,
     "delete": lambda it: deletion.delete(it, confirm=True),
 }

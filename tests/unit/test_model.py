@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from airflow_provider_zkmq.engine.core.claiming import claim, taker
+from airflow_provider_zkmq.engine.core.claiming import claim, take
 from airflow_provider_zkmq.engine.core.memory import marks
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
@@ -105,7 +105,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, lease=st.sampled_from([None, None, 5, 300]))
     def claim(self, who, lease):
-        got = self.do(who, claim.claim(self.contexts[who], taker.Wanted(EVERYTHING, lease)))
+        got = self.do(who, claim.claim(self.contexts[who], take.Wanted(EVERYTHING, lease)))
         if got is not None:
             assert got.task_id not in self.ended, "an ended task was handed out"
             assert 1 <= got.state.attempt <= ATTEMPTS

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.taker import Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany, Wait
 from airflow_provider_zkmq.engine.core.protocol.seats import Seat, Seats

@@ -42,6 +42,9 @@ def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None
     assert_type(queue.seal_batch("b"), Batch)
     assert_type(queue.claim({"region": "eu"}, "at_least", timeout=5), Claim | None)
     assert_type(queue.claim_many(5, {"region": "eu"}, "at_least", timeout=5), list[Claim])
+    for each in queue.claims({"region": "eu"}, timeout=0, prefetch=8):
+        assert_type(each, Claim)
+        each.result = b"r"
     assert_type(queue.fail("a", 1, "no", retry=False), State)
     assert_type(queue.fail(task_id="a", token=1, error="no"), State)
     assert_type(queue.worker(print), Worker)
@@ -72,6 +75,8 @@ async def awaited(zk: AsyncZkmq, queue: AsyncQueue, unit: AsyncUnitOfWork, runni
     assert_type(await queue.seal_batch("b"), Batch)
     assert_type(await queue.claim({"region": "eu"}, "at_least", timeout=5), AsyncClaim | None)
     assert_type(await queue.claim_many(5, selector="region==eu"), list[AsyncClaim])
+    async for each in queue.claims(selector="region==eu", timeout=0):
+        assert_type(each, AsyncClaim)
     assert_type(await queue.fail("a", 1, "no", retry=False), State)
     assert_type(await queue.fail(task_id="a", token=1, error="no"), State)
     assert_type(queue.worker(print), AsyncWorker)

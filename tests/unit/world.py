@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.taker import Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import Message

@@ -59,7 +59,7 @@ class verb(Twins, Generic[S, P, T]):  # noqa: N801  reads like a decorator
                 self._mark_used()
             return await self._carry_out(lambda subject: procedure(subject, *args, **kwargs))
 
-        super().__init__(_shown(blocking, procedure), _shown(awaited, procedure))
+        super().__init__(shown(blocking, procedure), shown(awaited, procedure))
 
     @overload
     def __get__(self, front: Blocking[S], owner: type) -> Callable[P, T]: ...
@@ -89,9 +89,9 @@ class claiming(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
         async def awaited(self: AwaitedTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
             return await self._take(lambda subject: ask(subject, *args, **kwargs))
 
-        super().__init__(_shown(blocking, ask), _shown(awaited, ask))
-        for function, shown in zip(self.functions, returns, strict=True):
-            _show_result(function, shown)
+        super().__init__(shown(blocking, ask), shown(awaited, ask))
+        for function, text in zip(self.functions, returns, strict=True):
+            show_result(function, text)
 
     @overload
     def __get__(self, front: BlockingTaker[S, C], owner: type) -> Callable[P, C | None]: ...
@@ -120,9 +120,9 @@ class claiming_many(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
         async def awaited(self: AwaitedTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> list[C]:
             return await self._take_all(lambda subject: ask(subject, *args, **kwargs))
 
-        super().__init__(_shown(blocking, ask), _shown(awaited, ask))
-        for function, shown in zip(self.functions, returns, strict=True):
-            _show_result(function, shown)
+        super().__init__(shown(blocking, ask), shown(awaited, ask))
+        for function, text in zip(self.functions, returns, strict=True):
+            show_result(function, text)
 
     @overload
     def __get__(self, front: BlockingTaker[S, C], owner: type) -> Callable[P, list[C]]: ...
@@ -166,7 +166,7 @@ class by_token(Twins, Generic[P, T]):  # noqa: N801  reads like a decorator
                 if claimed.unsure:
                     context.claims.remember_unsure(claimed)
 
-        of_queue = verb(_shown(by_its_token, procedure, 2))
+        of_queue = verb(shown(by_its_token, procedure, 2))
         super().__init__(*of_queue.functions)
 
     @overload
@@ -186,10 +186,10 @@ def settling(procedure: Callable[Concatenate[Context, Claimed, P], Procedure[T]]
     def of_hand(hand: Hand, /, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:
         return procedure(hand.context, hand.claimed, *args, **kwargs)
 
-    return verb(_shown(of_hand, procedure, 2))
+    return verb(shown(of_hand, procedure, 2))
 
 
-def _shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
+def shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
     """A function that shows a procedure's documentation, result and parameters, less the first `taken` ones."""
     signature, own = inspect.signature(procedure), inspect.signature(function)
     leading = [
@@ -199,13 +199,14 @@ def _shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
     ]
     rest = list(signature.parameters.values())[taken:]
     functools.update_wrapper(function, procedure)
-    shown = signature.replace(parameters=[*leading, *rest], return_annotation=_returned(signature))
-    function.__signature__ = shown  # type: ignore[attr-defined]
+    signature = signature.replace(parameters=[*leading, *rest], return_annotation=_returned(signature))
+    function.__signature__ = signature  # type: ignore[attr-defined]
     return function
 
 
-def _show_result(function: Callable[..., Any], shown: str) -> None:
-    signature = inspect.signature(function).replace(return_annotation=shown)
+def show_result(function: Callable[..., Any], text: str) -> None:
+    """Show what a function returns by another name."""
+    signature = inspect.signature(function).replace(return_annotation=text)
     function.__signature__ = signature  # type: ignore[attr-defined]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from airflow_provider_zkmq.engine.core.claiming.ask import ask, ask_many, wanted
+from airflow_provider_zkmq.engine.core.claiming.ask import ask, ask_in_turn, ask_many, wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
@@ -43,10 +43,11 @@ from airflow_provider_zkmq.engine.core.tasks import (
     several_writers,
 )
 from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several
-from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_outcome
+from airflow_provider_zkmq.engine.core.tasks.outcome import settle_by_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, keeper
 from airflow_provider_zkmq.engine.fronts.hand import Adopting, Hand, task_of
 from airflow_provider_zkmq.engine.fronts.kinds import Front
+from airflow_provider_zkmq.engine.fronts.loops import looping
 from airflow_provider_zkmq.engine.fronts.methods import by_token, claiming, claiming_many, settling, verb
 from airflow_provider_zkmq.engine.protocols import InHand
 from airflow_provider_zkmq.engine.zk.session import Session
@@ -55,17 +56,16 @@ T = TypeVar("T")
 U = TypeVar("U", bound=Adopting)
 
 
-def settle_by_outcome(context: Context, claimed: Claimed, outcome: Handled, progress: Settlement) -> Procedure[bool]:
-    """End the claim by what a handler has done; whether that is a success. See `settle_outcome`."""
-    return settle_outcome(context, claimed, outcome, None, progress)
-
-
 class ClaimVerbs(Front[Hand], Generic[U]):
-    """What claims of both fronts are. `begin` begins a transaction over the same connection."""
+    """What claims of both fronts are. `begin` begins a transaction over the same connection.
+
+    ``result``: with what `q.claims` completes it, unless the body of the loop settles it.
+    """
 
     def __init__(self, session: Session, hand: Hand, begin: Callable[[], U]) -> None:
         super().__init__(session, hand)
         self._begin = begin
+        self.result: bytes | str | None = None
 
     complete = settling(settle.complete)
     fail = settling(settle.fail)
@@ -206,6 +206,7 @@ class QueueVerbs(Front[Context]):
     enqueue = verb(enqueue_one, marks_used=True)
     claim = claiming(ask, "Claim | None", "AsyncClaim | None")
     claim_many = claiming_many(ask_many, "list[Claim]", "list[AsyncClaim]")
+    claims = looping(ask_in_turn, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
     check_wanted = verb(wanted)
     look_after = verb(keeper.look_after)
     wait_for_change = verb(keeper.wait_for_change)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from airflow_provider_zkmq.engine.core.claiming.claim import claim_many
-from airflow_provider_zkmq.engine.core.claiming.taker import Wanted
+from airflow_provider_zkmq.engine.core.claiming.loop import Loop
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds, seconds
@@ -93,6 +94,39 @@ def ask_many(
         yield Within(span)
     asked = yield from wanted(context, node, filter_method, selector, lease)
     return _asked(context, replace(asked, ahead=ahead), most, span, stopping)
+
+
+def ask_in_turn(
+    context: Context,
+    node: Mapping[str, object] | None = None,
+    filter_method: Method = "absolute",
+    *,
+    selector: Selector | str | None = None,
+    timeout: Duration | None = None,
+    lease: Duration | None = None,
+    prefetch: int = 1,
+    stopping: Callable[[], bool] = never_stopping,
+) -> Loop:
+    """Loop over the tasks that fit, one after the other: ``for claim in q.claims():``.
+
+    What the body has not settled when the loop comes back is completed, with ``claim.result``, which the body may set;
+    the next one is claimed in the same transaction. The loop ends when nothing came for `timeout` seconds (None: it
+    waits for ever; 0: it ends when the queue is empty), or when `stopping` says so. `prefetch`: so many are claimed
+    together (1 to 64), which costs less; all but the first are taken ahead, and begin with the transaction that settles
+    the one before. For bodies that are done fast: nobody extends what waits.
+
+    A loop that is left early, or closed, fails what is unsettled, and gives back uncounted what it has taken ahead. A
+    completion that is refused is raised by the next step (`ClaimLost`, say); a loop that is still referred to goes on
+    after that. One loop is for one thread. The other arguments are `claim`'s. Raises `ConfigError`; each step raises
+    what `claim` and `Claim.complete` do.
+    """
+    most, span = number_of_claims(prefetch, "prefetch"), optional_seconds("timeout", timeout)
+
+    def wanting() -> Procedure[Wanted]:
+        asked = yield from unless_missing(context, wanted(context, node, filter_method, selector, lease))
+        return replace(asked, ahead=most > 1)
+
+    return Loop(context, wanting, most, span, stopping)
 
 
 def _asked(context: Context, asked: Wanted, most: int, span: float, stopping: Callable[[], bool]) -> Asked:

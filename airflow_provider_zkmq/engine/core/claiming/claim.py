@@ -7,7 +7,7 @@ from itertools import groupby
 
 from airflow_provider_zkmq.engine.core.claiming import default_order, strict_order
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes
-from airflow_provider_zkmq.engine.core.claiming.taker import CallerLeft, Taker, Unregistered, Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import CallerLeft, Series, Taker, Unregistered, Wanted
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -44,14 +44,16 @@ def claim_many(
     timeout: float = 0.0,
     stopping: Callable[[], bool] = lambda: False,
     caller: Caller | None = None,
+    series: Series | None = None,
 ) -> Procedure[list[Claimed]]:
     """The first `most` tasks that fit, or as many as there are, in order; `claim` says what the rest means.
 
-    They are on their way together: `deliver`, called with any of them, delivers all of them.
+    They are on their way together: `deliver`, called with any of them, delivers all of them. `series`: they follow
+    others, one of which may still have to be settled.
     """
     mine = caller or Caller()
     try:
-        claims = yield from _claim(context, wanted, most, timeout, stopping, mine)
+        claims = yield from _claim(context, wanted, most, timeout, stopping, mine, series)
     except BaseException:  # cancelled, interrupted, unknown: what may have been claimed is nobody's
         mine.left = True
         if context.claims.handovers:
@@ -63,10 +65,16 @@ def claim_many(
 
 
 def _claim(
-    context: Context, wanted: Wanted, most: int, timeout: float, stopping: Callable[[], bool], caller: Caller
+    context: Context,
+    wanted: Wanted,
+    most: int,
+    timeout: float,
+    stopping: Callable[[], bool],
+    caller: Caller,
+    series: Series | None,
 ) -> Procedure[list[Claimed]]:
     deadline = context.run.monotonic() + timeout
-    if timeout > 0:
+    if timeout > 0 and series is None:  # a series also settles, for which it has as long as any other call
         yield Within(timeout)
     seat = Seat(wanted.kind)
     try:
@@ -74,7 +82,7 @@ def _claim(
             seen = context.signal.count
             agenda, claims = context.agenda(), list[Claimed]()
             try:
-                yield from claim_now(context, wanted, caller, agenda, most, claims)
+                yield from claim_now(context, wanted, caller, agenda, most, claims, series)
             except Unregistered:
                 if claims:
                     return claims
@@ -83,6 +91,8 @@ def _claim(
                 if context.claims.handovers:
                     context.run.pay()
                 return []
+            if series is not None and not claims:
+                yield from series.settle()
             left = deadline - context.run.monotonic()
             if claims or (left <= 0 and not agenda.more):
                 return claims
@@ -96,7 +106,13 @@ def _claim(
 
 
 def claim_now(
-    context: Context, wanted: Wanted, caller: Caller, agenda: Agenda, most: int, claims: list[Claimed]
+    context: Context,
+    wanted: Wanted,
+    caller: Caller,
+    agenda: Agenda,
+    most: int,
+    claims: list[Claimed],
+    series: Series | None = None,
 ) -> Procedure[None]:
     """One look at the queue, without waiting: what is claimed is added to `claims`, at most so many.
 
@@ -107,7 +123,7 @@ def claim_now(
     yield from tend(context, agenda)
     if conf.paused:
         return
-    taker = Taker(conf, wanted, consumer, caller, most, claims)
+    taker = Taker(conf, wanted, consumer, caller, most, claims, series)
     if conf.order == "fifo":
         yield from strict_order.claim_in_order(context, taker, agenda)
         return

@@ -16,7 +16,7 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.claiming.group import take_all
 from airflow_provider_zkmq.engine.core.claiming.match import judged
-from airflow_provider_zkmq.engine.core.claiming.taker import Pick, Taker
+from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
@@ -73,6 +73,7 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], a
             continue
         if len(window) > taker.room:
             context.signal.pass_on(taker.wanted.kind)  # there is work for another thread of this client, too
+        taker.later[:] = [Pick(*pair) for pair in _first_of(context, window, taker.view)] if taker.series else []
         yield from _try(context, look, [Pick(*pair) for pair in _first_of(context, window, taker.room)])
 
 

@@ -1,14 +1,18 @@
-"""Taking several pending tasks: one read of all, one transaction; what is left of them is tried one by one."""
+"""Taking pending tasks: several with one read and one transaction; what is left of them is tried one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from airflow_provider_zkmq.engine.core.claiming.take import claim_together, may_be_tried, read_candidates, take
-from airflow_provider_zkmq.engine.core.claiming.taker import Pick, Taker
+from airflow_provider_zkmq.engine.core.claiming.candidates import read_candidates
+from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker, claim_together
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure
+
+#: How often a candidate whose record changes under our eyes is read again.
+TRIES: Final = 4
 
 
 def take_all(context: Context, taker: Taker, picks: Sequence[Pick], *, in_order: bool = False) -> Procedure[int]:
@@ -33,3 +37,26 @@ def _untaken(context: Context, taker: Taker, picks: Sequence[Pick]) -> list[Pick
     """What was not taken, and stands there still."""
     taken = {claimed.task_id for claimed in taker.taken}
     return [pick for pick in picks if entry_task(pick.entry) not in taken and may_be_tried(context, pick)]
+
+
+def take(context: Context, taker: Taker, pick: Pick) -> Procedure[bool]:
+    """Try to claim one entry; False: another was faster, or it is not ours. Raises `Unregistered`, `CallerLeft`.
+
+    While no watch on the segment's listing has fired, the entry is still there: a refusal then means that the record
+    was changed in place (updated, say), and it is read again. What cannot be claimed although it stands there is
+    reported, and stepped over from then on.
+    """
+    for _ in range(TRIES):
+        candidates = yield from read_candidates(context, taker, [pick])
+        if candidates and (yield from claim_together(context, taker, candidates)):
+            return True
+        if not may_be_tried(context, pick):
+            return False
+    if not candidates and (yield Exists(pick.path)) is not None and may_be_tried(context, pick):
+        context.report(pick.path, "a pending entry of a task that is not pending; stepped over")
+    return False
+
+
+def may_be_tried(context: Context, pick: Pick) -> bool:
+    """Whether an entry that was tried certainly stands there still, and is not stepped over."""
+    return pick.path not in context.quarantine and context.listings.still_listed(pick.segment, pick.entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.claiming.taker import Taker
+from airflow_provider_zkmq.engine.core.claiming.take import Taker
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import Lane, is_shortened, parse_lane
 from airflow_provider_zkmq.engine.core.model.paths import entry_task

@@ -15,7 +15,7 @@ from itertools import groupby
 from airflow_provider_zkmq.engine.core.claiming.default_order import SOON, TRIES, drop_if_empty
 from airflow_provider_zkmq.engine.core.claiming.group import take_all
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes, judged
-from airflow_provider_zkmq.engine.core.claiming.taker import Pick, Taker
+from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.listings import Reading
@@ -94,10 +94,10 @@ def _lowest(context: Context, look: _Look) -> Procedure[list[Pick]]:
                 context, look, context.paths.at("queue", name), judge=judge
             )
             ends += [max(ranked)] if goes_on else []
-            heads += [Pick(entry, segment, rank) for rank, entry in heapq.nsmallest(look.taker.room, ranked)]
+            heads += [Pick(entry, segment, rank) for rank, entry in heapq.nsmallest(look.taker.view, ranked)]
         if heads:
-            lowest = heapq.nsmallest(look.taker.room, heads, key=_key)
-            return [pick for pick in lowest if _key(pick) <= min(ends, default=_key(pick))]
+            look.taker.later[:] = lowest = heapq.nsmallest(look.taker.view, heads, key=_key)
+            return [pick for pick in lowest[: look.taker.room] if _key(pick) <= min(ends, default=_key(pick))]
     return []
 
 

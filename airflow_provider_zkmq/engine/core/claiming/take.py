@@ -7,123 +7,120 @@ never got, its client gives back before it claims again (`giveback`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from airflow_provider_zkmq.engine.core.claiming.taker import CallerLeft, Pick, Taker, Unregistered
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.register import Consumer
-from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.model.records import TaskState, load
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Node, Procedure
+from airflow_provider_zkmq.engine.core.model.conf import Conf
+from airflow_provider_zkmq.engine.core.model.selectors import Selector
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import described
-from airflow_provider_zkmq.engine.core.protocol.writes import Failure
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome
 from airflow_provider_zkmq.engine.core.reading.claims import one_stands
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, unless_corrupt
-from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
-from airflow_provider_zkmq.engine.core.tasks.exhaust import bury_exhausted, used_up
 from airflow_provider_zkmq.engine.core.writing import transitions
+from airflow_provider_zkmq.engine.core.writing.chaining import Chain
+from airflow_provider_zkmq.engine.core.writing.combining import send
 from airflow_provider_zkmq.engine.core.writing.commit import commit
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, merge, mergeable
-from airflow_provider_zkmq.engine.core.writing.record import Current
 
-#: How often a candidate whose record changes under our eyes is read again.
-TRIES: Final = 4
-_PARTS: Final = ("state", "data", "metadata")
+#: A series of claims reads so many candidates at once.
+READ_AHEAD: Final = 16
 
 
-def take(context: Context, taker: Taker, pick: Pick) -> Procedure[bool]:
-    """Try to claim one entry; False: another was faster, or it is not ours. Raises `Unregistered`, `CallerLeft`.
+class Unregistered(Exception):
+    """This session is no consumer any more: it is a new one, or was taken for dead. Whoever claims registers again."""
 
-    While no watch on the segment's listing has fired, the entry is still there: a refusal then means that the record
-    was changed in place (updated, say), and it is read again. What cannot be claimed although it stands there is
-    reported, and stepped over from then on.
+
+class CallerLeft(Exception):
+    """Whoever asked for the claim has gone away: nothing more is taken for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a consumer asks for. ``lease`` (seconds): the claim outlives the process; None: it ends with its session.
+
+    ``ahead``: the handling of all but the first begins later, see `core.tasks.holding.begin`.
     """
-    for _ in range(TRIES):
-        candidates = yield from read_candidates(context, taker, [pick])
-        if candidates and (yield from claim_together(context, taker, candidates)):
-            return True
-        if not may_be_tried(context, pick):
-            return False
-    if not candidates and (yield Exists(pick.path)) is not None and may_be_tried(context, pick):
-        context.report(pick.path, "a pending entry of a task that is not pending; stepped over")
-    return False
+
+    selector: Selector
+    lease: float | None = None
+    ahead: bool = False
+
+    @property
+    def kind(self) -> Hashable:
+        """What those have in common who are after the same tasks: where one finds nothing, none does."""
+        return str(self.selector)
 
 
-def may_be_tried(context: Context, pick: Pick) -> bool:
-    """Whether an entry that was tried certainly stands there still, and is not stepped over."""
-    return pick.path not in context.quarantine and context.listings.still_listed(pick.segment, pick.entry)
+@dataclass(slots=True, eq=False)
+class Series:
+    """Claims that follow one another, as those of a loop: what they read ahead, and what the next one settles."""
+
+    chain: Chain | None = None
+    """The settlement that is to go with the next claim."""
+    read: dict[str, Sequence[Node | None]] = field(default_factory=dict)
+    """Candidates read ahead, by task: as they were then, which the transaction that claims one of them finds out."""
+
+    def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+        """Send a transaction that claims."""
+        return (send if self.chain is None else self.chain.send)(context, make)
+
+    def settle(self) -> Procedure[None]:
+        """Settle by itself what no claim has settled."""
+        if self.chain is not None:
+            yield from self.chain.finish()
 
 
-def read_candidates(
-    context: Context, taker: Taker, picks: Sequence[Pick], *, in_order: bool = False
-) -> Procedure[list[Claimed]]:
-    """The tasks of entries as they are now, ready to be claimed, less those that cannot be.
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """Who claims, for whom, and by what rules."""
 
-    `in_order`: of those before the first one that cannot be.
-    """
-    ids = [_task_of(context, pick) for pick in picks]
-    known = [(pick, task_id) for pick, task_id in zip(picks, ids, strict=True) if task_id is not None]
-    paths = [context.paths.task(task_id, part) for _, task_id in known for part in _PARTS]
-    nodes = yield from read_nodes(paths, len(_PARTS) * WHOLE_AT_ONCE)
-    candidates = []
-    for at, (pick, task_id) in enumerate(known):
-        of_task = nodes[len(_PARTS) * at : len(_PARTS) * (at + 1)]
-        claimed = yield from _candidate(context, taker, task_id, pick, of_task)
-        if claimed is not None:
-            candidates.append(claimed)
-        elif in_order:
-            break
-    return candidates
+    conf: Conf
+    wanted: Wanted
+    consumer: Consumer
+    caller: Caller
+    most: int = 1
+    """How many tasks are wanted."""
+    taken: list[Claimed] = field(default_factory=list)
+    """What has been claimed, in order."""
+    series: Series | None = None
+    """The claims that this one is one of."""
+    later: list[Pick] = field(default_factory=list)
+    """What comes next, as far as the latest look can tell: a series reads it with what is tried now."""
 
+    @property
+    def room(self) -> int:
+        """How many tasks are wanted still."""
+        return self.most - len(self.taken)
 
-def _task_of(context: Context, pick: Pick) -> str | None:
-    task_id = entry_task(pick.entry)
-    if task_id is None:
-        context.report(pick.path, "no entry of ours; stepped over")
-    return task_id
+    @property
+    def view(self) -> int:
+        """How many entries are worth to be known: those wanted now, and those that are read ahead."""
+        return self.room if self.series is None else max(self.room, READ_AHEAD)
 
-
-def _candidate(
-    context: Context, taker: Taker, task_id: str, pick: Pick, nodes: Sequence[Node | None]
-) -> Procedure[Claimed | None]:
-    parts, entry = [context.paths.task(task_id, part) for part in _PARTS], pick.path
-    node, data, metadata = nodes
-    if node is None or data is None:
-        if (yield Exists(entry)) is not None:  # else it was claimed, finished and collected meanwhile
-            context.report(entry, "a pending entry without a task; stepped over")
-        return None
-    records = unless_corrupt(context, entry, partial(_records, parts, node, metadata))
-    if records is None or not _is_pending_at(context, entry, records[0]):
-        return None
-    state, extra = records
-    if not taker.conf.may_deliver(state.attempt, state.policy):
-        context.quarantine.wait(entry)
-        return None
-    if used_up(taker.conf, state):  # its policy was lowered meanwhile
-        current = Current(task_id, node.stat.version, state)
-        yield from bury_exhausted(context, current, (yield from server_time(context)))
-        return None
-    state = state if pick.rank is None else replace(state, rank=pick.rank)
-    claimed = Claimed(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
-    claimed.session = taker.consumer.session
-    return claimed
+    def accepts(self, filters: Mapping[str, str]) -> bool:
+        """Whether a task with these filters is wanted."""
+        return self.wanted.selector.matches(filters, self.conf.types)
 
 
-def _records(parts: list[str], node: Node, metadata: Node | None) -> tuple[TaskState, dict[str, Any]]:
-    """A candidate's record and its metadata. Raises `CorruptRecord`."""
-    return TaskState.decode(parts[0], node.data), load(parts[2], metadata.data) if metadata is not None else {}
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """An entry that is to be tried; ``rank``: its place in strict order."""
 
+    entry: str
+    segment: str
+    rank: int | None = None
 
-def _is_pending_at(context: Context, entry: str, state: TaskState) -> bool:
-    """Whether a task is pending, and this is its entry."""
-    return state.state is State.INSERTED and state.index is None and context.paths.entry(state.place) == entry
+    @property
+    def path(self) -> str:
+        """Where it stands."""
+        return f"{self.segment}/{self.entry}"
 
 
 def claim_together(
@@ -163,7 +160,7 @@ def _send(context: Context, taker: Taker, claims: Sequence[Claimed], plans: Sequ
     plan = merge(plans)
     plan.changes[0].ours = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
     sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
-    verdict = yield from commit(plan, together=True)
+    verdict = yield from commit(plan, by=send if taker.series is None else taker.series.send)
     if verdict.committed:
         for claimed in claims:
             context.claims.receive(claimed, verdict.outcome.zxid or 0)

@@ -6,12 +6,13 @@ Without the client's lock, a caller that gets its claim takes it off with `deliv
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.ops import Signal
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 
 MAX_UNSURE: Final = 256
@@ -38,6 +39,10 @@ class Claimed:
     """Taken ahead, and no handler has begun: until one does, the death of its consumer counts no attempt."""
     following: Claimed | None = None
     """Taken ahead, too: it begins in the transaction that ends this one."""
+    chained: bool = False
+    """It is being settled in one transaction with the claim that follows it (`core.writing.chaining`)."""
+    told: bool = False
+    """Whoever settles it has been told that it is over: settled, or lost."""
     claim: dict[str, Any] = field(default_factory=dict)
     """What the claim's znode holds, less the progress."""
     nonces: dict[str, str] = field(default_factory=dict)
@@ -91,6 +96,15 @@ class Handover:
     """It is being given back; fired when that is over."""
 
 
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """A claim that nobody settles any more, and how its client does."""
+
+    claimed: Claimed
+    end: Callable[[Any, Claimed], Procedure[None]]
+    """A procedure on the client's memory of the queue; raises `ClaimLost` where nothing is left to be settled."""
+
+
 @dataclass(slots=True, eq=False)
 class Claims:
     """As many as this client has in flight and in hand; of settlements by token, the latest `MAX_UNSURE`."""
@@ -99,8 +113,8 @@ class Claims:
     """What is in the hands of this client's callers, by task; whoever lets go of a claim takes it off."""
     handovers: dict[str, Handover] = field(default_factory=dict)
     """One for each call, by the nonce of the claim that it noted first."""
-    owed: dict[tuple[str, int], Claimed] = field(default_factory=dict)
-    """Claims of transactions whose rollback was cut off, by task and token."""
+    owed: dict[tuple[str, int], Owed] = field(default_factory=dict)
+    """Claims of transactions whose rollback was cut off, and of loops that were left, by task and token."""
     unsure: dict[tuple[str, int], Claimed] = field(default_factory=dict)
     """What was settled by token and ended in an unknown outcome, by task and token."""
     trying: set[str] = field(default_factory=set)
@@ -162,7 +176,7 @@ class Claims:
             del handovers[key]
 
     def left_behind(self) -> bool:
-        """Whether a caller went away from a claim, or a rollback was cut off."""
+        """Whether a caller went away from a claim, a rollback was cut off, or a loop was left."""
         return bool(self.owed) or any(handover.caller.left for handover in self.handovers.values())
 
     def remember_unsure(self, claimed: Claimed) -> None:

@@ -24,8 +24,8 @@ def optional_whole_number(what: str, value: object, least: int = 0) -> int | Non
     return None if value is None else whole_number(what, value, least)
 
 
-def number_of_claims(n: int) -> int:
-    """How many tasks a caller wants to claim together. Raises `ConfigError`."""
+def number_of_claims(n: int, what: str = "n") -> int:
+    """How many tasks a caller wants to claim together; `what` is the parameter's name. Raises `ConfigError`."""
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_AT_ONCE:
-        raise ConfigError(f"n {n!r} is not allowed: a whole number from 1 to {MOST_AT_ONCE}")
+        raise ConfigError(f"{what} {n!r} is not allowed: a whole number from 1 to {MOST_AT_ONCE}")
     return n

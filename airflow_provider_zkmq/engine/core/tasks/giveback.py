@@ -6,7 +6,7 @@ of the first one whatever was on its way, and the task is released; the delivery
 handler has begun.
 
 A rollback that was cut off, or whose server was away, is owed as well: whoever left a transaction has nothing to roll
-back with any more. What it had taken counts as a delivery.
+back with any more. What it had taken counts as a delivery. So is what a loop over claims left (`core.claiming.loop`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed, Handover, Sending
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed, Handover, Owed, Sending
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import transact
@@ -37,7 +37,7 @@ def give_back(context: Context) -> Procedure[int]:
             continue  # it has been given back, or its caller has it
         if handover.caller.left:
             count += yield from _give_back_alone(context, nonce, handover)
-    return count + (yield from _roll_back_owed(context))
+    return count + (yield from _settle_owed(context))
 
 
 def _give_back_alone(context: Context, nonce: str, handover: Handover) -> Procedure[int]:
@@ -135,22 +135,22 @@ def owe(taken: Iterable[tuple[Context, Claimed]]) -> None:
     """The rollback of a transaction was cut off with these claims in it."""
     for context, claimed in taken:
         if not claimed.lost:
-            context.claims.owed[claimed.task_id, claimed.token] = claimed
+            context.claims.owed[claimed.task_id, claimed.token] = Owed(claimed, roll_back)
             context.run.pay()
 
 
-def _roll_back_owed(context: Context) -> Procedure[int]:
+def _settle_owed(context: Context) -> Procedure[int]:
     count = 0
-    for key, claimed in list(context.claims.owed.items()):
+    for key, owed in list(context.claims.owed.items()):
         try:
-            yield from roll_back(context, claimed)
+            yield from owed.end(context, owed.claimed)
             count += 1
         except TransportError:
             raise
         except ClaimLost:  # its session has ended, or its caller was here first
             pass
         except ZkmqError as error:
-            context.run.report(context.paths.task(claimed.task_id), f"rolling back: {error}")
+            context.run.report(context.paths.task(owed.claimed.task_id), f"what was left is not settled: {error}")
         context.claims.owed.pop(key, None)
     return count
 

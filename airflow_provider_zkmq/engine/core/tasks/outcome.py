@@ -71,6 +71,11 @@ def settle_outcome(
     return (yield from settle_by(_OfQueue(context, claimed, transaction), outcome, progress))
 
 
+def settle_by_outcome(context: Context, claimed: Claimed, outcome: Handled, progress: Settlement) -> Procedure[bool]:
+    """End the claim by what a handler has done; whether that is a success. See `settle_outcome`."""
+    return settle_outcome(context, claimed, outcome, None, progress)
+
+
 def settle_by(ends: Ends, outcome: Handled, progress: Settlement) -> Procedure[bool]:
     """`settle_outcome` for whatever can end a delivery."""
     progress.outcome = progress.outcome or outcome

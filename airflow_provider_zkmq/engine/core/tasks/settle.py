@@ -24,12 +24,14 @@ from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.tasks.holder import Holding, settled_before
 from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
-from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
+from airflow_provider_zkmq.engine.core.writing.combining import send
+from airflow_provider_zkmq.engine.core.writing.commit import Verdict, alone, commit
 from airflow_provider_zkmq.engine.core.writing.pieces import beginning
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.core.writing.transitions import result_write
 from airflow_provider_zkmq.engine.errors import (
+    ClaimLost,
     OutcomeUnknown,
     TaskTooLarge,
     Unavailable,
@@ -154,7 +156,7 @@ def _carry_out(context: Context, claimed: Claimed, build: Callable[[], Procedure
             raise refused("settling the claim", refusal.outcome, refusal.multi)
         return (yield from together()) if refusal.why is Why.PLACE else None
 
-    verdict = yield from commit((yield from together()), anew, together=True)
+    verdict = yield from commit((yield from together()), anew, by=alone if claimed.chained else send)
     if following is not None and mark is not None and verdict.committed:
         following.ahead = not verdict.plan.changes[0].touches(mark.path)
     return verdict
@@ -170,7 +172,12 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
         while claimed.settling is not None:
             yield Wait(claimed.settling, 0, turn=True)  # another thread's: one of the two settles it
         claimed.settling, asked_before = mine, claimed.unsure
-        return (yield from _until_settled(context, claimed, verb, attempt))
+        state = yield from _until_settled(context, claimed, verb, attempt)
+        claimed.told = True
+        return state
+    except ClaimLost:
+        claimed.told = True
+        raise
     except Unavailable as error:
         if not asked_before:
             raise

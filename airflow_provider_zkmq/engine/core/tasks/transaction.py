@@ -115,6 +115,7 @@ def _end(transaction: Transaction) -> None:
     """Everything has been committed: no claim is left."""
     transaction.ended = True
     for context, claimed in transaction.taken:
+        claimed.told = True
         context.claims.let_go(claimed)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import resolved
@@ -17,6 +18,8 @@ from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 
 #: Makes the plan anew after a refusal; None: the refusal stands.
 Rebuild: TypeAlias = Callable[[Refusal], Procedure[Plan | None]]
+#: Sends a transaction, which is made when that is due, and tells how it ended, as if it had been sent alone.
+Sending: TypeAlias = Callable[[Context, Callable[[], Multi]], Procedure[tuple[Multi, Outcome]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +84,27 @@ def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
     return rebuild
 
 
+def alone(_context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+    """Send a transaction by itself."""
+    multi = make()
+    outcome: Outcome = yield multi
+    return multi, outcome
+
+
 def commit(
-    plan: Plan, rebuild: Rebuild = give_up, *, first: Sent | None = None, asked: bool = False, together: bool = False
+    plan: Plan, rebuild: Rebuild = give_up, *, first: Sent | None = None, asked: bool = False, by: Sending = alone
 ) -> Procedure[Verdict]:
     """Carry out a plan; what is missing around it is made, and what it is not a member of any more is left out.
 
     Every other refusal goes to `rebuild`. Three refusals alike, of the same operation for the same reason, with
     nothing gained in between, are no race any more: `CorruptRecord` names the path. `first`: how it ended when it was
     sent before, among others. `asked`: an earlier call sent this plan and did not hear of it.
-    `together`: it may go together with what other calls send at the same time.
+    `by`: how it is sent; by `combining.send`, it may go together with what other calls send at the same time.
     Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
     """
     tries, uncertain = Tries(plan.what), asked
     while True:
-        multi, outcome, unknown = yield from _send(plan, first, asked=asked, together=together)
+        multi, outcome, unknown = yield from _send(plan, first, by, asked=asked)
         plan.learn(multi, outcome)
         if outcome.committed:
             yield from _follow(plan)
@@ -108,14 +118,15 @@ def commit(
         plan = better
 
 
-def _send(plan: Plan, first: Sent | None, *, asked: bool, together: bool) -> Procedure[tuple[Multi, Outcome, bool]]:
+def _send(plan: Plan, first: Sent | None, by: Sending, *, asked: bool) -> Procedure[tuple[Multi, Outcome, bool]]:
     """Send it, and resolve an unknown outcome; whether it was unknown at first.
 
     Where that is cut off, or stays unknown, the batches whose last member it may have taken off are remembered: the
     transaction may have happened, and its caller may never ask again.
     """
     try:
-        multi, outcome = (yield from _sent(plan, together=together)) if first is None else (first.multi, first.outcome)
+        context = plan.changes[0].context
+        multi, outcome = (yield from by(context, plan.multi)) if first is None else (first.multi, first.outcome)
         unknown = outcome.unknown
         outcome = yield from resolved(multi, outcome, plan.ours)
         if asked and not unknown and not outcome.committed:
@@ -124,14 +135,6 @@ def _send(plan: Plan, first: Sent | None, *, asked: bool, together: bool) -> Pro
         _owe_batches(plan)
         raise
     return multi, outcome, unknown
-
-
-def _sent(plan: Plan, *, together: bool) -> Procedure[tuple[Multi, Outcome]]:
-    if together:
-        return (yield from send(plan.changes[0].context, plan.multi))
-    multi = plan.multi()
-    outcome: Outcome = yield multi
-    return multi, outcome
 
 
 def _owe_batches(plan: Plan) -> None:

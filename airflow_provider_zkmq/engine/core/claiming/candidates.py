@@ -1,0 +1,114 @@
+"""The tasks that pending entries stand for, read before they are claimed: each is judged by its record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.paths import entry_task
+from airflow_provider_zkmq.engine.core.model.records import TaskState, load
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Node, Procedure
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, unless_corrupt
+from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
+from airflow_provider_zkmq.engine.core.tasks.exhaust import bury_exhausted, used_up
+from airflow_provider_zkmq.engine.core.writing.record import Current
+
+_PARTS: Final = ("state", "data", "metadata")
+
+
+def read_candidates(
+    context: Context, taker: Taker, picks: Sequence[Pick], *, in_order: bool = False
+) -> Procedure[list[Claimed]]:
+    """The tasks of entries as they are now, ready to be claimed, less those that cannot be.
+
+    `in_order`: of those before the first one that cannot be.
+    """
+    ids = [_task_of(context, pick) for pick in picks]
+    known = [(pick, task_id) for pick, task_id in zip(picks, ids, strict=True) if task_id is not None]
+    nodes = yield from _nodes_of(context, taker, [task_id for _, task_id in known])
+    candidates = []
+    for pick, task_id in known:
+        claimed = yield from _candidate(context, taker, task_id, pick, nodes[task_id])
+        if claimed is not None:
+            candidates.append(claimed)
+        elif in_order:
+            break
+    return candidates
+
+
+def _nodes_of(context: Context, taker: Taker, ids: Sequence[str]) -> Procedure[dict[str, Sequence[Node | None]]]:
+    """The znodes of tasks: as they were read ahead, the first time that they are asked for; else read now."""
+    ahead = {} if taker.series is None else taker.series.read
+    nodes = {task_id: ahead.pop(task_id) for task_id in ids if task_id in ahead}
+    unread = [task_id for task_id in ids if task_id not in nodes]
+    if not unread:
+        return nodes
+    later = _worth_reading(taker, unread) if taker.series is not None else []
+    for task_id, of_task in zip((*unread, *later), (yield from _read(context, [*unread, *later])), strict=True):
+        (nodes if task_id in unread else ahead)[task_id] = of_task
+    return nodes
+
+
+def _worth_reading(taker: Taker, unread: Sequence[str]) -> list[str]:
+    """The tasks that come after those to be read now; what was read ahead of others is forgotten: they are gone."""
+    ids = [task_id for pick in taker.later if (task_id := entry_task(pick.entry)) is not None]
+    ahead = taker.series.read if taker.series is not None else {}
+    for task_id in set(ahead).difference(ids):
+        del ahead[task_id]
+    return [task_id for task_id in ids if task_id not in ahead and task_id not in unread]
+
+
+def _read(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:
+    paths = [context.paths.task(task_id, part) for task_id in ids for part in _PARTS]
+    nodes = yield from read_nodes(paths, len(_PARTS) * WHOLE_AT_ONCE)
+    return [nodes[at : at + len(_PARTS)] for at in range(0, len(nodes), len(_PARTS))]
+
+
+def _task_of(context: Context, pick: Pick) -> str | None:
+    task_id = entry_task(pick.entry)
+    if task_id is None:
+        context.report(pick.path, "no entry of ours; stepped over")
+    return task_id
+
+
+def _candidate(
+    context: Context, taker: Taker, task_id: str, pick: Pick, nodes: Sequence[Node | None]
+) -> Procedure[Claimed | None]:
+    parts, entry = [context.paths.task(task_id, part) for part in _PARTS], pick.path
+    node, data, metadata = nodes
+    if node is None or data is None:
+        if (yield Exists(entry)) is not None:  # else it was claimed, finished and collected meanwhile
+            context.report(entry, "a pending entry without a task; stepped over")
+        return None
+    records = unless_corrupt(context, entry, partial(_records, parts, node, metadata))
+    if records is None or not _is_pending_at(context, entry, records[0]):
+        return None
+    state, extra = records
+    if not taker.conf.may_deliver(state.attempt, state.policy):
+        context.quarantine.wait(entry)
+        return None
+    if used_up(taker.conf, state):  # its policy was lowered meanwhile
+        current = Current(task_id, node.stat.version, state)
+        yield from bury_exhausted(context, current, (yield from server_time(context)))
+        return None
+    state = state if pick.rank is None else replace(state, rank=pick.rank)
+    claimed = Claimed(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
+    claimed.session = taker.consumer.session
+    return claimed
+
+
+def _records(parts: list[str], node: Node, metadata: Node | None) -> tuple[TaskState, dict[str, Any]]:
+    """A candidate's record and its metadata. Raises `CorruptRecord`."""
+    return TaskState.decode(parts[0], node.data), load(parts[2], metadata.data) if metadata is not None else {}
+
+
+def _is_pending_at(context: Context, entry: str, state: TaskState) -> bool:
+    """Whether a task is pending, and this is its entry."""
+    return state.state is State.INSERTED and state.index is None and context.paths.entry(state.place) == entry

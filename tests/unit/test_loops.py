@@ -1,0 +1,359 @@
+"""Loops over claims: each step settles one task and claims the next, whatever happens in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.claiming.loop import LEFT, go_on
+from airflow_provider_zkmq.engine.core.memory.claims import Caller
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Wait, Within
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
+from airflow_provider_zkmq.engine.core.tasks import configure, giveback, settle
+from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, OutcomeUnknown, TaskTooLarge, Unavailable
+from tests.stepping import Stepper
+from tests.unit.looping import filled, following, handed_out, loop_of, rest
+from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client
+
+ORDERS = pytest.mark.parametrize("order", ["default", "fifo"])
+GROUPS = pytest.mark.parametrize("prefetch", [1, 2, 8])
+UNKNOWN = Outcome(committed=False, unknown=True)
+
+
+def counting(counts: Counter[str]) -> Any:
+    """A fault that strikes nothing, and counts requests."""
+
+    def count(op: Any) -> None:
+        if not isinstance(op, Wait | Within):
+            counts[type(op).__name__] += 1
+
+    return count
+
+
+def all_finished(client: Client, names: str = "abcde") -> None:
+    """Each of these was delivered once, and is finished; nothing is on its way, and the client goes on."""
+    states = client.check()
+    ended = {name: (state.state, state.attempt) for name, state in states.items() if name != "0"}
+    assert ended == dict.fromkeys(names, (State.FINISHED, 1))
+    claims = client.context.claims
+    assert not any((claims.handovers, claims.owed, claims.trying))
+    client.put(task_id="later")
+    assert client.work() == ["later"]
+
+
+@ORDERS
+@GROUPS
+def test_what_the_body_leaves_is_completed(order: str, prefetch: int) -> None:
+    """In the queue's order; with the result that the body set, if it did."""
+    client = filled(order)
+    loop = loop_of(client, prefetch=prefetch)
+    ids = []
+    while (claimed := following(client, loop)) is not None:
+        ids.append(claimed.task_id)
+        loop.result = f"result of {claimed.task_id}" if claimed.task_id != "c" else None
+    assert ids == list("abcde")
+    results = {name: client.zk.nodes[client.context.paths.task(name, "result")].data for name in "abc"}
+    assert results == {"a": b"result of a", "b": b"result of b", "c": b""}
+    all_finished(client)
+
+
+def test_a_warm_step_is_one_request() -> None:
+    """The settlement and the claim are one transaction; the candidates were read ahead."""
+    client = filled(names="abcdefgh")
+    loop, counts = loop_of(client), Counter[str]()
+    assert following(client, loop) is not None
+    for _ in range(7):
+        assert following(client, loop, counting(counts)) is not None
+    assert counts == {"Multi": 7}
+    assert following(client, loop) is None
+    all_finished(client, "abcdefgh")
+
+
+def test_a_step_within_a_group_is_one_request() -> None:
+    """It says in the transaction that settles one that the next begins; the next group comes with its last."""
+    client = filled(names="abcdefgh")
+    loop, counts = loop_of(client, prefetch=4), Counter[str]()
+    assert following(client, loop) is not None
+    for _ in range(7):
+        claimed = following(client, loop, counting(counts))
+        assert claimed is not None
+        assert not claimed.ahead
+    assert counts == {"Multi": 7}
+    assert following(client, loop) is None
+    all_finished(client, "abcdefgh")
+
+
+@GROUPS
+def test_the_body_may_settle_for_itself(prefetch: int) -> None:
+    """What it completed, failed or gave back is left as it is."""
+    client = filled()
+    loop = loop_of(client, prefetch=prefetch)
+    for verb in (settle.complete, settle.release, settle.fail):
+        claimed = following(client, loop)
+        assert claimed is not None
+        client.do(
+            verb(client.context, claimed, *(("e",) if verb is settle.fail else (60,) if verb is settle.release else ()))
+        )
+    assert rest(client, loop)[:2] == ["d", "e"]
+    states = client.check()
+    assert (states["a"].attempt, states["b"].attempt, states["b"].state) == (1, 0, State.INSERTED)
+    assert states["c"].attempt >= 1
+
+
+@GROUPS
+def test_what_others_do_costs_no_task(prefetch: int) -> None:
+    """Candidates read ahead are updated, cancelled or taken by others: each task is handled once, as it is by then."""
+    client = filled()
+    other = Client(client.zk, "other")
+    loop = loop_of(client, prefetch=prefetch)
+    assert following(client, loop) is not None
+    if prefetch == 1:
+        other.cancel("b")
+        assert other.work() == ["c", "d", "e"]
+    assert rest(client, loop) == ([] if prefetch == 1 else list("bcde"))
+    states = client.check()
+    assert [states[name].state for name in "acde"] == [State.FINISHED] * 4
+    assert all(states[name].attempt == 1 for name in "acde")
+
+
+@GROUPS
+def test_a_lost_claim_is_told_by_the_next_step(prefetch: int) -> None:
+    """What it claimed meanwhile is not lost: the loop goes on."""
+    client = filled()
+    loop = loop_of(client, prefetch=prefetch)
+    assert following(client, loop) is not None
+    Client(client.zk, "other").cancel("a")
+    with pytest.raises(ClaimLost):
+        following(client, loop)
+    assert rest(client, loop) == ["b", "c", "d", "e"]
+    states = client.check()
+    assert states.pop("a").state is State.CANCELLED
+    assert all(state.state is State.FINISHED and state.attempt == 1 for state in states.values())
+
+
+@pytest.mark.parametrize("asks", ["the loop", "the body"])
+def test_a_claim_that_is_lost_while_no_server_answers_is_told(asks: str) -> None:
+    """Its completion was not sent, and its session has ended by the next try: the step says that it was not settled."""
+    client = filled()
+    loop = loop_of(client)
+    first = following(client, loop)
+    assert first is not None
+    settling = go_on(loop, Caller()) if asks == "the loop" else settle.complete(client.context, first)
+    with pytest.raises(Unavailable):
+        client.do(settling, lambda op: Unavailable("gone") if isinstance(op, Multi) else None)
+    client.zk.expire(client.session)
+    client.session = client.zk.connect()
+    client.context.run.session = lambda: client.session
+    client.context.claims.end_session(client.session)
+    with pytest.raises(ClaimLost):
+        client.do(go_on(loop, Caller()))
+    assert loop.hand is None
+
+
+def test_a_result_that_is_too_large_keeps_the_task_in_hand() -> None:
+    """The step says so; the body settles it, and the loop goes on with what was claimed beside it."""
+    client = filled()
+    loop = loop_of(client)
+    first = following(client, loop)
+    assert first is not None
+    loop.result = b"x" * 1_100_000
+    for _ in range(2):
+        with pytest.raises(TaskTooLarge):
+            client.do(go_on(loop, Caller()))
+    client.fail(first, "too large", retry=False)
+    assert rest(client, loop) == ["b", "c", "d", "e"]
+    assert client.check()["a"].state is State.DEAD
+
+
+@ORDERS
+@GROUPS
+@pytest.mark.parametrize("kind", [LOST_REPLY, LOST_REQUEST])
+def test_whatever_reply_is_lost_each_task_is_handled_once(order: str, prefetch: int, kind: str) -> None:
+    """Of one request or of several in a row: settlement and claim are resolved by themselves."""
+    for number in range(12):
+        for many in (1, 2, 3):
+            client, seen = filled(order), iter(range(1_000))
+            struck = range(number, number + many)
+            fault = lambda op, seen=seen, struck=struck: (
+                kind if isinstance(op, Multi) and next(seen) in struck else None
+            )
+            loop, ids = loop_of(client, prefetch=prefetch), []
+            while (claimed := following(client, loop, fault)) is not None:
+                ids.append(claimed.task_id)
+            assert ids == list("abcde"), (number, many)
+            all_finished(client)
+
+
+@ORDERS
+@GROUPS
+def test_without_a_server_the_step_is_repeated(order: str, prefetch: int) -> None:
+    """Whether the request was sent or not: the step says what it does not know, and the next one finds out."""
+    for number in range(14):
+        for arrived in (None, True, False):
+            client = filled(order)
+            loop, ids = loop_of(client, prefetch=prefetch), []
+            met = 0
+            while len(ids) < 20:
+                stepper = Stepper(client.zk, client.session, go_on(loop, Caller()))
+                try:
+                    while not stepper.over:
+                        if isinstance(stepper.op, Multi) and met <= number:
+                            met += 1
+                        if met == number + 1 and isinstance(stepper.op, Multi):
+                            met += 1
+                            lose(client, stepper, arrived=arrived)
+                        elif not stepper.over:
+                            stepper.step()
+                except (OutcomeUnknown, Unavailable):
+                    continue
+                if not stepper.result:
+                    break
+                ids.append(handed_out(loop).task_id)
+            assert ids == list("abcde"), (number, arrived)
+            all_finished(client)
+
+
+def lose(client: Client, stepper: Stepper, *, arrived: bool | None) -> None:
+    """The connection is lost with a request on its way, or before (None), and does not come back in time."""
+    if arrived is None:
+        stepper.fail(Unavailable("no server answered"))
+        return
+    if arrived:
+        client.zk.multi(client.session, stepper.op.ops)
+    stepper.answer(UNKNOWN)
+    while not stepper.over:
+        stepper.fail(Unavailable("no server answered"))
+
+
+@ORDERS
+@GROUPS
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_loop_cut_off_anywhere_loses_nothing(order: str, prefetch: int, *, arrived: bool) -> None:
+    """What had been handled is completed, what was never handed out counts no attempt: each task is handled once."""
+    for at in range(60):
+        client = filled(order)
+        loop = loop_of(client, prefetch=prefetch)
+        ids, left, more = [], at, True
+        while more and left is not None:
+            stepper = Stepper(client.zk, client.session, go_on(loop, Caller()))
+            while not stepper.over and left:
+                stepper.step()
+                left -= 1
+            if not stepper.over:
+                if arrived and isinstance(stepper.op, Multi | Pipeline):
+                    for op in stepper.op.ops if isinstance(stepper.op, Pipeline) else (stepper.op,):
+                        client.zk.multi(client.session, op.ops)
+                stepper.cut()
+                break
+            more = stepper.result
+            if more:
+                ids.append(handed_out(loop).task_id)
+                loop.back = False
+        else:
+            break
+        back = loop.back
+        loop.leave()
+        client.do(giveback.give_back(client.context))
+        handled = ids if back or not ids else ids[:-1]
+        states = client.check()
+        assert [name for name in "abcde" if states[name].state is State.FINISHED] == handled, at
+        again = client.work()
+        assert sorted(again) == sorted(set("abcde").difference(handled)), at
+        states = client.check()
+        failed = set(ids).difference(handled)
+        assert {name: states[name].attempt for name in "abcde"} == {name: 1 + (name in failed) for name in "abcde"}, at
+        assert not client.context.claims.handovers
+    else:
+        pytest.fail("the loop has more operations than this test cuts")
+
+
+@GROUPS
+def test_a_loop_that_is_left_fails_what_is_in_hand(prefetch: int) -> None:
+    """It counts, as a task that kills its handler must; what was taken ahead does not."""
+    client = filled()
+    loop = loop_of(client, prefetch=prefetch)
+    assert following(client, loop) is not None
+    assert following(client, loop) is not None
+    loop.leave()
+    assert client.work() == ["c", "d", "e", "b"] or sorted(client.check()) == ["0", *"abcde"]
+    states = client.check()
+    assert {name: states[name].attempt for name in "abcde"} == {"a": 1, "b": 2, "c": 1, "d": 1, "e": 1}
+    assert any(LEFT in str(entry) for entry in states["b"].history)
+    assert not client.context.claims.owed
+
+
+def test_a_loop_that_is_left_without_a_server_is_owed() -> None:
+    """Until the server is back."""
+    client = filled()
+    loop = loop_of(client, prefetch=3)
+    assert following(client, loop) is not None
+    loop.leave()
+    with pytest.raises(Unavailable):
+        client.do(giveback.give_back(client.context), lambda op: Unavailable("gone") if isinstance(op, Multi) else None)
+    assert len(client.context.claims.owed) == 3
+    assert sorted(client.work()) == list("abcde")
+    assert {name: state.attempt for name, state in client.check().items()} == dict.fromkeys("0bcde", 1) | {"a": 2}
+
+
+def test_what_was_taken_away_ahead_is_passed_over() -> None:
+    """Somebody cancelled it: its body never begins."""
+    client = filled()
+    loop = loop_of(client, prefetch=5)
+    assert following(client, loop) is not None
+    for name in "bc":
+        Client(client.zk, "other").cancel(name)
+    assert rest(client, loop) == ["d", "e"]
+    assert [state.state for state in client.check().values()].count(State.FINISHED) == 4
+
+
+def test_a_settlement_waits_for_no_task() -> None:
+    """Where nothing is to be claimed, it is sent before the wait."""
+    client = filled(names="a")
+    loop = loop_of(client, timeout=5)
+    assert following(client, loop) is not None
+    stepper = Stepper(client.zk, client.session, go_on(loop, Caller()))
+    stepper.until(Wait)
+    assert client.state("a").state is State.FINISHED
+    Client(client.zk, "other").put(task_id="b")
+    stepper.answer(reply=True)
+    assert stepper.finish()
+    assert handed_out(loop).task_id == "b"
+    assert following(client, loop) is None
+    all_finished(client, "ab")
+
+
+def test_a_paused_queue_is_settled_all_the_same() -> None:
+    """Nothing is claimed, and the loop ends."""
+    client = filled()
+    loop = loop_of(client)
+    assert following(client, loop) is not None
+    client.do(configure.pause(client.context))
+    assert following(client, loop) is None
+    assert client.check()["a"].state is State.FINISHED
+
+
+def test_a_task_enqueued_meanwhile_with_a_higher_priority_comes_first() -> None:
+    """What was read ahead is no promise: the order is looked at for each claim."""
+    client = filled()
+    loop = loop_of(client)
+    assert following(client, loop) is not None
+    client.put(task_id="urgent", priority=5)
+    claimed = following(client, loop)
+    assert claimed is not None
+    assert claimed.task_id == "urgent"
+    assert rest(client, loop) == ["b", "c", "d", "e"]
+
+
+def test_what_cannot_be_asked_for_is_refused_at_once() -> None:
+    """By the name of the argument."""
+    client = filled()
+    for prefetch in (0, 65, True, "2"):
+        with pytest.raises(ConfigError, match="prefetch"):
+            loop_of(client, prefetch=prefetch)
+    with pytest.raises(ConfigError, match="timeout"):
+        loop_of(client, timeout=-1)
+    with pytest.raises(ConfigError, match="lease"):
+        client.do(go_on(loop_of(client, lease=0), Caller()))
