@@ -40,7 +40,7 @@ def with_damages(queue: Queue, client: KazooClient, base: str) -> None:
     client.set(leases["surrogate"], b'{"seconds":0}')
     client.set(leases["endless"], INFINITE)
     client.set(leases["digits"], DIGITS)
-    client.set(f"{base}/tasks/deep/metadata", DEEP)
+    client.create(f"{base}/tasks/deep/metadata", DEEP)
     client.set(leases["deep"], b'{"seconds":0}')
     client.delete(f"{base}/tasks/rerun/result")
     client.set(f"{base}/batches/broken", b'{"total":1e999}')

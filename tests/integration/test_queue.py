@@ -58,7 +58,7 @@ def test_an_enqueue_is_one_transaction(q: Queue) -> None:
     assert sent == {"Multi": 1}
     tree = q.tree(task_id)
     assert {node.path.rpartition("/")[2] for node in tree} == {
-        task_id, "data", "metadata", "state", "filters", "performance_class",
+        task_id, "data", "state", "filters", "performance_class",
     }  # fmt: skip
     assert len({node.czxid for node in tree}) == 1
 

@@ -103,7 +103,7 @@ def test_only_what_is_asked_for_is_decoded() -> None:
 def test_a_run_of_an_id_that_ran_before_has_its_own_time() -> None:
     """Its metadata were written again, so that the payload is asked when it came, but for its bytes."""
     client = new_queue()
-    client.put(task_id="again")
+    client.put(task_id="again", metadata={"run": 1})
     client.put(task_id="once")
     for _ in range(2):
         client.complete(client.claimed())

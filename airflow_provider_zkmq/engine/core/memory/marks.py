@@ -51,5 +51,5 @@ class Marks:
         value = (self.wall_ms() & (1 << 48) - 1) << 80 | tail
         value = value & ~(0xF << 76) | 7 << 76
         value = value & ~(0x3 << 62) | 2 << 62
-        spelt = f"{value:032x}"
-        return f"{spelt[:8]}-{spelt[8:12]}-{spelt[12:16]}-{spelt[16:20]}-{spelt[20:]}"
+        text = f"{value:032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

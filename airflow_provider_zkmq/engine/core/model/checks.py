@@ -118,6 +118,8 @@ def mapping(name: Check[str], check: Check[T]) -> Check[dict[str, T]]:
 
 
 def _encodable(value: str) -> bool:
+    if value.isascii():
+        return True
     try:
         value.encode()
     except UnicodeEncodeError:

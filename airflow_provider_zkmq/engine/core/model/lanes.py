@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -38,13 +39,7 @@ class Lane:
     @property
     def name(self) -> str:
         """The znode's name; names sort by falling priority."""
-        head = f"p{MAX_PRIORITY - self.priority:05d}"
-        if self.filters is None:
-            return f"{head};{_MIXED}"
-        spelled = "".join(f";{_quote(name)}={_quote(value)}" for name, value in sorted(self.filters.items()))
-        if len(spelled) <= MAX_NAME:
-            return head + spelled
-        return f"{head};#{hashlib.sha256(spelled.encode()).hexdigest()[:24]}"
+        return _name(self.priority, None if self.filters is None else tuple(self.filters.items()))
 
     def encode(self) -> bytes:
         """The znode's data."""
@@ -62,10 +57,23 @@ class Lane:
         return Lane(self.priority, None)
 
 
+@lru_cache(maxsize=4 * MAX_LANES)
+def _name(priority: int, filters: tuple[tuple[str, str], ...] | None) -> str:
+    """The name of a lane: asked for several times for each task, and the same for many."""
+    head = f"p{MAX_PRIORITY - priority:05d}"
+    if filters is None:
+        return f"{head};{_MIXED}"
+    spelled = "".join(f";{_quote(name)}={_quote(value)}" for name, value in sorted(filters))
+    if len(spelled) <= MAX_NAME:
+        return head + spelled
+    return f"{head};#{hashlib.sha256(spelled.encode()).hexdigest()[:24]}"
+
+
 def _quote(text: str) -> str:
     return quote(text, safe="")
 
 
+@lru_cache(maxsize=4 * MAX_LANES)
 def parse_lane(name: str) -> Lane | None:
     """The lane a name spells; None for a shortened name (read its data) or a foreign one."""
     head, *parts = name.split(";")

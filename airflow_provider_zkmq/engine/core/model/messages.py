@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds
 from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
@@ -62,10 +62,14 @@ class NewTasks:
     existing: tuple[str, ...]
 
 
+#: How no metadata are stored, where they are at all: a new task without has no znode for them.
+NO_METADATA: Final = b"{}"
+
+
 def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
     """The caller's metadata as stored. Raises `ConfigError` for what JSON cannot hold."""
     if metadata is None:
-        return b"{}"
+        return NO_METADATA
     try:
         data = json.dumps(dict(metadata), separators=(",", ":"), allow_nan=False).encode()
         refuse_deep(data, dict(metadata))

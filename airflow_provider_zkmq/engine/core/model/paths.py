@@ -104,7 +104,7 @@ class Paths:
 
     def task(self, task_id: str, *parts: str) -> str:
         """The task's tree, or a znode in it."""
-        return self.at("tasks", task_id, *parts)
+        return "/".join((self.base, "tasks", task_id, *parts))
 
     def consumer(self, consumer: str, *parts: str) -> str:
         """A consumer's record, or a znode in it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
@@ -84,8 +84,8 @@ class RetryPolicy:
 
     def record(self) -> dict[str, Any]:
         """The policy as JSON holds it."""
-        plain = asdict(self)
-        return {name: value for name, value in plain.items() if name != "final" or value}
+        names = ("attempts", "factor", "min_backoff", "max_backoff", *(("final",) if self.final else ()))
+        return {name: getattr(self, name) for name in names}
 
     def encode(self) -> bytes:
         """What `conf/policy` holds."""

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine.core.model import checks
+from airflow_provider_zkmq.engine.core.model.fields import FIELDS, SPAN, Attempt, slim
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.stored import UNREADABLE, corrupt_unless_read, dump, load
+from airflow_provider_zkmq.engine.core.model.stored import UNREADABLE, corrupt_unless_read, dump, load, spell, stored
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
-__all__ = ["MAX_ERROR", "Attempt", "TaskState", "clip", "dump", "load", "load_claim", "load_fields", "load_span"]
+if TYPE_CHECKING:
+    from dataclasses import replace
+
+__all__ = [
+    "MAX_ERROR",
+    "Attempt",
+    "TaskState",
+    "clip",
+    "dump",
+    "load",
+    "load_claim",
+    "load_fields",
+    "load_span",
+    "replace",
+]
 
 MAX_HISTORY: Final = 10
 MAX_ERROR: Final = 4_000
 MAX_PAST_ERROR: Final = 1_000
-#: Where a task that is not in a lane is listed, and how many parts the name of its entry there has.
-_INDEXES: Final = {"scheduled": 3, "requeued": 3, "finished": 3, "cancelled": 3, "dlq": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One delivery that ended: by whom, from when to when (server's milliseconds), and how."""
-
-    number: int
-    consumer: str
-    claimed: int
-    ended: int
-    outcome: str
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +88,23 @@ class TaskState:
 
     def encode(self) -> bytes:
         """The stored bytes; what has its default is left out."""
-        record: dict[str, Any] = {"v": 1}
-        for name, default in _DEFAULTS.items():
-            value = getattr(self, name)
-            if value != default and value not in (None, (), {}):
-                record[name] = value
-        if self.history:
-            record["history"] = [_slim(attempt) for attempt in self.history]
-        return dump(record)
+        fields = "".join(
+            f',"{name}":{_SPELL.get(name, spell)(value)}'
+            for name, default, value in zip(_NAMES, _BLANKS, _VALUES(self), strict=True)
+            if value is not default and value != default and (value or value in _SAYING)
+        )
+        return stored(f'{{"v":1{fields}}}')
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> TaskState:
         """Read a state record. Raises `CorruptRecord`."""
         record = load(path, data)
-        with corrupt_unless_read(path, "a task's state"):
+        try:  # as `corrupt_unless_read`, which takes longer than this
             _refuse_newer(record)
-            known = {name: check(record[name]) for name, check in _FIELDS.items() if name in record}
+            known = {name: FIELDS[name](value) for name, value in record.items() if name in FIELDS}
             return _consistent(cls(**known))
+        except UNREADABLE as error:
+            raise _unread(path, error) from error
 
     def with_attempt(self, outcome: str, ended: int, error: str | None) -> TaskState:
         """The record with the current delivery added to its history (the last ten are kept)."""
@@ -118,8 +120,35 @@ class TaskState:
 
 #: The fields of a state record, and what each has where it is left out.
 _DEFAULTS: Final = {spec.name: spec.default for spec in fields(TaskState)}
+_NAMES: Final = tuple(_DEFAULTS)
+_BLANKS: Final = tuple(_DEFAULTS.values())
+_VALUES: Final = attrgetter(*_NAMES)
+#: What is false and says something, where it is not the default; what is empty does not.
+_SAYING: Final = (0, "")
+#: How a field is spelt that is more than a text, a number or the like.
+_SPELL: Final[dict[str, Callable[[Any], str]]] = {
+    "history": lambda history: spell([slim(each) for each in history]),
+    "settled": lambda nonces: f"[{','.join(map(spell, nonces))}]",
+    **dict.fromkeys(("bound", "requeue", "result"), lambda flag: "true" if flag else "false"),
+}
 #: What those that may be missing are then.
 _OPTIONAL: Final = {"filters": {}} | {name: value for name, value in _DEFAULTS.items() if value is not MISSING}
+
+if not TYPE_CHECKING:  # checkers know it as that of `dataclasses`
+    _PUT: Final = {name: vars(TaskState)[name].__set__ for name in _NAMES}
+    _PUTS: Final = tuple(_PUT.values())
+
+    def replace(before: TaskState, /, **changes: Any) -> TaskState:
+        """`dataclasses.replace` for task records, which are replaced several times in each transaction.
+
+        That one goes through the constructor of a frozen class, which takes three times as long.
+        """
+        after = object.__new__(TaskState)
+        for put, value in zip(_PUTS, _VALUES(before), strict=True):
+            put(after, value)
+        for name, value in changes.items():
+            _PUT[name](after, value)
+        return after
 
 
 def load_fields(path: str, data: bytes, names: Sequence[str]) -> dict[str, Any]:
@@ -127,15 +156,28 @@ def load_fields(path: str, data: bytes, names: Sequence[str]) -> dict[str, Any]:
     record = load(path, data)
     try:  # as `corrupt_unless_read`, which takes longer than this
         _refuse_newer(record)
-        return {name: _FIELDS[name](record[name]) if name in record else _OPTIONAL[name] for name in names}
+        return {name: FIELDS[name](record[name]) if name in record else _OPTIONAL[name] for name in names}
     except UNREADABLE as error:
-        raise CorruptRecord(f"{path} does not hold a task's state: {error}") from error
+        raise _unread(path, error) from error
+
+
+def _unread(path: str, error: Exception) -> CorruptRecord:
+    return CorruptRecord(f"{path} does not hold a task's state: {error}")
 
 
 def _refuse_newer(record: Mapping[str, Any]) -> None:
     if record.get("v") != 1:
         msg = f"version {record.get('v')!r}: written by a newer one"
         raise ValueError(msg)
+
+
+_CLAIM: Final[dict[str, checks.Check[Any]]] = {
+    "consumer": checks.shown,
+    "nonce": checks.text,
+    "lease": checks.optional(SPAN),
+    "progress": checks.optional(checks.number(0, 1)),
+    "note": checks.optional(checks.shown),
+}
 
 
 def load_claim(path: str, data: bytes) -> dict[str, Any]:
@@ -149,7 +191,7 @@ def load_span(path: str, data: bytes) -> float:
     """For how many seconds a lease or a lock holds. Raises `CorruptRecord`."""
     record = load(path, data)
     with corrupt_unless_read(path, "a lease of ours"):
-        return _SPAN(record["seconds"])
+        return SPAN(record["seconds"])
 
 
 def _consistent(state: TaskState) -> TaskState:
@@ -163,73 +205,6 @@ def _consistent(state: TaskState) -> TaskState:
         msg = "it is claimed by nobody"
         raise ValueError(msg)
     return state
-
-
-def _place(value: object) -> str:
-    """``<lane>/<segment>/<entry>``; what began delayed has no segment yet."""
-    lane, segment, entry = checks.text(value).split("/")
-    for name in (lane, segment or "-", entry):
-        checks.part(name)
-    return f"{lane}/{segment}/{entry}"
-
-
-def _index(value: object) -> str:
-    """Where a task is listed that is not in a lane."""
-    parts = [checks.part(name) for name in checks.text(value).split("/")]
-    if _INDEXES.get(parts[0]) != len(parts):
-        msg = f"{'/'.join(parts)} is no index"
-        raise ValueError(msg)
-    return "/".join(parts)
-
-
-def _attempt(record: object) -> Attempt:
-    """One past delivery; what a newer version says of it besides is left out."""
-    known = checks.mapping(checks.text, lambda value: value)(record)
-    return Attempt(**{name: check(known[name]) for name, check in _ATTEMPT.items() if name in known})
-
-
-_MOMENT: Final = checks.optional(checks.moment)
-_PART: Final = checks.optional(checks.part)
-_SPAN: Final = checks.number(0, checks.MAX_SECONDS)
-_CLAIM: Final[dict[str, checks.Check[Any]]] = {
-    "consumer": checks.shown,
-    "nonce": checks.text,
-    "lease": checks.optional(_SPAN),
-    "progress": checks.optional(checks.number(0, 1)),
-    "note": checks.optional(checks.shown),
-}
-_ATTEMPT: Final[dict[str, checks.Check[Any]]] = {
-    "number": checks.count,
-    "consumer": checks.shown,
-    "claimed": checks.moment,
-    "ended": checks.moment,
-    "outcome": checks.shown,
-    "error": checks.optional(checks.shown),
-}
-#: What each field of a stored record must be; a field that is not here is not read.
-_FIELDS: Final[dict[str, checks.Check[Any]]] = {
-    "state": State,
-    "place": _place,
-    "nonce": checks.text,
-    "priority": checks.priority,
-    "filters": checks.mapping(checks.part, checks.text),
-    "attempt": checks.count,
-    "index": checks.optional(_index),
-    "settled": checks.many(checks.text),
-    "error": checks.optional(checks.shown),
-    "policy": checks.optional(checks.mapping(checks.text, lambda value: value)),
-    "history": checks.many(_attempt),
-    "lock": checks.optional(_SPAN),
-    "rank": checks.optional(checks.zxid),
-    "ended_zxid": checks.optional(checks.zxid),
-    **dict.fromkeys(("bound", "requeue", "result"), checks.flag),
-    **dict.fromkeys(("due", "claimed", "ended", "dedupe"), _MOMENT),
-    **dict.fromkeys(("consumer", "lease", "batch"), _PART),
-}
-
-
-def _slim(attempt: Attempt) -> dict[str, Any]:
-    return {name: value for name, value in asdict(attempt).items() if value is not None}
 
 
 def clip(text: str | None, most: int = MAX_ERROR) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.listings import Reading
+from airflow_provider_zkmq.engine.core.model.paths import Paths
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Procedure, Watch
 
 _NAMES: Final = ("layout", "filters", "policy", "task_gc_lifetime", "task_gc_interval", "lock", "order")
@@ -35,11 +37,13 @@ class _Whole:
 
 def watched_parts(context: Context) -> dict[str, Reading]:
     """What was read of each znode, under a watch of its own: one that changes costs no reading of the others."""
-    return {name: context.listings.at(_part_path(context, name)) for name in (*_NAMES, *_MARKS)}
+    return {name: context.listings.at(path) for name, path in _part_paths(context.paths).items()}
 
 
-def _part_path(context: Context, name: str) -> str:
-    return context.paths.at(name) if name in _MARKS else context.paths.conf(name)
+@lru_cache(maxsize=256)
+def _part_paths(paths: Paths) -> Mapping[str, str]:
+    """Where each part stands: every call of a queue's asks for all of them."""
+    return {name: paths.at(name) if name in _MARKS else paths.conf(name) for name in (*_NAMES, *_MARKS)}
 
 
 def reread(context: Context, parts: dict[str, Reading]) -> Procedure[None]:
@@ -57,14 +61,14 @@ def _read(
 ) -> Procedure[None]:
     """Read parts; only the watch of those that are `optional` stands on a missing znode too."""
     ops: list[Get | Exists] = []
-    watches = {name: Watch(_Whole(context)) for name in names}
+    watches, paths = {name: Watch(_Whole(context)) for name in names}, _part_paths(context.paths)
     for name, watch in watches.items():
-        path = _part_path(context, name)
+        path = paths[name]
         if name in optional:
             ops.append(Exists(path, watch))
         if name not in _BARE:
             ops.append(Get(path, watch))
     nodes = dict(zip([op.path for op in ops], (yield Pipeline(tuple(ops))), strict=False))
     for name, watch in watches.items():
-        value = nodes[_part_path(context, name)]
+        value = nodes[paths[name]]
         parts[name].value, parts[name].watch = value, watch if value is not None or name in optional else None

@@ -186,9 +186,15 @@ class _Scan:
         """When the present run of each was enqueued: the data's znode is made anew for each run of an id.
 
         The metadata's is not: as long as it was never written again, it came with the data, and nobody need ask for
-        these. Of others the data are asked for, but for their bytes.
+        these. Where there is none, the data came with the record (`core.writing.escrow`). Of others the data are asked
+        for, but for their bytes.
         """
         unknown = {row.id: row for row in rows if row is not None}
+        if "data" not in trees:
+            for row, node in zip(rows, trees["metadata"], strict=True):
+                if row is not None and node is None:
+                    row.enqueued = row.stat.ctime
+                    del unknown[row.id]
         for row, node in _pairs(rows, trees.get("data", trees.get("metadata"))):
             if "data" in trees or node.stat.version == 0:
                 row.enqueued = node.stat.ctime

@@ -18,7 +18,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import Delete, SetData, W
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import as_state, task_ids
-from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, chunked, read_records, record_of
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, chunked, read_beside, read_whole
 from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.letters import with_letter
@@ -163,7 +163,8 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
         if current.state.state is State.CLAIMED:
             msg = f"task {task_id!r} is claimed: it cannot be dropped; cancel it first"
             raise IllegalTransition(msg)
-        return (yield from with_letter(context, current, transitions.delete(context, current)))
+        beside = yield from read_beside(context, task_id)
+        return (yield from with_letter(context, current, transitions.delete(context, current, beside)))
 
     yield from _change(context, task_id, "drop of", build, version)
 
@@ -178,7 +179,7 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     wanted = as_state(state)
     count = 0
     for chunk in chunked((yield from task_ids(context, wanted))):
-        records = yield from read_records(context, chunk, _KEPT)
+        records = yield from read_whole(context, chunk, _KEPT)
         for task_id, record in zip(chunk, records, strict=True):
             count += yield from _clear_one(context, task_id, record, wanted)
     context.listings.restock_all()
@@ -203,10 +204,11 @@ def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted
     while isinstance(record, Record) and wanted in {None, record.state.state}:
         current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
         current = yield from _with_claim(context, current)
-        plan = yield from with_letter(context, current, transitions.delete(context, current, ours=False))
+        delete = transitions.delete(context, current, record.beside, ours=False)
+        plan = yield from with_letter(context, current, delete)
         verdict = yield from commit(plan)
         if verdict.refusal is None:
             return True
         yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, record.stat.mzxid)
-        record = record_of(context, task_id, (yield Get(context.paths.task(task_id, "state"))), _KEPT)
+        (record,) = yield from read_whole(context, [task_id], _KEPT)
     return False

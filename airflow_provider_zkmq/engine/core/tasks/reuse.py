@@ -7,7 +7,6 @@ holds one more run in escrow while it is claimed or in its window; what has fini
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Final
@@ -15,17 +14,18 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, entry_name
-from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.records import TaskState, replace
 from airflow_provider_zkmq.engine.core.model.states import ENDED, Event, State, Status
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import status_of
-from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
+from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL, read_nodes, standing
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
+from airflow_provider_zkmq.engine.core.writing.content import content_ops
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of
-from airflow_provider_zkmq.engine.core.writing.escrow import as_asked, content_ops, hold_in_escrow, insert_run
+from airflow_provider_zkmq.engine.core.writing.escrow import as_asked, hold_in_escrow, insert_run
 from airflow_provider_zkmq.engine.core.writing.letters import with_letter
 from airflow_provider_zkmq.engine.core.writing.plan import Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
@@ -52,7 +52,7 @@ def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[],
     path = context.paths.task(tree.task_id, "state")
     tries = Tries(f"enqueue of task {tree.task_id!r}")
     while True:
-        node = yield from _read(path, again=uncertain)
+        node, beside = yield from _read(context, tree.task_id, again=uncertain)
         if node is None and uncertain:
             msg = f"task {tree.task_id!r} was written or not, and what stood there has been collected meanwhile"
             raise OutcomeUnknown(msg)
@@ -66,20 +66,22 @@ def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[],
         if action is None:
             return str(status)
         sending()
-        build = partial(action, context, tree, Current(tree.task_id, node.stat.version, state, zxid=node.stat.mzxid))
+        current = Current(tree.task_id, node.stat.version, state, zxid=node.stat.mzxid, beside=beside)
+        build = partial(action, context, tree, current)
         verdict = yield from commit((yield from build()), anew(build))
         if verdict.refusal is None:
             return Met.WRITTEN
         yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, node.stat.mzxid)
 
 
-def _read(path: str, *, again: bool) -> Procedure[Node | None]:
-    """A znode; `again`: where it is missing, have the server catch up and look once more."""
-    node: Node | None = yield Get(path)
+def _read(context: Context, task_id: str, *, again: bool) -> Procedure[tuple[Node | None, frozenset[str]]]:
+    """A record, and what stands beside it; `again`: the server catches up and is asked once more for a missing one."""
+    paths = [context.paths.task(task_id, part) for part in ("state", *OPTIONAL)]
+    node, *others = yield from read_nodes(paths)
     if node is None and again:
-        yield Sync(path)
-        node = yield Get(path)
-    return node
+        yield Sync(paths[0])
+        node, *others = yield from read_nodes(paths)
+    return node, standing(others)
 
 
 def refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
@@ -120,7 +122,7 @@ def _action(tree: Tree, state: TaskState, status: Status) -> Action | None:
 def _run_anew(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
     """The id of a task that has ended starts again; its last run is kept in the history, and for readers of the log."""
     state = current.state
-    extra = content_ops(context, tree, state)
+    extra = content_ops(context, tree, state, current.beside)
     if state.result:
         extra.append(Delete(context.paths.task(tree.task_id, "result")))
     if tree.batch:
@@ -144,7 +146,7 @@ def _update(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
     stays = Lane(state.priority, dict(state.filters)).name == tree.lane.name
     entry = _entry_for(state, tree)
     rank = (yield from _rank(context, state, due)) if stays else None
-    extra = content_ops(context, tree, state, fresh=False)
+    extra = content_ops(context, tree, state, current.beside, fresh=False)
     updated = next_record(tree.task_id, state, Event.UPDATE, tree.nonce, due=due)
 
     def after(place: str) -> TaskState:

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import lock_seconds, optional_seconds
 from airflow_provider_zkmq.engine.core.model.filters import parse_filters
 from airflow_provider_zkmq.engine.core.model.lanes import Lane, check_priority
-from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.model.messages import NO_METADATA, Message, encode_data, encode_metadata
 from airflow_provider_zkmq.engine.core.model.moments import LATEST
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -104,7 +104,9 @@ class Tree:
     def _parts(self, context: Context) -> tuple[str, list[WriteOp], int]:
         if self._fixed is None or self._fixed[0] != self.task_id:
             parts = self._fixed_parts(context)
-            named = len(dump([self.filters, self.policy, self.batch, self.task_id, self.lane.name]))
+            named = len(self.task_id) + len(self.lane.name) + len(self.batch or "")
+            if self.filters or self.policy:
+                named += len(dump([self.filters, self.policy]))
             self._fixed = self.task_id, parts, request_size(parts) + 3 * named + RECORD_ROOM
         return self._fixed
 
@@ -113,8 +115,8 @@ class Tree:
         return [
             Create(task(at)),
             Create(task(at, "data"), self.data),
-            Create(task(at, "metadata"), self.metadata),
-            Create(task(at, "filters")),
+            *([Create(task(at, "metadata"), self.metadata)] if self.metadata != NO_METADATA else []),
+            *([Create(task(at, "filters"))] if self.filters else []),
             *(Create(task(at, "filters", name), value.encode()) for name, value in self.filters.items()),
         ]
 

@@ -1,4 +1,4 @@
-"""The content of a message put into a task that is there, and runs held in escrow beside the run under way.
+"""Runs held in escrow beside the run under way, and new runs of tasks that are there.
 
 A run in escrow is inserted by the transaction that ends the run before it. Carmine 3.2 ran the old payload again;
 here, as from 3.3 on, every new run has the data it was asked with.
@@ -7,19 +7,20 @@ here, as from 3.3 on, every new run has the data it was asked with.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.records import TaskState, replace
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import damaged
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, Delete, Failure, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL, read_nodes, standing
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
+from airflow_provider_zkmq.engine.core.writing.content import content_ops, whole_ops
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, pack, unpack
 from airflow_provider_zkmq.engine.core.writing.letters import with_ending, with_letter
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
@@ -74,23 +75,6 @@ def insert_run(
     return (yield from append(context, current, at, extra, guards=guards, lane=tree.lane, entry=tree.entry))
 
 
-def content_ops(context: Context, tree: Tree, before: TaskState, *, fresh: bool = True) -> list[WriteOp]:
-    """Put what a message holds into a task's tree; `fresh`: the data's znode is made anew: it tells when it came."""
-    paths, at = context.paths, tree.task_id
-    data = paths.task(at, "data")
-    ops: list[WriteOp] = [Delete(data), Create(data, tree.data)] if fresh else [SetData(data, tree.data)]
-    ops.append(SetData(paths.task(at, "metadata"), tree.metadata))
-    for name in sorted({*before.filters, *tree.filters}):
-        path, value = paths.task(at, "filters", name), tree.filters.get(name)
-        if value is None:
-            ops.append(Delete(path))
-        elif name not in before.filters:
-            ops.append(Create(path, value.encode()))
-        elif before.filters[name] != value:
-            ops.append(SetData(path, value.encode()))
-    return ops
-
-
 # --- escrow
 
 
@@ -110,9 +94,10 @@ def hold_in_escrow(context: Context, tree: Tree, current: Current) -> Procedure[
     due = state.due if state.requeue else state.dedupe  # of a claimed one neither is set
     after = next_record(tree.task_id, state, Event.REQUEUE, tree.nonce, due=due)
     after = replace(after, requeue=True, ended_zxid=still_ended(current))
+    extra = [slot, *whole_ops(context, tree.task_id, current.beside)]
     if after.index == state.index:
-        return rewrite(context, current, after, [slot])
-    return (yield from relist(context, current, after, [slot]))
+        return rewrite(context, current, after, extra)
+    return (yield from relist(context, current, after, extra))
 
 
 def rerun(
@@ -131,11 +116,11 @@ def rerun(
     """
     result = result or current.state.result
     path = context.paths.task(current.task_id, "requeue")
-    node: Node | None = yield Get(path)
+    node, *others = yield from read_nodes([path, *(context.paths.task(current.task_id, part) for part in OPTIONAL)])
     try:
         tree = _escrowed(context, path, node, current.task_id)
         tree.nonce = nonce
-        more = [*extra, *content_ops(context, tree, current.state), Delete(path)]
+        more = [*extra, *content_ops(context, tree, current.state, standing(others)), Delete(path)]
         insert = partial(insert_run, context, current, tree, Event.RERUN, more, result=result, guards=guards)
         build = partial(_insert_after, context, current, insert, extra)
 

@@ -6,6 +6,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL
 from airflow_provider_zkmq.engine.core.writing.record import Current
 
 
@@ -57,10 +58,16 @@ def membership(context: Context, task_id: str, state: TaskState, *, failed: bool
     return ops
 
 
-def tree_deletes(context: Context, task_id: str, state: TaskState, version: int) -> list[WriteOp]:
-    """The deletes of a task's own tree; its claim, if any, is deleted by its departure."""
+def tree_deletes(
+    context: Context, task_id: str, state: TaskState, version: int, beside: frozenset[str]
+) -> list[WriteOp]:
+    """The deletes of a task's own tree; its claim, if any, is deleted by its departure.
+
+    `beside`: what else stands there (`core.reading.nodes.OPTIONAL`). Filters that the record tells of do in any case.
+    """
     task = context.paths.task
-    parts = ["data", "metadata", *(f"filters/{name}" for name in state.filters), "filters"]
+    parts = ["data", *(f"filters/{name}" for name in state.filters)]
+    parts += [name for name in OPTIONAL if name in beside or (name == "filters" and state.filters)]
     parts += [name for name, there in (("result", state.result), ("requeue", state.requeue)) if there]
     deletes: list[WriteOp] = [Delete(task(task_id, "state"), version)]
     return [*deletes, *(Delete(task(task_id, part)) for part in parts), Delete(task(task_id))]

@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 def open_segment(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
     """Where the next entry of a lane goes; `ordered`: the queue hands out in strict order."""
-    memory = context.slots.open.get(wanted.name)
+    name = wanted.name
+    memory = context.slots.open.get(name)
     if memory is None or memory.count >= SEGMENT_ENTRIES or memory.ordered != ordered:
         lane = yield from _bounded(context, wanted)
         memory = yield from (_newest_ordered(context, lane) if ordered else _newest(context, lane))
     memory.count += 1
-    context.slots.remember(wanted.name, memory)
+    context.slots.remember(name, memory)
     return memory
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
-from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.records import TaskState, replace
 from airflow_provider_zkmq.engine.core.model.states import ENDED, Event, State, step
 
 #: How many of the last moves' nonces a record keeps: by them a repeated call knows its own.
@@ -24,10 +25,12 @@ class Current:
     """The claim's ephemeral vanished with its session."""
     zxid: int = 0
     """The transaction that wrote the record; 0: not known, and of no interest."""
+    beside: frozenset[str] = frozenset()
+    """What of `core.reading.nodes.OPTIONAL` stands beside the record, for a change that is about these."""
 
     def with_state(self, state: TaskState) -> Current:
         """The same reading with a record prepared for the change: its history has the present delivery, say."""
-        return replace(self, state=state)
+        return dataclasses.replace(self, state=state)
 
 
 def next_record(
@@ -39,14 +42,13 @@ def next_record(
     """
     after = step(task_id, before.state, event)
     settled = (*before.settled, nonce)[-KEPT_NONCES:]
-    state = replace(
-        before, state=after, nonce=nonce, settled=settled, due=due, index=_index_of(after, task_id, now, due)
-    )
+    changes: dict[str, Any] = {"ended": now} if after is State.DEAD else {}
     if before.state is State.CLAIMED and after is not State.CLAIMED:
-        ended = now if after in {State.FINISHED, State.DEAD} else None
-        kept = before if after is State.FINISHED else replace(before, consumer=None, claimed=None)
-        state = replace(state, consumer=kept.consumer, claimed=kept.claimed, lease=None, bound=False, ended=ended)
-    return replace(state, ended=now) if after is State.DEAD else state
+        changes |= {"lease": None, "bound": False, "ended": now if after in {State.FINISHED, State.DEAD} else None}
+        if after is not State.FINISHED:
+            changes |= {"consumer": None, "claimed": None}
+    index = _index_of(after, task_id, now, due)
+    return replace(before, state=after, nonce=nonce, settled=settled, due=due, index=index, **changes)
 
 
 def still_ended(current: Current) -> int | None:

@@ -8,7 +8,6 @@ lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -17,7 +16,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
-from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump
+from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump, replace
 from airflow_provider_zkmq.engine.core.model.states import Event, step
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Ops, SetData, WriteOp
@@ -153,12 +152,12 @@ def rewrite(context: Context, current: Current, after: TaskState, extra: list[Wr
     return one(_change(context, current, after, [record_write(context, current, after), *extra]))
 
 
-def delete(context: Context, current: Current, *, ours: bool = True) -> Plan:
+def delete(context: Context, current: Current, beside: frozenset[str], *, ours: bool = True) -> Plan:
     """Deleted whole, with all that lists it; it fails its batch unless it had ended.
 
-    `ours`: that it is gone after a lost reply is this call's doing.
+    `beside`: see `tree_deletes`. `ours`: that it is gone after a lost reply is this call's doing.
     """
-    record, *parts = tree_deletes(context, current.task_id, current.state, current.version)
+    record, *parts = tree_deletes(context, current.task_id, current.state, current.version, beside)
     off = membership(context, current.task_id, current.state, failed=True)
     # The record goes first: if that is another by now, the refusal says so.
     change = _change(context, current, None, [record, *departure(context, current), *parts, *off])
