@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         args.data_dir, args.port, args.ensemble, args.host, tls=tls, max_connections=args.max_connections
     )
     _warn(args.host, tls)
-    with _stop_signals_interrupt():
+    with stop_signals_interrupt():
         try:
             server.start()
             print(_announcement(server, as_json=args.json), flush=True)
@@ -108,7 +108,7 @@ def _announcement(server: EmbeddedServer, *, as_json: bool) -> str:
 
 
 @contextlib.contextmanager
-def _stop_signals_interrupt() -> Iterator[None]:
+def stop_signals_interrupt() -> Iterator[None]:
     """Make both stop signals raise KeyboardInterrupt, once, inside the block.
 
     Also SIGINT: a shell that starts us in the background has it ignored.

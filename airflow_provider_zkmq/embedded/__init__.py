@@ -5,9 +5,21 @@ brings its own ensemble: this server lets in anyone who reaches it, on loopback 
 """
 
 from airflow_provider_zkmq.embedded.errors import ServerError
+from airflow_provider_zkmq.embedded.fourletter import ask_metrics
+from airflow_provider_zkmq.embedded.jars import spark_jars
 from airflow_provider_zkmq.embedded.java import Java, find_java, spark_java_home
 from airflow_provider_zkmq.embedded.ports import is_loopback
 from airflow_provider_zkmq.embedded.server import EmbeddedServer
 from airflow_provider_zkmq.embedded.tls import ServerTls
 
-__all__ = ["EmbeddedServer", "Java", "ServerError", "ServerTls", "find_java", "is_loopback", "spark_java_home"]
+__all__ = [
+    "EmbeddedServer",
+    "Java",
+    "ServerError",
+    "ServerTls",
+    "ask_metrics",
+    "find_java",
+    "is_loopback",
+    "spark_jars",
+    "spark_java_home",
+]

@@ -43,6 +43,11 @@ def mntr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
     return pairs
 
 
+def ask_metrics(host: str, port: int) -> dict[str, str]:
+    """Return what `mntr` says, and the ``Zxid`` of `srvr`. Raises `ServerError` as these do."""
+    return mntr(host, port) | {"Zxid": srvr(host, port)["Zxid"]}
+
+
 def _pair(line: str, separator: str) -> tuple[str, str]:
     name, _, value = line.partition(separator)
     return name.strip(), value.strip()

@@ -41,11 +41,16 @@ def class_path(*, tls: bool = False) -> str:
     Raises:
         ServerError: PySpark is not installed, or comes without the jars.
     """
-    folder = _jars_folder()
+    folder = spark_jars()
     return os.pathsep.join(str(_find(folder, name)) for name in (_JARS + _NETTY if tls else _JARS))
 
 
-def _jars_folder() -> Path:
+def spark_jars() -> Path:
+    """Return the folder of PySpark's jars, found without importing PySpark.
+
+    Raises:
+        ServerError: PySpark is not installed.
+    """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         message = f"ZooKeeper's jars come with PySpark, which is not installed: run `{_INSTALL}`"

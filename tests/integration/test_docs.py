@@ -127,6 +127,7 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
         "README.md",
         "docs/quickstart.md",
         "docs/guide.md",
+        "docs/performance.md",
         "docs/architecture.md",
         "docs/contributing.md",
         "docs/semantics.md",

@@ -1,0 +1,244 @@
+"""The benchmark without a server: its rows, what is reckoned from samples, and what is made of that."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_zkmq.bench import agent, plots
+from airflow_provider_zkmq.bench.catalogue import catalogue
+from airflow_provider_zkmq.bench.command import Order, carry_out, chosen, list_rows
+from airflow_provider_zkmq.bench.crew import Crews, python_agent
+from airflow_provider_zkmq.bench.gauge import Gauge, Reading
+from airflow_provider_zkmq.bench.jobs import BenchError
+from airflow_provider_zkmq.bench.measuring import Figures, measure
+from airflow_provider_zkmq.bench.page import MARKS, write_page
+from airflow_provider_zkmq.bench.plots import write_plots
+from airflow_provider_zkmq.bench.report import of_way, ratio, record, verdicts
+from airflow_provider_zkmq.bench.rows import Goal, Row, Way
+from airflow_provider_zkmq.bench.tables import markdown, sentence, text
+from airflow_provider_zkmq.bench.tracing import counting
+from airflow_provider_zkmq.cli.main import parse
+from airflow_provider_zkmq.engine import ConfigError
+
+GOALS = (
+    Goal("fast", 2, "slow"),
+    Goal("fast", 1.2, unit="requests"),
+    Goal("fast", 400, unit="client_us"),
+    Goal("absent", 3, "slow"),
+)
+ROW = Row("race", "a race", (Way("fast", "f", ours=True), Way("slow", "s"), Way("absent", "a")), GOALS)
+
+
+def a_sample(seconds: float, requests: float | None = None) -> dict[str, float]:
+    """A hundred tasks, half of the time at work."""
+    counted = {} if requests is None else {"requests": requests, "transactions": 100.0}
+    return {"tasks": 100.0, "seconds": seconds, "cpu": seconds / 2, "waits": 50.0, **counted}
+
+
+@pytest.fixture
+def figures() -> Figures:
+    """Three rounds; in the last all was slow."""
+    return Figures(
+        ROW,
+        {"fast": [a_sample(1, 120), a_sample(2, 130), a_sample(10, 110)], "slow": [*map(a_sample, (3, 4, 40))]},
+        {"absent": "it is not installed"},
+    )
+
+
+def test_each_goal_is_about_ways_of_its_row() -> None:
+    for row in catalogue():
+        names = [way.name for way in row.ways]
+        assert len(set(names)) == len(names)
+        assert {goal.way for goal in row.goals} | {goal.against for goal in row.goals if goal.against} <= {*names}
+
+
+def test_each_way_in_python_is_something_that_agents_know() -> None:
+    verbs = {way.verb for row in catalogue() for way in row.ways if way.agent is python_agent}
+    assert verbs == agent.VERBS.keys()
+
+
+def test_rows_have_keys_of_their_own_and_the_long_ones_are_asked_for_by_name() -> None:
+    rows = catalogue(500)
+    assert len({row.key for row in rows}) == len(rows) == len(list_rows())
+    assert "depth" not in [row.key for row in chosen(rows, ())]
+    assert [row.key for row in chosen(rows, ("depth", "claim"))] == ["claim", "depth"]
+    assert chosen(rows, ("all",)) == [*rows]
+
+
+def test_a_row_that_is_not_there_is_refused_with_those_of_similar_names() -> None:
+    with pytest.raises(ConfigError, match=r"no row 'enque'.*enqueue"):
+        chosen(catalogue(), ("enque",))
+
+
+@pytest.mark.parametrize("order", [Order(rounds=0), Order(tasks=1), Order(ensemble=0), Order(depth=0)])
+def test_what_cannot_be_measured_is_refused_before_anything_starts(order: Order) -> None:
+    with pytest.raises(ConfigError, match="at least one round"):
+        carry_out(order, print)
+
+
+def test_ratios_are_those_of_the_same_round(figures: Figures) -> None:
+    """So a round in which everything was slow does not spoil them."""
+    spread = ratio(figures, "fast", "slow")
+    assert spread is not None
+    assert (spread.low, spread.median, spread.high) == pytest.approx((2, 3, 4))
+    rate = of_way(figures, "fast", "rate")
+    assert rate is not None
+    assert (rate.low, rate.median, rate.high) == pytest.approx((10, 50, 100))
+
+
+def test_goals_are_met_missed_or_not_measured(figures: Figures) -> None:
+    assert [verdict.met for verdict in verdicts(figures)] == [True, True, False, None]
+    said = [sentence(verdict) for verdict in verdicts(figures)]
+    assert said[0] == "fast ≥ 2 × slow: 3.00 (2.00–4.00), met"
+    assert said[1] == "fast ≤ 1.2 requests: 1.20 (1.10–1.30), met"
+    assert said[2].endswith("missed")
+    assert said[3] == "absent ≥ 3 × slow: not measured"
+
+
+def test_the_text_has_a_line_for_each_way(figures: Figures) -> None:
+    """What the servers did not say is blank; a way that was skipped says why."""
+    lines = text([figures]).splitlines()
+    assert lines[0] == "race: a race"
+    assert [line.split()[0] for line in lines[2:5]] == ["fast", "slow", "absent"]
+    assert lines[2].split()[1:5] == ["50", "10–100", "1.2", "1.0"]
+    assert "–" in lines[3].split()
+    assert lines[4].endswith("skipped: it is not installed")
+
+
+def test_the_record_has_every_sample(figures: Figures) -> None:
+    (row,) = record([figures], {"rounds": 3})["rows"]
+    assert row["ways"]["fast"]["samples"] == figures.samples["fast"]
+    assert row["ways"]["slow"]["requests"] is None
+    assert row["ways"]["absent"] == {"skipped": "it is not installed"}
+    assert [goal["met"] for goal in row["goals"]] == [True, True, False, None]
+
+
+def test_a_page_keeps_what_its_author_wrote(figures: Figures, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
+    for _ in range(2):
+        write_page(page, markdown([figures], "plots"))
+    written = page.read_text()
+    assert written.startswith("before\n")
+    assert written.endswith("\nafter\n")
+    assert "old" not in written
+    assert written.count("### A race") == 1
+    assert "![a race: tasks per second](plots/race.svg)" in written
+
+
+@pytest.mark.parametrize("content", [None, "nothing", f"{MARKS[1]}\n{MARKS[0]}", f"{MARKS[0]}\n{MARKS[0]}\n{MARKS[1]}"])
+def test_a_page_without_its_marks_is_refused_before_anything_starts(tmp_path: Path, content: str | None) -> None:
+    page = tmp_path / "page.md"
+    if content is not None:
+        page.write_text(content)
+    with pytest.raises(ConfigError, match=r"page\.md"):
+        carry_out(Order(page=page), print)
+    assert content is None or page.read_text() == content
+
+
+def test_system_calls_are_those_of_the_traced_sample(figures: Figures) -> None:
+    """Which is slow, and counts for nothing else."""
+    figures.traced["fast"] = a_sample(60) | {"syscalls": 700.0}
+    spread, rate = of_way(figures, "fast", "syscalls"), of_way(figures, "fast", "rate")
+    assert spread is not None
+    assert rate is not None
+    assert (spread.median, rate.low) == (7, 10)
+    assert of_way(figures, "slow", "syscalls") is None
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_system_calls_of_a_process_are_counted() -> None:
+    """What it calls between the two lines, and neither before nor after."""
+    code = "import os\nfor line in iter(input, 'end'):\n for _ in range(500): os.getppid()\n print('done', flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        for line in ("warm up\n", "go\n"):
+            with counting([process.pid]) as count:
+                process.stdin.write(line)
+                process.stdin.flush()
+                assert process.stdout.readline() == "done\n"
+        process.stdin.write("end\n")
+        process.stdin.close()
+    assert 500 <= count.calls < 600
+
+
+def test_a_profile_counts_the_threads_that_are_started_after_it() -> None:
+    """By where the code is; the profile is one of a process of its own, since it stays on."""
+    code = """
+import json, threading
+from airflow_provider_zkmq.bench.profiling import Profile, shares
+from airflow_provider_zkmq.engine import parse_duration
+profile = Profile()
+before = profile.entries()
+thread = threading.Thread(target=lambda: [parse_duration("1h30m") for _ in range(20_000)])
+thread.start()
+thread.join()
+print(json.dumps(shares(before, profile.entries())))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    parts = json.loads(done.stdout)
+    assert "engine/core/model" in list(parts)[:2]
+    assert sum(parts.values()) == pytest.approx(1)
+
+
+def test_profiles_are_said_in_a_sentence(figures: Figures) -> None:
+    figures.shares["fast"] = {"kazoo": 0.6, "engine/zk": 0.38, "others": 0.02}
+    said = "client CPU of fast: kazoo 60%, engine/zk 38%"
+    assert f"  {said}" in text([figures]).splitlines()
+    assert f"- {said}" in markdown([figures]).splitlines()
+
+
+def test_the_commands_of_the_page_are_understood() -> None:
+    """And each row that they name is there."""
+    text = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    lines = re.findall(r"^(zkmq bench.*?)(?:  +#.*)?$", text, re.MULTILINE)
+    assert len(lines) > 5
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        args = parse(words[: words.index(">")] if ">" in words else words)
+        assert chosen(catalogue(), args.rows)
+
+
+def test_plots_of_the_same_figures_are_the_same_files(figures: Figures, tmp_path: Path) -> None:
+    written = [write_plots([figures], tmp_path / name) for name in ("one", "two")]
+    assert [path.name for path in written[0]] == ["race.png", "race.svg"]
+    assert [path.read_bytes() for path in written[0]] == [path.read_bytes() for path in written[1]]
+    assert "a race" in written[0][1].read_text()
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _name: None)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"pip install 'airflow-provider-zkmq\[spark\]'"):
+        carry_out(Order(plots=tmp_path), print)
+
+
+def test_a_way_that_fails_is_named_with_its_row(tmp_path: Path) -> None:
+    """Its agent says why, and ends with the others."""
+    row = Row("race", "a race", (Way("fast", "no-such-verb"),))
+    with Crews("127.0.0.1:1", "/none", str(tmp_path)) as crews:
+        with pytest.raises(BenchError, match=r"race, fast: KeyError: 'no-such-verb'"):
+            measure([row], crews, Gauge("127.0.0.1:1"), 2, 1, lambda _line: None)
+
+
+def test_an_agent_that_has_ended_is_said_with_its_exit_code(tmp_path: Path) -> None:
+    row = Row("race", "a race", (Way("fast", "f", agent=lambda *_: [sys.executable, "-c", "raise SystemExit(3)"]),))
+    with Crews("127.0.0.1:1", "/none", str(tmp_path)) as crews:
+        with pytest.raises(BenchError, match="exit code 3"):
+            measure([row], crews, Gauge("127.0.0.1:1"), 2, 1, lambda _line: None)
+
+
+def test_servers_that_say_nothing_leave_blanks() -> None:
+    """A figure that was not read is no figure."""
+    nothing = Gauge("127.0.0.1:1").read()
+    assert nothing == Reading(None, None, None)
+    assert Reading(7, 3, 1.5).since(Reading(5, 3, 1.0)) == {"requests": 2, "transactions": 0, "server_cpu": 0.5}
+    assert Reading(7, 3, None).since(nothing) == {}
