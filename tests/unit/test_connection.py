@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
+from types import FrameType
 from typing import Any
 from weakref import ref
 
@@ -19,6 +23,7 @@ from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Watch
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
 from airflow_provider_zkmq.engine.errors import ConfigError
+from airflow_provider_zkmq.engine.zk import outbox
 from airflow_provider_zkmq.engine.zk.fast_client import FastClient
 from airflow_provider_zkmq.engine.zk.frames import Frames
 from airflow_provider_zkmq.engine.zk.looping import _ready
@@ -195,7 +200,7 @@ def test_a_reply_comes_byte_by_byte(session: Session, line: Wire) -> None:
     assert reply.get_nowait()[0] == b"data"
 
 
-@pytest.mark.parametrize("taken", [0, 1, 5, BlockingIOError()])
+@pytest.mark.parametrize("taken", [0, 1, 5, BlockingIOError(), OSError(errno.ENOBUFS, "no buffer space")])
 def test_what_the_socket_does_not_take_is_written_first_by_the_connection(
     session: Session, line: Wire, taken: Any
 ) -> None:
@@ -251,6 +256,81 @@ def test_a_signal_s_handler_may_send_while_its_thread_is_sending(session: Sessio
     ask(session, Exists("/a"))
     flush(session)
     assert line.requests == [(1, 3), (2, 4)]
+
+
+def at_line(number: int, act: Callable[[], object], job: Callable[[], object]) -> bool:
+    """Do something before one of the outbox's lines that a job runs, as a signal does; whether there are so many."""
+    left, former = [number], sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Any:
+        if frame.f_code.co_filename != outbox.__file__ or left[0] < 0:
+            return None
+        if event in {"line", "return"}:
+            left[0] -= 1
+            if left[0] < 0:
+                act()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        job()
+    finally:
+        sys.settrace(former)
+    return left[0] < 0
+
+
+def ask_several(session: Session) -> None:
+    """As a driver does: two that are sent together, and one."""
+    for path in ("/a", "/b"):
+        submit(session, Exists(path), more=True)
+    session.client.flush()
+    ask(session, Exists("/c"))
+
+
+@pytest.mark.parametrize("takes", [1_000, 5, BlockingIOError()])
+@pytest.mark.parametrize("posted", [0, 2])
+def test_wherever_an_interrupt_comes_the_connection_s_thread_is_woken(
+    session: Session, line: Wire, posted: int, takes: Any
+) -> None:
+    """It writes what is left, or drops the connection: nothing waits until somebody sends the next request."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    job = session.client.flush if posted else lambda: ask(session, Exists("/c"))
+    for number in count(2 if posted else 0):  # before its first lines nothing has begun
+        session.client.outbox.close()
+        open_line(session, line)
+        flush(session)
+        line.sent, line.takes = b"", [takes]
+        for _ in range(posted):
+            submit(session, Exists("/a"), more=True)
+        try:
+            if not at_line(number, interrupt, job):
+                return
+        except KeyboardInterrupt:
+            line.takes.clear()
+        dropped = False
+        try:
+            flush(session)
+        except ConnectionDropped:
+            dropped = True
+        assert dropped or len(line.requests) == session.client.unanswered
+
+
+@pytest.mark.parametrize("takes", [1_000, 5, BlockingIOError()])
+def test_wherever_a_signal_s_handler_sends_everything_is_written_once(session: Session, line: Wire, takes: Any) -> None:
+    for number in count():
+        session.client.outbox.close()
+        open_line(session, line)
+        flush(session)
+        line.sent, line.takes = b"", [takes]
+        if not at_line(number, lambda: ask(session, Get("/handler")), lambda: ask_several(session)):
+            break
+        line.takes.clear()
+        flush(session)
+        assert [each for each, _ in line.requests] == [1, 2, 3, 4]
+        assert sorted(kind for _, kind in line.requests) == [3, 3, 3, 4]
 
 
 def test_a_request_that_cannot_be_encoded_is_its_caller_s_error(session: Session, line: Wire) -> None:

@@ -95,13 +95,17 @@ class Outbox:
             raise
 
     def flush(self) -> None:
-        """Send what waits. Raises `OSError` if the bell is gone."""
+        """Send what waits; an interrupt does what it does to `post`. Raises `OSError` if the bell is gone."""
         with self.lock:
-            if self._queued:
-                self._go()
+            try:
+                if self._queued:
+                    self._go()
+            except BaseException:
+                self._ring()
+                raise
 
     def _go(self) -> None:
-        if self._socket is None or self._writing or self._sending or self._rest:
+        if self._socket is None or self._writing or self._sending:
             self._wake()
         else:
             self._send()
@@ -114,8 +118,9 @@ class Outbox:
 
     def _send(self) -> None:
         self._sending = True  # for good, where an interrupt comes in between
-        frames = self._taken()
-        self._rest = frames[self._write(frames) :]
+        if not self._rest:  # asked only now: a signal's handler may have written until here
+            frames = self._taken()
+            self._rest = frames[self._write(frames) :]
         self._sending = False
         if self._rest or self._queued:
             self._wake()
@@ -123,10 +128,8 @@ class Outbox:
     def _write(self, frames: bytes) -> int:
         try:
             return int(self._socket.send(frames))
-        except BlockingIOError:
-            return 0
         except OSError:
-            return len(frames)  # the connection's thread meets it, too, and fails what is pending
+            return 0  # the socket is full; or the connection's thread meets the same, and fails what is pending
 
     def _taken(self, *first: bytes) -> bytes:
         """What is written next; it counts as sent from now on."""
