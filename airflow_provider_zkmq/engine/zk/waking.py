@@ -27,8 +27,8 @@ class Line:
     def soon(self, call: Callable[[], object]) -> None:
         """On the loop: have `call` called once what is ready to run now has run. It is the same each time."""
         if not self._planned:
-            self._planned = True
             asyncio.get_running_loop().call_soon(self._run, call)
+            self._planned = True  # after it: an interrupt in between costs a call too many, not all that follow
 
     def _run(self, call: Callable[[], object]) -> None:
         self._planned = False
