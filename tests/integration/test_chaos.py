@@ -247,17 +247,17 @@ def test_a_session_that_ends_during_a_claim_costs_no_walk(
     ]
     claimed = _claimed(q)
     module = strict_order if order == "fifo" else default_order
-    take, ended = module.take, [False]
+    take_all, ended = module.take_all, [False]
 
-    def late(*args: Any) -> Any:
+    def late(*args: Any, **rest: Any) -> Any:
         if not ended[0]:
             ended[0] = True
             old = zk.session_id
             end_session(zk)
             eventually(lambda: zk.session_id not in (0, old) and zk._session.connected.is_set())
-        return take(*args)
+        return take_all(*args, **rest)
 
-    monkeypatch.setattr(module, "take", late)
+    monkeypatch.setattr(module, "take_all", late)
     claims: list[Claim | None] = []
     cost = spent(zk, lambda: claims.append(q.claim()))
     assert sum(cost.values()) < 60

@@ -8,7 +8,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from tests.simulation.ended import Book
@@ -42,6 +42,7 @@ class History:
         self.records: dict[Key, TaskState] = {}
         self.places: dict[Key, set[str]] = {}
         self.claims: dict[Key, int] = {}
+        self.picky: set[str] = set()
         self.tokens: set[tuple[Key, int]] = set()
         self.ended: dict[tuple[Key, int], State] = {}
         self.ended_by: dict[tuple[Key, int], Call] = {}
@@ -56,10 +57,31 @@ class History:
         self.letters: dict[str, int] = {}
         self.members: dict[Key, int] = {}
         world.zk.committed = self.on_commit
+        world.sends = self.on_send
 
     def fail(self, oracle: str, detail: str) -> None:
         """An oracle does not hold."""
         raise Violation(oracle, detail)
+
+    # --- each request
+
+    def on_send(self, client: Client, op: Any) -> None:
+        """Remember which claims are not of the first task that there is: their callers ask for some tasks only."""
+        claims = [one.path for one in op.ops if isinstance(one, Create)] if isinstance(op, Multi) else ()
+        claimed = {path.removesuffix("/claim") for path in claims if path.endswith("/claim")}
+        if not claimed or self._all_want_everything(client):
+            return
+        for one in op.ops:
+            task = one.path.removesuffix("/state")
+            if isinstance(one, SetData) and task in claimed:
+                self.picky.add(TaskState.decode(task, one.data).nonce)
+
+    @staticmethod
+    def _all_want_everything(client: Client) -> bool:
+        """Whether the calls of a client that claim, which may go together, take whatever is first."""
+        calls = [fiber.call for fiber in client.world.fibers if fiber.client is client]
+        claiming = [call for call in calls if call is not None and call.verb in CLAIMING]
+        return all(call.about.get("selector") == "everything" for call in claiming)
 
     # --- each transaction
 
@@ -216,7 +238,7 @@ class History:
     def _judge_order(self, key: Key, claimed: TaskState) -> None:
         """Nothing that was never handed out, and committed before, is passed by."""
         leader, paths = self.world.zk.leader, self.paths_of.context(key[0]).paths
-        if any(call.about.get("selector") != "everything" for call in self._claiming()):
+        if claimed.nonce in self.picky:
             return
         for other, state in self.records.items():
             if (
@@ -231,12 +253,6 @@ class History:
                 continue  # the same transaction claims it, too
             if not node.data and state.attempt == 0 and not state.history and node.czxid < (claimed.rank or 0):
                 self.fail("strict order", f"{other[1]} ({node.czxid}) was passed by {key[1]} ({claimed.rank})")
-
-    def _claiming(self) -> list[Call]:
-        """The calls of which one has claimed: those of one client may go together."""
-        client = None if self.world.executing is None else self.world.executing.client
-        calls = [fiber.call for fiber in self.world.fibers if fiber.client is client]
-        return [call for call in calls if call is not None and call.verb in CLAIMING]
 
     def _judge_end(self, key: Key, before: TaskState, after: TaskState, call: Call | None, token: int | None) -> None:
         claimed = call.about.get("held") if call is not None and call.verb in SETTLING else None

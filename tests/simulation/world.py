@@ -51,6 +51,7 @@ class World:
         self.late: list[tuple[float, int, Any]] = []
         self.quiet = False
         self.returned: Callable[[Fiber, Call], None] = lambda _fiber, _call: None
+        self.sends: Callable[[Client, Any], None] = lambda _client, _op: None
         self.change_points: set[int] = set()
         self.scheduler = "random"
         self.lag = 0.0
@@ -260,6 +261,7 @@ class World:
                 fiber.state, fiber.replies, fiber.missing = "sent", [None] * len(ops), len(ops)
                 deadline = self.now + self.request_timeout
                 for at, each in enumerate(ops):
+                    self.sends(client, each)
                     client.outbox.append(Request(each, fiber, at, deadline, self.now))
 
     def _exchange(self, fiber: Fiber) -> None:
