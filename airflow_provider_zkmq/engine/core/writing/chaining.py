@@ -1,81 +1,142 @@
-"""A settlement and the claim that follows it, in one transaction: the settlement waits until the claim is to be sent.
+"""Settlements that go together, and with the claim that follows them, in one transaction.
 
-Two procedures are carried out side by side, each as if it was alone: each has its own transaction, resolves its own
-lost reply and explains its own refusal. Only what is sent first is one request for both. Where that is refused, both
-parts are sent singly; where its reply is lost, the transaction of either part, sent once more, tells what happened to
-it, as the merged one and its parts exclude each other.
+Several procedures are carried out side by side, each as if it was alone: each has its own transaction, resolves its own
+lost reply and explains its own refusal. Only what is sent first is one request for all of them. A refusal is that of
+one part, at which the server stopped: that part hears of it, nothing else was carried out, and what is left is sent
+again together. Where the reply is lost, the transaction of a part, sent once more, tells what happened to it, as the
+merged one and its parts exclude each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Op, Pipeline, Procedure
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Multi, Outcome, request_size
+from airflow_provider_zkmq.engine.core.protocol.ops import Op, Procedure
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from airflow_provider_zkmq.engine.core.writing.combining import send
+from airflow_provider_zkmq.engine.core.writing.fitting import Fitting, joined
 
 
 @dataclass(slots=True, eq=False)
-class Chain:
-    """A settlement that is due: it goes with the first transaction that is sent for it, or by itself (`finish`).
+class Settling:
+    """A settlement that is due: it goes with the first transaction that is sent for it, or with those beside it.
 
     ``record``: the znode that tells its transaction from what else it may have to write before.
     """
 
-    settlement: Procedure[Any]
+    procedure: Procedure[Any]
     record: str
+    held: Multi | None = None
+    """Its transaction, which is to be sent next."""
     over: bool = False
+    value: Any = None
+    """What it returned."""
     error: Exception | None = None
     """Why it was not carried out, or that it is not known."""
 
-    def finish(self) -> Procedure[None]:
-        """Carry out by itself what has not been carried out yet. Raises nothing: see ``error``."""
-        if not self.over:
-            yield from self._go_on(lambda: next(self.settlement))
+    def hold(self) -> Procedure[None]:
+        """Carry it on to where its transaction is to be sent."""
+        if not (self.over or self.held):
+            yield from self._go_on(lambda: next(self.procedure), hold=True)
 
-    def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
-        """Send a transaction, with the settlement if that is due still; how it ended, as if it had been sent alone."""
-        before, mine = (yield from self._due()), make()
-        if before is None:
-            return (yield from send(context, make))
-        if request_size((*before.ops, *mine.ops)) > MAX_REQUEST:
-            yield from self._go_on((yield from self._answered(before)))
-            return (yield from send(context, make))
-        try:
-            _, outcome = yield from send(context, lambda: Multi((*before.ops, *mine.ops)))
-            outcomes = [outcome, outcome] if outcome.failed is None else (yield Pipeline((before, mine)))
-        except Exception as error:
-            yield from self._go_on(partial(self.settlement.throw, error))
-            raise
-        yield from self._go_on(partial(self.settlement.send, outcomes[0]))
-        return mine, outcomes[1]
+    def answered(self, outcome: Outcome) -> Procedure[None]:
+        """Its transaction was sent. One that was refused may have another one to be sent, again beside the others'."""
+        refused = not (outcome.committed or outcome.unknown)
+        self.held = None
+        yield from self._go_on(partial(self.procedure.send, outcome), hold=refused)
 
-    def _due(self) -> Procedure[Multi | None]:
-        """Its transaction, which is to be sent now; None: it is over already."""
-        if self.over:
-            return None
-        return (yield from self._go_on(lambda: next(self.settlement), hold=True))
+    def failed(self, error: Exception) -> Procedure[None]:
+        """Its transaction could not be sent, or what became of it cannot be told."""
+        self.held = None
+        yield from self._go_on(partial(self.procedure.throw, error))
 
-    def _go_on(self, advance: Callable[[], Op], *, hold: bool = False) -> Procedure[Multi | None]:
-        """Carry the settlement on, to its end, or `hold` its transaction back."""
+    def _go_on(self, advance: Callable[[], Op], *, hold: bool = False) -> Procedure[None]:
+        """Carry it on, to its end, or `hold` its transaction back."""
         try:
             while True:
                 op = advance()
                 if hold and isinstance(op, Multi) and any(each.path == self.record for each in op.ops):
-                    return op
-                advance = yield from self._answered(op)
-        except StopIteration:
-            self.over = True
-        except Exception as error:  # noqa: BLE001  whose settlement it is hears of it, once the claim is over, too
+                    self.held = op
+                    return
+                advance = yield from self._result_of(op)
+        except StopIteration as stop:
+            self.over, self.value = True, stop.value
+        except Exception as error:  # noqa: BLE001  whose settlement it is hears of it, once all of them are over
             self.over, self.error = True, error
-        return None
 
-    def _answered(self, op: Op) -> Procedure[Callable[[], Op]]:
+    def _result_of(self, op: Op) -> Procedure[Callable[[], Op]]:
         try:
-            return partial(self.settlement.send, (yield op))
+            return partial(self.procedure.send, (yield op))
         except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
-            return partial(self.settlement.throw, error)
+            return partial(self.procedure.throw, error)
+
+
+@dataclass(slots=True, eq=False)
+class Chain:
+    """Settlements that are due; a claim may go with them (`send`), or they go by themselves (`finish`)."""
+
+    settlings: Sequence[Settling]
+
+    def finish(self, context: Context) -> Procedure[None]:
+        """Carry out by themselves what has not been carried out yet. Raises nothing: see ``Settling.error``."""
+        while not all(each.over for each in self.settlings):
+            parts = yield from self._next(None)
+            if parts:
+                try:
+                    yield from self._exchange(context, parts, None)
+                except Exception:  # noqa: BLE001, S112  each of them has heard of it
+                    continue
+
+    def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+        """Send a transaction, with what is due still; how it ended, as if it had been sent alone."""
+        while True:
+            mine = make()
+            parts = yield from self._next(mine)
+            if not parts:
+                return (yield from send(context, make))
+            outcome = yield from self._exchange(context, parts, mine)
+            if outcome is not None:
+                return mine, outcome
+
+    def close(self) -> None:
+        """Nobody goes on with them."""
+        for each in self.settlings:
+            each.procedure.close()
+
+    def _next(self, mine: Multi | None) -> Procedure[list[Settling]]:
+        """What is sent next, with `mine` if that is given: as much of it as goes together."""
+        for each in self.settlings:
+            yield from each.hold()
+        fitting = Fitting([] if mine is None else [mine])
+        return [each for each in self.settlings if each.held is not None and fitting.takes(each.held)]
+
+    def _exchange(self, context: Context, parts: Sequence[Settling], mine: Multi | None) -> Procedure[Outcome | None]:
+        """Send them in one transaction; what became of `mine`. None: it was not carried out, because of another one."""
+        multis = [each.held for each in parts if each.held is not None]
+        together = joined([*multis, *([] if mine is None else [mine])])
+        try:
+            _, outcome = yield from send(context, lambda: together)
+        except Exception as error:
+            for each in parts:
+                yield from each.failed(error)
+            raise
+        at = 0
+        for each, multi in zip(parts, multis, strict=True):
+            share = _share(outcome, at, len(multi.ops))
+            at += len(multi.ops)
+            if share is not None:
+                yield from each.answered(share)
+        return None if mine is None else _share(outcome, at, len(mine.ops))
+
+
+def _share(outcome: Outcome, first: int, count: int) -> Outcome | None:
+    """What a transaction's outcome is for some of its operations; None: others were refused, and it with them."""
+    if outcome.failed is None:
+        return outcome
+    if first <= outcome.failed < first + count:
+        return replace(outcome, failed=outcome.failed - first)
+    return None

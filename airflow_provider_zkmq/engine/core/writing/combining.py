@@ -9,13 +9,14 @@ each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.line import Line, Part
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Check, Multi, Outcome, request_size
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
+from airflow_provider_zkmq.engine.core.writing.fitting import Fitting, joined
 from airflow_provider_zkmq.engine.errors import TransportError, Unavailable, ZkmqError
 
 #: So many transactions go together at the most.
@@ -127,32 +128,19 @@ def _tell(part: Part) -> None:
 
 
 def _together(parts: Sequence[Part]) -> Multi:
-    return parts[0].multi if len(parts) == 1 else Multi(tuple(op for part in parts for op in part.multi.ops))
+    return joined([part.multi for part in parts])
 
 
 def _join(line: Line, parts: list[Part]) -> None:
-    """Add what goes with the first: no two may change what another one touches, or one would refuse the other."""
+    """Add what goes with the first; what does not waits for a later one."""
     if not line.waiting:
         return
-    room = MAX_REQUEST - request_size(parts[0].multi.ops)
-    changed, checked = _paths(parts)
+    fitting = Fitting([parts[0].multi])
     for part in list(line.waiting):
-        part.multi = part.make()
-        size, (changes, checks) = request_size(part.multi.ops), _paths([part])
-        if len(parts) >= MOST or size > room:
+        if len(parts) >= MOST or fitting.full:
             break
-        if changes & (changed | checked) or checks & changed:
-            continue
-        line.waiting.remove(part)
-        parts.append(part)
-        line.carried += 1
-        changed |= changes
-        checked |= checks
-        room -= size
-
-
-def _paths(parts: Iterable[Part]) -> tuple[set[str], set[str]]:
-    """What transactions change, and what they only check."""
-    ops = [op for part in parts for op in part.multi.ops]
-    changed = {op.path for op in ops if not isinstance(op, Check)}
-    return changed, {op.path for op in ops if isinstance(op, Check)}
+        part.multi = part.make()
+        if fitting.takes(part.multi):
+            line.waiting.remove(part)
+            parts.append(part)
+            line.carried += 1
