@@ -28,9 +28,10 @@ from airflow_provider_zkmq.engine import (
     ZkmqError,
 )
 from airflow_provider_zkmq.engine.core.protocol.ops import Wait
+from airflow_provider_zkmq.engine.core.tasks import outcome
 from airflow_provider_zkmq.engine.core.upkeep import keeper
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
-from airflow_provider_zkmq.engine.fronts import upkeep, verbs
+from airflow_provider_zkmq.engine.fronts import upkeep
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.integration.gate import Gate
 from tests.support import eventually
@@ -728,7 +729,7 @@ def _stumbling(settle: Any, failed: list[str]) -> Any:
 def test_what_cannot_be_settled_is_tried_again(q: Queue, monkeypatch: pytest.MonkeyPatch, *, stops: bool) -> None:
     """Later, or as the worker is stopped; meanwhile its thread handles other tasks, and it is not handled twice."""
     failed: list[str] = []
-    monkeypatch.setattr(verbs, "settle_outcome", _stumbling(verbs.settle_outcome, failed))
+    monkeypatch.setattr(outcome, "settle_outcome", _stumbling(outcome.settle_outcome, failed))
     q.enqueue(b"x", task_id="bad")
     q.enqueue(b"x", task_id="good")
     it = q.worker(lambda _task: "done")
@@ -746,7 +747,7 @@ async def test_what_a_coroutine_s_worker_cannot_settle_is_tried_again(
 ) -> None:
     """The same of the asynchronous worker."""
     failed: list[str] = []
-    monkeypatch.setattr(verbs, "settle_outcome", _stumbling(verbs.settle_outcome, failed))
+    monkeypatch.setattr(outcome, "settle_outcome", _stumbling(outcome.settle_outcome, failed))
     q.enqueue(b"x", task_id="bad")
     q.enqueue(b"x", task_id="good")
 

@@ -39,17 +39,18 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         try:
             await self.queue.check_wanted(**self._options.choice)
         except QueueNotFound as error:
-            self._tell_of_absence(error)
+            self._tell_of_absence(error, 0)
 
     async def _claim(self, *, idle: bool) -> AsyncDelivery | None:
         """Claim, where handlers are fast more than one; None: there was nothing, or no queue, and it was waited for."""
+        since = self._absence.ended
         self._come.clear()
         try:
             with self._ahead.asking(idle=idle):
                 asked = self._ask(self._ahead.room, self._patience(idle=idle))
                 claims = await self._claim_unless_stopped(asked)
         except QueueNotFound as error:
-            await self._await_queue(error)
+            await self._await_queue(error, since)
             return None
         deliveries = [self._add(claim) for claim in claims]
         self._ahead.put(deliveries[1:])
@@ -64,9 +65,9 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         claim = await self.queue.claim(**choice, lease=lease, timeout=patience)
         return [] if claim is None else [claim]
 
-    async def _await_queue(self, error: QueueNotFound) -> None:
+    async def _await_queue(self, error: QueueNotFound, since: int) -> None:
         """Wait for the queue to come, or the worker to be stopped."""
-        self._tell_of_absence(error)
+        self._tell_of_absence(error, since)
         coming = asyncio.create_task(self.queue.exists(None))
         try:
             if await self._unless_stopped(coming):
@@ -76,10 +77,11 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
 
     async def _size(self) -> int:
         """How many tasks are pending, once there is a queue. Raises `QueueNotFound` where none came before the end."""
+        since = self._absence.ended
         try:
             return (await self.queue.counts())["inserted"]
         except QueueNotFound as error:
-            await self._await_queue(error)
+            await self._await_queue(error, since)
         return (await self.queue.counts())["inserted"]
 
     async def _claim_unless_stopped(self, asked: Coroutine[Any, Any, Sequence[AsyncClaim]]) -> Sequence[AsyncClaim]:

@@ -34,15 +34,16 @@ class Asking(Working[Claim, Transaction]):
         try:
             self.queue.check_wanted(**self._options.choice)
         except QueueNotFound as error:
-            self._tell_of_absence(error)
+            self._tell_of_absence(error, 0)
 
     def _claim(self, *, idle: bool) -> Delivery[Claim, Transaction] | None:
         """Claim, where handlers are fast more than one; None: there was nothing, or no queue, and it was waited for."""
+        since = self._absence.ended
         try:
             with self._ahead.asking(idle=idle):
                 claims = self._ask(self._ahead.room, self._patience(idle=idle))
         except QueueNotFound as error:
-            self._await_queue(error)
+            self._await_queue(error, since)
             return None
         deliveries = [self._add(claim) for claim in claims]
         self._ahead.put(deliveries[1:])
@@ -64,16 +65,17 @@ class Asking(Working[Claim, Transaction]):
         self._heart.quicken()  # one more to extend
         return delivery
 
-    def _await_queue(self, error: QueueNotFound) -> None:
+    def _await_queue(self, error: QueueNotFound, since: int) -> None:
         """Wait for the queue to come, or the worker to be stopped."""
-        self._tell_of_absence(error)
+        self._tell_of_absence(error, since)
         if self.queue.exists(None, stopping=self._stopping.is_set):
             self._absence.end()
 
     def _size(self) -> int:
         """How many tasks are pending, once there is a queue. Raises `QueueNotFound` where none came before the end."""
+        since = self._absence.ended
         try:
             return self.queue.counts()["inserted"]
         except QueueNotFound as error:
-            self._await_queue(error)
+            self._await_queue(error, since)
         return self.queue.counts()["inserted"]

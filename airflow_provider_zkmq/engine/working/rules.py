@@ -57,11 +57,14 @@ class Working(Generic[C, U]):
         """How many deliveries ended otherwise."""
         return self._tally.failed
 
-    def _tell_of_absence(self, error: QueueNotFound) -> None:
-        """The queue is not there: it is told of once, and waited for. Raises `error` where nothing is waited for."""
+    def _tell_of_absence(self, error: QueueNotFound, since: int) -> None:
+        """The queue is not there: it is told of once, and waited for. Raises `error` where nothing is waited for.
+
+        `since`: see `Absence.tell`.
+        """
         if self._until_empty:
             raise error
-        self._absence.tell(error)
+        self._absence.tell(error, since)
 
     def _patience(self, *, idle: bool) -> float:
         """Seconds to wait for a task: to the end, unless the worker ends with the last one.
