@@ -182,25 +182,32 @@ def looper(client: Client, rand: random.Random, rounds: int) -> Program:
         most, timeout = rand.choice([1, 1, 3]), rand.choice([0.0, 2.0, 20.0])
         asked = claiming(client, lease=lease, selector=selector, timeout=timeout)
         wanted = asked.about["wanted"] = replace(asked.about["wanted"], ahead=most > 1)
-        loop = Loop(client.context(), partial(just, wanted), most, timeout, lambda: False)
+        loop, mine = Loop(client.context(), partial(just, wanted), most, timeout, lambda: False), set[tuple[str, int]]()
         for _ in range(rand.choice([1, 6, 12])):
             before = loop.hand
             about = asked.about | {"loop": loop, "former": before}
             call = yield Call("next", go_on(loop, Caller()), about, timeout)
             assert call is not None
-            if before is not None and loop.hand is None:
-                client.hands.pop((before.task_id, before.token), None)
-            for claimed in loop.ready:
-                client.hands[claimed.task_id, claimed.token] = claimed
+            hold(client, loop, mine)
             if call.ok and not call.value:
                 break
             if call.ok:
                 yield from body(client, loop, rand)
             elif isinstance(call.error, TransportError):
                 yield Pause(0.3)
-        for claimed in filter(None, (loop.hand, *loop.ready)):
-            client.hands.pop((claimed.task_id, claimed.token), None)
         loop.leave()
+        hold(client, loop, mine)
+
+
+def hold(client: Client, loop: Loop, mine: set[tuple[str, int]]) -> None:
+    """What a loop has is in its client's hands: what its body has, what waits for it, and what is to be completed."""
+    has = {(claimed.task_id, claimed.token): claimed for claimed in (*loop.ready, *filter(None, (loop.hand,)))}
+    has |= {key: leaving.claimed for key, leaving in loop.handled.items()}
+    for key in mine.difference(has):
+        client.hands.pop(key, None)
+    mine.clear()
+    mine.update(has)
+    client.hands.update(has)
 
 
 def just(wanted: Any) -> Generator[Any, Any, Any]:
@@ -212,7 +219,7 @@ def just(wanted: Any) -> Generator[Any, Any, Any]:
 def body(client: Client, loop: Loop, rand: random.Random) -> Program:
     """Handle what a loop hands out; most often the loop is to settle it."""
     claimed = loop.ready[0]
-    loop.result, loop.hand, loop.back, loop.ready = b"r", claimed, False, loop.ready[1:]
+    loop.result, loop.hand, loop.ready = b"r", claimed, loop.ready[1:]
     client.begun.add((claimed.task_id, claimed.token))
     yield Pause(rand.choice([0, 0, 0, 0, 0.01, 1.0, 7.0]))
     if rand.random() < 0.2:

@@ -94,18 +94,21 @@ class Oracles(History):
     def told_next(self, call: Call) -> None:
         """A loop hands out each claim once; what its step says of the claim before is so."""
         loop, former = call.about["loop"], call.about["former"]
+        if call.ok and not call.value and loop.handled:
+            self.fail("a loop ends when all is settled", str(list(loop.handled)))
         for claimed in loop.ready:
             if claimed not in self.in_loops:
                 self._handed_out(call, claimed)
                 self.in_loops.append(claimed)
-        if former is None:
+        key = None if former is None else (call.about["queue"], former.task_id)
+        if former is None or (former.task_id, former.token) in loop.handled:
             return
-        key = (call.about["queue"], former.task_id)
         if call.ok and not former.lost:
             self.fail("no success is told that did not happen", f"{former.task_id} is in hand after its loop went on")
         if call.ok and former.nonces.keys() == {"complete"} and (key, former.token) not in self.ended:
             self.fail("no success is told that did not happen", f"a step after {former.task_id}")
-        if isinstance(call.error, ClaimLost) and self.claims.get(key) == former.token:
+        about_it = isinstance(call.error, ClaimLost) and former.task_id in str(call.error)
+        if about_it and self.claims.get(key) == former.token:
             self.fail("a claim is lost only when it is", f"a step after {former.task_id}: {call.error}")
 
     def told_begin(self, call: Call) -> None:
@@ -247,6 +250,7 @@ class Oracles(History):
                 tables = {
                     "handovers": context.claims.handovers,
                     "owed": context.claims.owed,
+                    "leaving": context.claims.leaving,
                     "trying": context.claims.trying,
                     "joining": context.registration.joining,
                     "batches to be ended": context.debts.batches,

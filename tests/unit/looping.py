@@ -19,7 +19,7 @@ def loop_of(client: Client, **options: Any) -> Loop:
 def handed_out(loop: Loop) -> Claimed:
     """The next one, for the body."""
     loop.result = None
-    loop.hand, loop.back, loop.ready = loop.ready[0], False, loop.ready[1:]
+    loop.hand, loop.ready = loop.ready[0], loop.ready[1:]
     return loop.hand
 
 

@@ -12,7 +12,8 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Wait, Within
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
-from airflow_provider_zkmq.engine.core.tasks import configure, giveback, settle
+from airflow_provider_zkmq.engine.core.tasks import configure, departing, giveback, settle
+from airflow_provider_zkmq.engine.core.upkeep import debts
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, OutcomeUnknown, TaskTooLarge, Unavailable
 from tests.stepping import Stepper
 from tests.unit.looping import filled, following, handed_out, loop_of, rest
@@ -112,7 +113,7 @@ def test_what_others_do_costs_no_task(prefetch: int) -> None:
     assert following(client, loop) is not None
     if prefetch == 1:
         other.cancel("b")
-        assert other.work() == ["c", "d", "e"]
+        assert sorted(other.work()) == ["c", "d", "e"]
     assert rest(client, loop) == ([] if prefetch == 1 else list("bcde"))
     states = client.check()
     assert [states[name].state for name in "acde"] == [State.FINISHED] * 4
@@ -120,18 +121,76 @@ def test_what_others_do_costs_no_task(prefetch: int) -> None:
 
 
 @GROUPS
-def test_a_lost_claim_is_told_by_the_next_step(prefetch: int) -> None:
-    """What it claimed meanwhile is not lost: the loop goes on."""
+def test_a_lost_claim_is_told_by_the_step_that_finds_out(prefetch: int) -> None:
+    """The next one, or that after the group; what it claimed meanwhile is not lost: the loop goes on."""
     client = filled()
     loop = loop_of(client, prefetch=prefetch)
     assert following(client, loop) is not None
     Client(client.zk, "other").cancel("a")
+    ids = [claimed.task_id for _ in range(min(prefetch, 5) - 1) if (claimed := following(client, loop)) is not None]
     with pytest.raises(ClaimLost):
         following(client, loop)
-    assert rest(client, loop) == ["b", "c", "d", "e"]
+    assert ids == list("bcde")[: prefetch - 1]
+    assert [*ids, *rest(client, loop)] == ["b", "c", "d", "e"]
     states = client.check()
     assert states.pop("a").state is State.CANCELLED
     assert all(state.state is State.FINISHED and state.attempt == 1 for state in states.values())
+
+
+def test_a_group_is_completed_with_the_claim_of_the_next_one() -> None:
+    """In one transaction, which is one request; what begins in between is one small write each."""
+    client = filled(names="abcdefgh")
+    loop, counts = loop_of(client, prefetch=4), Counter[str]()
+    for _ in range(4):
+        assert following(client, loop) is not None
+    assert [client.state(name).state for name in "abcd"] == [State.CLAIMED] * 4
+    assert following(client, loop, counting(counts)) is not None
+    assert [client.state(name).state for name in "abcdefgh"] == [State.FINISHED] * 4 + [State.CLAIMED] * 4
+    assert counts == {"Multi": 1}
+    assert rest(client, loop) == ["f", "g", "h"]
+    all_finished(client, "abcdefgh")
+
+
+def test_what_was_handled_waits_for_no_slow_body() -> None:
+    """It is completed in the background, though its loop does not come back; once."""
+    client = filled()
+    loop = loop_of(client, prefetch=3)
+    for _ in range(2):
+        assert following(client, loop) is not None
+    assert debts.in_debt(client.context)
+    assert client.state("a").state is State.CLAIMED
+    client.do(debts.pay_debts(client.context))
+    assert client.state("a").state is State.CLAIMED  # it may still go with others
+    client.now += departing.TOGETHER_SECONDS
+    client.do(debts.pay_debts(client.context))
+    assert client.state("a").state is State.FINISHED
+    assert not debts.in_debt(client.context)
+    assert rest(client, loop) == ["c", "d", "e"]
+    all_finished(client)
+
+
+def test_a_settlement_that_another_call_has_is_waited_for_at_the_end() -> None:
+    """The loop does not end before it is known; where that call is cut off, the loop settles it."""
+    for cut in (False, True):
+        client = filled(names="a")
+        loop = loop_of(client)
+        assert following(client, loop) is not None
+        step = Stepper(client.zk, client.session, go_on(loop, Caller()))
+        step.until(Multi)
+        other = Stepper(client.zk, client.session, departing.settle_leaving(client.context))
+        assert other.over
+        step.cut()
+        paying = Stepper(client.zk, client.session, departing.settle_leaving(client.context))
+        paying.until(Multi)
+        ending = Stepper(client.zk, client.session, go_on(loop, Caller()))
+        ending.until(Wait)
+        if cut:
+            paying.cut()
+        else:
+            paying.finish()
+        ending.answer(reply=True)
+        assert ending.finish() is False
+        all_finished(client, "a")
 
 
 @pytest.mark.parametrize("asks", ["the loop", "the body"])
@@ -251,11 +310,11 @@ def test_a_loop_cut_off_anywhere_loses_nothing(order: str, prefetch: int, *, arr
             more = stepper.result
             if more:
                 ids.append(handed_out(loop).task_id)
-                loop.back = False
         else:
             break
-        back = loop.back
+        back = loop.hand is None
         loop.leave()
+        client.do(departing.settle_leaving(client.context))
         client.do(giveback.give_back(client.context))
         handled = ids if back or not ids else ids[:-1]
         states = client.check()

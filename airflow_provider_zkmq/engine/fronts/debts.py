@@ -7,7 +7,7 @@ import threading
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts
+from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts, until_due
 from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import run
@@ -33,7 +33,7 @@ def _pay(session: Session, context: Context) -> None:
             with contextlib.suppress(TransportError):
                 run(session, pay_debts(context))
             if _goes_on(session, context):
-                session.changed.wait(seen, LOOK_SECONDS)
+                session.changed.wait(seen, until_due(context, LOOK_SECONDS))
     except Exception as error:  # noqa: BLE001  whatever was met: the next debt is to be paid
         context.debts.paying = False
         what = "what calls on queue %r left is put right before its next claim: %s"

@@ -61,7 +61,7 @@ class LoopOf(Generic[C]):
         loop = self._loop
         claim = self._receive(loop.context, loop.ready[0])
         self._claim = claim
-        loop.hand, loop.back, loop.ready = loop.ready[0], False, loop.ready[1:]
+        loop.hand, loop.ready = loop.ready[0], loop.ready[1:]
         return claim
 
     def _leave(self) -> None:

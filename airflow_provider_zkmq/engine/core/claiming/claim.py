@@ -7,7 +7,7 @@ from itertools import groupby
 
 from airflow_provider_zkmq.engine.core.claiming import default_order, strict_order
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes
-from airflow_provider_zkmq.engine.core.claiming.take import CallerLeft, Series, Taker, Unregistered, Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import CallerLeft, Look, Series, Taker, Unregistered, Wanted
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -16,9 +16,11 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait, With
 from airflow_provider_zkmq.engine.core.protocol.seats import Seat
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.watched import listing
+from airflow_provider_zkmq.engine.core.tasks.departing import Departure
 from airflow_provider_zkmq.engine.core.upkeep.consumers import register
 from airflow_provider_zkmq.engine.core.upkeep.crowd import take_turns
 from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
+from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
 
 
 def claim(
@@ -48,8 +50,8 @@ def claim_many(
 ) -> Procedure[list[Claimed]]:
     """The first `most` tasks that fit, or as many as there are, in order; `claim` says what the rest means.
 
-    They are on their way together: `deliver`, called with any of them, delivers all of them. `series`: they follow
-    others, one of which may still have to be settled.
+    They are on their way together: `deliver`, called with any of them, delivers all of them. What this client has
+    handled, and not settled yet, goes with them. `series`: they follow others.
     """
     mine = caller or Caller()
     try:
@@ -76,54 +78,57 @@ def _claim(
     deadline = context.run.monotonic() + timeout
     if timeout > 0 and series is None:  # a series also settles, for which it has as long as any other call
         yield Within(timeout)
-    seat = Seat(wanted.kind)
+    seat, departure = Seat(wanted.kind), Departure(context)
     try:
         while not stopping():
             seen = context.signal.count
-            agenda, claims = context.agenda(), list[Claimed]()
+            agenda, taken = context.agenda(), list[Claimed]()
+            look = Look(wanted, caller, departure, most, taken, series)
             try:
-                yield from claim_now(context, wanted, caller, agenda, most, claims, series)
+                yield from _look(context, look, agenda)
             except Unregistered:
-                if claims:
-                    return claims
-                continue
+                if not taken:
+                    continue
             except CallerLeft:
                 if context.claims.handovers:
                     context.run.pay()
                 return []
-            if series is not None and not claims:
-                yield from series.settle()
             left = deadline - context.run.monotonic()
-            if claims or (left <= 0 and not agenda.more):
-                return claims
+            if taken or (left <= 0 and not agenda.more):
+                return taken
             woken = yield Wait(context.signal, seen, agenda.left(left), seat=seat)
             if woken and not stopping():
                 yield from take_turns(context, deadline - context.run.monotonic())
         return []
     finally:
+        departure.close()
         if seat.kept:  # woken for all of its kind, perhaps: however it ends, another one looks after it
             context.signal.pass_on(seat.kind)
 
 
-def claim_now(
-    context: Context,
-    wanted: Wanted,
-    caller: Caller,
-    agenda: Agenda,
-    most: int,
-    claims: list[Claimed],
-    series: Series | None = None,
-) -> Procedure[None]:
-    """One look at the queue, without waiting: what is claimed is added to `claims`, at most so many.
+def _look(context: Context, look: Look, agenda: Agenda) -> Procedure[None]:
+    """One look; what could not go with a claim is settled by itself, also where nothing can be claimed."""
+    try:
+        yield from claim_now(context, look, agenda)
+    except (TransportError, CallerLeft):
+        raise
+    except (ZkmqError, Unregistered):
+        yield from look.departure.finish()
+        raise
+    yield from look.departure.finish()
+
+
+def claim_now(context: Context, look: Look, agenda: Agenda) -> Procedure[None]:
+    """One look at the queue, without waiting: what is claimed is added to ``look.taken``.
 
     `agenda` tells when to look again. Raises `Unregistered`, `CallerLeft`; what was claimed before stands.
     """
     conf = yield from read_conf(context)
-    consumer = yield from register(context, str(wanted.selector))
+    consumer = yield from register(context, str(look.wanted.selector))
     yield from tend(context, agenda)
     if conf.paused:
         return
-    taker = Taker(conf, wanted, consumer, caller, most, claims, series)
+    taker = Taker(conf, consumer, look)
     if conf.order == "fifo":
         yield from strict_order.claim_in_order(context, taker, agenda)
         return

@@ -1,25 +1,29 @@
-"""A loop over claims: what its body did not settle is completed when it comes back, with the claim of the next one.
+"""A loop over claims: what its body did not settle is completed when it comes back, with the claim of the next ones.
 
-Both are one transaction, and the candidates are read ahead, several at once. Where nothing is to be claimed, the
-settlement is sent by itself before anything is waited for.
+Both are one transaction, and the candidates are read ahead, several at once. Where several are claimed together, they
+are completed together, too (`core.tasks.departing`). Where nothing is to be claimed, what was handled is settled before
+anything is waited for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.claiming.claim import claim_many
 from airflow_provider_zkmq.engine.core.claiming.take import Series, Wanted
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed, Owed
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed, Leaving, Owed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.model.outcomes import Success
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Wait
 from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
+from airflow_provider_zkmq.engine.core.tasks.departing import settle_later, settle_leaving
 from airflow_provider_zkmq.engine.core.tasks.holding import begin
-from airflow_provider_zkmq.engine.core.tasks.settle import complete, fail, release
-from airflow_provider_zkmq.engine.core.writing.chaining import Chain
-from airflow_provider_zkmq.engine.errors import ClaimLost
+from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
+from airflow_provider_zkmq.engine.core.tasks.settle import checked_result, fail, release
+from airflow_provider_zkmq.engine.errors import ClaimLost, Unavailable, ZkmqError
 
 #: Who waits without a bound looks again after so many seconds, whether anything was heard of or not.
 LONG: Final = 600.0
@@ -42,25 +46,29 @@ class Loop:
     hand: Claimed | None = None
     result: bytes | str | None = None
     """What the body has left as the result of what it has in hand."""
-    back: bool = False
-    """The body has come back with what is in hand: that has been handled, and is completed also if the loop is left."""
     ready: list[Claimed] = field(default_factory=list)
+    handled: dict[tuple[str, int], Leaving] = field(default_factory=dict)
+    """What the body came back with, and whose completion is not known to have been carried out, by task and token."""
+    errors: list[Exception] = field(default_factory=list)
+    """What became of other completions; each is raised by a step."""
     series: Series = field(default_factory=Series)
+    news: Signal = field(init=False)
+    """Fired when one of the completions has been carried out."""
+
+    def __post_init__(self) -> None:
+        self.news = self.context.run.new_signal()
 
     def leave(self) -> None:
-        """Nobody comes back: the client settles what is left, before its next claim or in the background."""
+        """Nobody comes back: what is in hand fails, what is ready is given back, before the next claim or soon."""
         hand, ready, owed = self.hand, self.ready, self.context.claims.owed
         self.hand, self.ready = None, []
         if hand is not None and not hand.lost:
-            owed[hand.task_id, hand.token] = Owed(hand, self._completed if self.back else _failed)
+            owed[hand.task_id, hand.token] = Owed(hand, _failed)
         for claimed in ready:
             if not claimed.lost:
                 owed[claimed.task_id, claimed.token] = Owed(claimed, _released)
         if owed:
             self.context.run.pay()
-
-    def _completed(self, context: Context, claimed: Claimed) -> Procedure[None]:
-        return complete(context, claimed, self.result)
 
 
 def _failed(context: Context, claimed: Claimed) -> Procedure[None]:
@@ -77,48 +85,41 @@ def go_on(loop: Loop, caller: Caller) -> Procedure[bool]:
     Raises what either of the two does; called again, it goes on from there. Where `caller` has left, nothing is
     claimed any more.
     """
-    yield from _settle(loop, caller)
-    while not (yield from _begin(loop)):
-        if not (yield from _claim(loop, caller)):
+    _come_back(loop)
+    while True:
+        _raise_errors(loop)
+        if (yield from _begin(loop)):
+            return True
+        more = yield from _claim(loop, caller)
+        if not more and not loop.errors:
+            yield from _see_off(loop)
+            _raise_errors(loop)
             return False
-    return True
 
 
-def _settle(loop: Loop, caller: Caller) -> Procedure[None]:
-    """Complete what the body left unsettled, with the next claim unless that is there already."""
+def _come_back(loop: Loop) -> None:
+    """What the body left unsettled is put down, to go with the next claim. Raises what refuses its result."""
     hand = loop.hand
-    if hand is None or hand.told:
-        loop.hand = None
-        return
-    loop.back = True
-    try:
-        settlement = complete(loop.context, hand, loop.result)
-        if loop.ready or hand.lost:
-            yield from settlement
-        else:
-            yield from _chained(loop, caller, Chain(settlement, loop.context.paths.task(hand.task_id, "state")), hand)
-    finally:
-        if hand.lost:
-            loop.hand = None
+    if hand is not None and not hand.told:
+        outcome, progress = Success(checked_result(hand, loop.result)), Settlement()
+        settle = partial(settle_by_outcome, loop.context, hand, outcome, progress)
+        leaving = settle_later(loop.context, hand, settle, partial(_told, loop, hand, progress))
+        loop.handled[hand.task_id, hand.token] = leaving
+    loop.hand = None
 
 
-def _chained(loop: Loop, caller: Caller, chain: Chain, hand: Claimed) -> Procedure[None]:
-    """Settle and claim in one transaction; what cannot be claimed keeps nothing from being settled."""
-    failure: Exception | None = None
-    hand.chained, loop.series.chain = True, chain
-    try:
-        try:
-            yield from _claim(loop, caller)
-        except Exception as error:  # noqa: BLE001  raised below, unless the settlement failed as well
-            failure = error
-        yield from chain.finish()
-    finally:
-        chain.settlement.close()
-        hand.chained, loop.series.chain = False, None
-    if chain.error is not None:
-        raise chain.error from failure
-    if failure is not None:
-        raise failure
+def _told(loop: Loop, claimed: Claimed, progress: Settlement, success: object, error: Exception | None) -> None:
+    """What was handled is settled. What could not be completed has failed instead, for a reason that is told."""
+    loop.handled.pop((claimed.task_id, claimed.token), None)
+    instead = None if success else getattr(progress.outcome, "error", None)
+    if error is not None or instead is not None:
+        loop.errors.append(error or (instead if isinstance(instead, Exception) else ZkmqError(str(instead))))
+    loop.news.fire()
+
+
+def _raise_errors(loop: Loop) -> None:
+    if loop.errors:
+        raise loop.errors.pop(0)
 
 
 def _claim(loop: Loop, caller: Caller) -> Procedure[bool]:
@@ -147,13 +148,23 @@ def _claim(loop: Loop, caller: Caller) -> Procedure[bool]:
 def _begin(loop: Loop) -> Procedure[bool]:
     """Have the first of what was taken ahead begin; what was taken away meanwhile is passed over."""
     while loop.ready:
-        first = loop.ready[0]
         try:
-            yield from begin(loop.context, first)
+            yield from begin(loop.context, loop.ready[0])
         except ClaimLost:
             loop.ready = loop.ready[1:]
-            continue
-        if len(loop.ready) > 1:
-            first.following = loop.ready[1]
-        return True
+        else:
+            return True
     return False
+
+
+def _see_off(loop: Loop) -> Procedure[None]:
+    """Nothing more comes: the loop ends when all that it handled is settled. Raises `TransportError`."""
+    context = loop.context
+    while loop.handled:
+        seen = loop.news.count
+        yield from settle_leaving(context)
+        left = [each for each in loop.handled.values() if each in context.claims.leaving]
+        if left:
+            raise left[0].error or Unavailable("what was handled is not settled yet")
+        if loop.handled:  # another call of this client has it
+            yield Wait(loop.news, seen, turn=True)

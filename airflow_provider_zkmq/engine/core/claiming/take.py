@@ -7,7 +7,7 @@ never got, its client gives back before it claims again (`giveback`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -20,12 +20,11 @@ from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import described
-from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome
+from airflow_provider_zkmq.engine.core.protocol.writes import Failure
 from airflow_provider_zkmq.engine.core.reading.claims import one_stands
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.tasks.departing import Departure
 from airflow_provider_zkmq.engine.core.writing import transitions
-from airflow_provider_zkmq.engine.core.writing.chaining import Chain
-from airflow_provider_zkmq.engine.core.writing.combining import send
 from airflow_provider_zkmq.engine.core.writing.commit import commit
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, merge, mergeable
 
@@ -60,21 +59,31 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class Series:
-    """Claims that follow one another, as those of a loop: what they read ahead, and what the next one settles."""
+    """Claims that follow one another, as those of a loop: what they read ahead."""
 
-    chain: Chain | None = None
-    """The settlement that is to go with the next claim."""
     read: dict[str, Sequence[Node | None]] = field(default_factory=dict)
-    """Candidates read ahead, by task: as they were then, which the transaction that claims one of them finds out."""
+    """Candidates, by task: as they were then, which the transaction that claims one of them finds out."""
 
-    def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
-        """Send a transaction that claims."""
-        return (send if self.chain is None else self.chain.send)(context, make)
 
-    def settle(self) -> Procedure[None]:
-        """Settle by itself what no claim has settled."""
-        if self.chain is not None:
-            yield from self.chain.finish()
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look of a call at the queue: what it wants, and what it has got."""
+
+    wanted: Wanted
+    caller: Caller
+    departure: Departure
+    """What has been handled goes with what is claimed."""
+    most: int = 1
+    """How many tasks are wanted."""
+    taken: list[Claimed] = field(default_factory=list)
+    """What has been claimed, in order."""
+    series: Series | None = None
+    """The claims that this one is one of."""
+
+    @property
+    def room(self) -> int:
+        """How many tasks are wanted still."""
+        return self.most - len(self.taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +91,30 @@ class Taker:
     """Who claims, for whom, and by what rules."""
 
     conf: Conf
-    wanted: Wanted
     consumer: Consumer
-    caller: Caller
-    most: int = 1
-    """How many tasks are wanted."""
-    taken: list[Claimed] = field(default_factory=list)
-    """What has been claimed, in order."""
-    series: Series | None = None
-    """The claims that this one is one of."""
+    look: Look
     later: list[Pick] = field(default_factory=list)
     """What comes next, as far as the latest look can tell: a series reads it with what is tried now."""
 
     @property
+    def wanted(self) -> Wanted:
+        """What the consumer asks for."""
+        return self.look.wanted
+
+    @property
+    def taken(self) -> list[Claimed]:
+        """What has been claimed, in order."""
+        return self.look.taken
+
+    @property
+    def series(self) -> Series | None:
+        """The claims that this one is one of."""
+        return self.look.series
+
+    @property
     def room(self) -> int:
         """How many tasks are wanted still."""
-        return self.most - len(self.taken)
+        return self.look.room
 
     @property
     def view(self) -> int:
@@ -155,18 +172,18 @@ def _plan(context: Context, taker: Taker, claimed: Claimed, now: int, *, ahead: 
 
 def _send(context: Context, taker: Taker, claims: Sequence[Claimed], plans: Sequence[Plan]) -> Procedure[int | None]:
     """Claim all of them, or none: then at which it was refused. What is sent is remembered until it is known."""
-    if taker.caller.left:  # its client may have given back what was owed already, and claim again
+    if taker.look.caller.left:  # its client may have given back what was owed already, and claim again
         raise CallerLeft
     plan = merge(plans)
     plan.changes[0].ours = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
-    sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
-    verdict = yield from commit(plan, by=send if taker.series is None else taker.series.send)
+    sending = context.claims.note(taker.look.caller, tuple(claims), plan.multi())
+    verdict = yield from commit(plan, by=taker.look.departure.send)
     if verdict.committed:
         for claimed in claims:
             context.claims.receive(claimed, verdict.outcome.zxid or 0)
         taker.taken.extend(claims)
         return None
-    context.claims.strike(taker.caller, sending)
+    context.claims.strike(taker.look.caller, sending)
     refusal = verdict.refusal
     at = next((at for at, each in enumerate(plan.changes) if refusal is not None and each is refusal.change), 0)
     if refusal is not None:

@@ -106,6 +106,24 @@ class Owed:
 
 
 @dataclass(slots=True, eq=False)
+class Leaving:
+    """A claim that has been handled, and is settled together with others: see `core.tasks.departing`."""
+
+    claimed: Claimed
+    settle: Callable[[], Procedure[Any]]
+    """Settles it; asked for again after a `TransportError`."""
+    told: Callable[[Any, Exception | None], None]
+    """Called with what `settle` returned, or raised in the end; with the client's memory locked: it waits for nothing.
+
+    A `TransportError` is told only where nobody tries again: of a client that was closed.
+    """
+    due: float
+    """When it is settled at the latest, by our monotonic clock, whether anything goes with it or not."""
+    error: Exception | None = None
+    """Why the latest try has failed."""
+
+
+@dataclass(slots=True, eq=False)
 class Claims:
     """As many as this client has in flight and in hand; of settlements by token, the latest `MAX_UNSURE`."""
 
@@ -115,6 +133,8 @@ class Claims:
     """One for each call, by the nonce of the claim that it noted first."""
     owed: dict[tuple[str, int], Owed] = field(default_factory=dict)
     """Claims of transactions whose rollback was cut off, and of loops that were left, by task and token."""
+    leaving: list[Leaving] = field(default_factory=list)
+    """What has been handled: it goes with the next claim of this client, or soon by itself."""
     unsure: dict[tuple[str, int], Claimed] = field(default_factory=dict)
     """What was settled by token and ended in an unknown outcome, by task and token."""
     trying: set[str] = field(default_factory=set)

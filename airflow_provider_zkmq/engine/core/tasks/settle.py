@@ -49,12 +49,7 @@ def complete(
     `dedupe`: seconds (or a duration) for which an enqueue of the same id is still refused. A run held in escrow is
     inserted: at once, or when that time has passed.
     """
-    data = b"" if result is None else encode_data("result", result)
-    if len(data) > MAX_REQUEST - 20_000:
-        msg = (
-            f"the result of task {claimed.task_id!r} has {len(data):,} bytes; ZooKeeper takes {MAX_REQUEST - 20_000:,}"
-        )
-        raise TaskTooLarge(msg)
+    data = checked_result(claimed, result)
     window = optional_seconds("dedupe", dedupe)
     now = yield from server_time(context)
     until = now + int(window * 1000) if window else None
@@ -69,6 +64,17 @@ def complete(
         return (yield from _carry_out(context, claimed, finish))
 
     yield from _settle(context, claimed, "complete", attempt)
+
+
+def checked_result(claimed: Claimed, result: bytes | str | None) -> bytes:
+    """A result as it is kept. Raises `ConfigError`, `TaskTooLarge`."""
+    data = b"" if result is None else encode_data("result", result)
+    if len(data) > MAX_REQUEST - 20_000:
+        msg = (
+            f"the result of task {claimed.task_id!r} has {len(data):,} bytes; ZooKeeper takes {MAX_REQUEST - 20_000:,}"
+        )
+        raise TaskTooLarge(msg)
+    return data
 
 
 def fail(
