@@ -50,8 +50,14 @@ class InHand(Protocol):
     def ahead(self) -> bool:
         """Whether it was taken ahead, and nobody has said yet that its handling begins."""
 
-    def begin_after(self, former: InHand) -> None:
-        """Have the call that settles `former`, another claim, say that the handling of this one begins."""
+    def settle_later(
+        self, outcome: Handled, progress: Settlement, told: Callable[[bool, Exception | None], None]
+    ) -> None:
+        """End the delivery as `Ending.settle` does, soon, and together with others; `told` hears how that went.
+
+        It is told whether that was a success, or what kept it from being ended by whatever means. It may be called from
+        another thread, with what it must not wait for locked.
+        """
 
 
 class Holding(InHand, Protocol[T_co]):

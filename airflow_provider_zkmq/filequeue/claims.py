@@ -101,9 +101,6 @@ class FileClaim:
     def begin(self) -> None:
         """Nothing is to be said: it began when it was claimed."""
 
-    def begin_after(self, former: object) -> None:
-        """See `begin`."""
-
     @property
     def closed(self) -> bool:
         """Whether its connection has been closed: nothing can be done with it any more."""
@@ -117,6 +114,17 @@ class FileClaim:
     def settle(self, outcome: Handled, progress: Settlement) -> bool:
         """End the claim by what a handler has done; whether that is a success. See `settle_by`."""
         return _driven(settle_by(_Ends(self), outcome, progress))
+
+    def settle_later(
+        self, outcome: Handled, progress: Settlement, told: Callable[[bool, Exception | None], None]
+    ) -> None:
+        """A file has nothing to gain from waiting: it is settled at once."""
+        try:
+            success = self.settle(outcome, progress)
+        except Exception as error:  # noqa: BLE001  whatever it is: it is told
+            told(False, error)
+        else:
+            told(success, None)
 
     def _carry_out(self, call: Callable[[str, int], T], *, ends: bool) -> T:
         if self.settled:

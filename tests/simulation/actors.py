@@ -6,7 +6,6 @@ import random
 from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
@@ -20,6 +19,7 @@ from airflow_provider_zkmq.engine.core.reading import log, runs, wait
 from airflow_provider_zkmq.engine.core.tasks import (
     batches,
     configure,
+    departing,
     enqueue,
     enqueue_new,
     holding,
@@ -29,7 +29,7 @@ from airflow_provider_zkmq.engine.core.tasks import (
     several_writers,
     transaction,
 )
-from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
+from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
 from tests.simulation.parts import Call, Client, Pause
@@ -167,9 +167,9 @@ def prefetcher(client: Client, rand: random.Random, rounds: int) -> Program:
         claims = call.value if call.ok else []
         for claimed in claims:
             client.hands[claimed.task_id, claimed.token] = claimed
-        for claimed, following in zip_longest(claims, claims[1:]):
+        for claimed in claims:
             yield Pause(rand.choice([0, 0, 0.01, 1.0]))
-            yield from begin_and_handle(client, claimed, following, rand)
+            yield from begin_and_handle(client, claimed, rand)
         if isinstance(call.error, TransportError):
             yield Pause(0.3)
 
@@ -228,8 +228,8 @@ def body(client: Client, loop: Loop, rand: random.Random) -> Program:
         yield from until_settled(client, claimed, lambda: Call("release", settle.release(context, claimed, 1), about))
 
 
-def begin_and_handle(client: Client, claimed: Any, following: Any, rand: random.Random) -> Program:
-    """As a worker does: what cannot begin is given back, and what settles one task begins the next."""
+def begin_and_handle(client: Client, claimed: Any, rand: random.Random) -> Program:
+    """As a worker does: what cannot begin is given back."""
     context, about, claim = client.context(), {"queue": "q", "held": claimed}, (claimed.task_id, claimed.token)
     begins = rand.random() < 0.8
     if begins and claimed.ahead:
@@ -239,17 +239,31 @@ def begin_and_handle(client: Client, claimed: Any, following: Any, rand: random.
     if begins:
         client.begun.add(claim)
         yield Pause(rand.choice([0, 0, 0.01, 1.0, 7.0]))
-    claimed.following = following
     if verb == "release":
         client.begun.discard(claim)
+    if begins and rand.random() < 0.5:
+        put_down(client, claimed, rand)
+        return
     make: dict[str, Any] = {
         "complete": lambda: settle.complete(context, claimed, b"r"),
         "fail": lambda: settle.fail(context, claimed, "e"),
         "release": lambda: settle.release(context, claimed),
     }
     yield from until_settled(client, claimed, lambda: Call(verb, make[verb](), about))
-    if following is not None and not following.ahead:
-        client.begun.add((following.task_id, following.token))
+
+
+def put_down(client: Client, claimed: Any, rand: random.Random) -> None:
+    """Have what was handled settled together with others; it is in its client's hands until that is told."""
+    context, progress = client.context(), Settlement()
+    outcome = rand.choice([Success(b"r"), Success(b"r"), Retry("e"), Snooze(1)])
+
+    def told(_success: object, error: Exception | None) -> None:
+        client.hands.pop((claimed.task_id, claimed.token), None)
+        client.world.told_later(client, claimed, progress, error)
+
+    if isinstance(outcome, Snooze):
+        client.begun.discard((claimed.task_id, claimed.token))
+    departing.settle_later(context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), told)
 
 
 def consumer(client: Client, rand: random.Random, rounds: int, *, patience: float = 2.0) -> Program:

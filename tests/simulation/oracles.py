@@ -7,6 +7,7 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
+from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     CorruptRecord,
@@ -31,6 +32,7 @@ class Oracles(History):
     def __init__(self, world: World, attempts: int, order: str) -> None:
         super().__init__(world, attempts, order)
         world.returned = self.on_return
+        world.told_later = self.on_told
 
     # --- each call
 
@@ -110,6 +112,17 @@ class Oracles(History):
         about_it = isinstance(call.error, ClaimLost) and former.task_id in str(call.error)
         if about_it and self.claims.get(key) == former.token:
             self.fail("a claim is lost only when it is", f"a step after {former.task_id}: {call.error}")
+
+    def on_told(self, client: Client, claimed: Claimed, progress: Settlement, error: Exception | None) -> None:
+        """What was put down is told to be settled when it is, and to be lost when it is."""
+        key = ("q", claimed.task_id)
+        if error is None and (key, claimed.token) not in self.ended:
+            self.fail("no success is told that did not happen", f"{claimed.task_id} as {progress.outcome}")
+        if isinstance(error, ClaimLost):
+            if self.claims.get(key) == claimed.token:
+                self.fail("a claim is lost only when it is", f"{claimed.task_id}, put down: {error}")
+        elif error is not None:
+            self.fail("what is put down is settled", f"{claimed.task_id} of {client.name}: {error!r}")
 
     def told_begin(self, call: Call) -> None:
         """A handler is kept from its task only where that is another's."""

@@ -51,6 +51,7 @@ class World:
         self.late: list[tuple[float, int, Any]] = []
         self.quiet = False
         self.returned: Callable[[Fiber, Call], None] = lambda _fiber, _call: None
+        self.told_later: Callable[[Client, Any, Any, Exception | None], None] = lambda *_told: None
         self.sends: Callable[[Client, Any], None] = lambda _client, _op: None
         self.change_points: set[int] = set()
         self.scheduler = "random"

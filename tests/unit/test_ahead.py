@@ -160,69 +160,6 @@ def test_a_beginning_whose_reply_is_lost_has_begun(options: dict[str, Any]) -> N
     client.complete(claimed)
 
 
-@pytest.mark.parametrize("options", BOUND, ids=IDS)
-def test_one_transaction_settles_and_begins_the_next(options: dict[str, Any]) -> None:
-    """Completing one writes once, also where the reply is lost; the death of the consumer then counts the next."""
-    for fault in (None, LOST_REPLY):
-        client = new_queue()
-        first, second, third = take_ahead(client, options, 3)
-        first.following = second
-        seen: list[Multi] = []
-        strike = at(0, fault)
-        client.do(
-            settle.complete(client.context, first),
-            lambda op: (seen.append(op) if isinstance(op, Multi) else None, strike(op))[1],  # noqa: B023
-        )
-        assert len(seen) == (1 if fault is None else 2)
-        assert (second.ahead, third.ahead) == (False, True)
-        die(client, options)
-        other = Client(client.zk, "other")
-        assert other.do(rescue.tend(other.context)) == 2
-        assert [other.state(f"t{number}").attempt for number in range(3)] == [1, 1, 0]
-        assert sorted(other.work()) == ["t1", "t2"]
-
-
-@pytest.mark.parametrize("end", ["complete", "fail", "release"])
-def test_what_follows_may_be_lost_by_then(end: str) -> None:
-    """Somebody else has the next one: the first is settled all the same, and the next does not begin."""
-    client = new_queue()
-    (first,), (second,) = (take_ahead(client, {"lease": span}, first=at) for at, span in enumerate((500, 5)))
-    client.zk.ms += 60_000
-    other = Client(client.zk, "other")
-    assert other.do(rescue.tend(other.context)) == 1
-    first.following = second
-    arguments = ("e",) if end == "fail" else ()
-    client.do(getattr(settle, end)(client.context, first, *arguments))
-    assert client.state("t0").state is (State.FINISHED if end == "complete" else State.INSERTED)
-    assert second.ahead
-    with pytest.raises(ClaimLost):
-        begin(client, second)
-    assert other.state("t1").attempt == 0
-    assert "t1" in other.work()
-    other.check()
-
-
-@pytest.mark.parametrize("end", ["complete", "fail", "release"])
-def test_what_follows_may_be_claimed_by_another(end: str) -> None:
-    """The next one was rescued, and has another owner by then: nothing of that one's claim is touched."""
-    client = new_queue()
-    (first,), (second,) = (take_ahead(client, {"lease": span}, first=at) for at, span in enumerate((500, 5)))
-    client.zk.ms += 60_000
-    other = Client(client.zk, "other")
-    (theirs,) = other.do(claim.claim_many(other.context, Wanted(EVERYTHING, 500.0), 1))
-    assert theirs.task_id == second.task_id
-    before = mark_of(other, theirs)
-    first.following = second
-    arguments = ("e",) if end == "fail" else ()
-    client.do(getattr(settle, end)(client.context, first, *arguments))
-    assert client.state("t0").state is (State.FINISHED if end == "complete" else State.INSERTED)
-    assert (second.ahead, mark_of(other, theirs)) == (True, before)
-    with pytest.raises(ClaimLost):
-        begin(client, second)
-    other.complete(theirs)
-    other.check()
-
-
 def test_what_was_not_taken_ahead_begins_without_a_word() -> None:
     """Nothing is written for a claim that counts from the first; one that is lost does not begin."""
     client = new_queue()

@@ -45,7 +45,11 @@ class ListClaim:
     def begin(self) -> Any:
         self.ahead = False
 
-    def begin_after(self, former: object) -> None: ...
+    def settle_later(self, outcome: Any, progress: Any, told: Any) -> None:
+        try:
+            told(self.settle(outcome, progress), None)
+        except Exception as error:  # noqa: BLE001  told, like any other
+            told(False, error)
 
     def transaction(self) -> Any:
         raise ConfigError("a list has no transactions")

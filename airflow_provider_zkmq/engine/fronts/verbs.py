@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Generic, TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming.ask import ask, ask_in_turn, ask_many, wanted
@@ -42,14 +42,14 @@ from airflow_provider_zkmq.engine.core.tasks import (
     settle,
     several_writers,
 )
+from airflow_provider_zkmq.engine.core.tasks.departing import settle_later
 from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several
-from airflow_provider_zkmq.engine.core.tasks.outcome import settle_by_outcome
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, keeper
 from airflow_provider_zkmq.engine.fronts.hand import Adopting, Hand, task_of
 from airflow_provider_zkmq.engine.fronts.kinds import Front
 from airflow_provider_zkmq.engine.fronts.loops import looping
 from airflow_provider_zkmq.engine.fronts.methods import by_token, claiming, claiming_many, settling, verb
-from airflow_provider_zkmq.engine.protocols import InHand
 from airflow_provider_zkmq.engine.zk.session import Session
 
 T = TypeVar("T")
@@ -127,14 +127,18 @@ class ClaimVerbs(Front[Hand], Generic[U]):
         """Whether it was taken ahead, and nobody has said yet that its handling begins: see `begin`."""
         return self._claimed.ahead
 
-    def begin_after(self, former: InHand) -> None:
-        """Have the call that settles `former`, a claim of the same queue, say that the handling of this one begins.
+    def settle_later(
+        self, outcome: Handled, progress: Settlement, told: Callable[[bool, Exception | None], None]
+    ) -> None:
+        """End the delivery by what its handler has done, together with others, and with their client's next claim.
 
-        It is said in the same transaction. `ahead` tells afterwards whether it was; where not, `begin` says it.
+        That is after `departing.TOGETHER_SECONDS` at the latest, or when a server answers again. `told` hears whether
+        it was a success, or what kept it from being ended; it may be called from any thread, and waits for nothing.
         """
-        claimed = self._subject.context.claims.in_hand.get(former.task.id)
-        if claimed is not None and claimed.token == former.token:
-            claimed.following = self._claimed
+        context, claimed = self._subject.context, self._claimed
+        settle = partial(settle_by_outcome, context, claimed, outcome, progress)
+        with self._session.memory:
+            settle_later(context, claimed, settle, told)
 
     def transaction(self) -> U:
         """A transaction with this claim in it, which ends the claim by what it does itself."""

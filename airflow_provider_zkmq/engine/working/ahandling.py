@@ -17,22 +17,14 @@ from airflow_provider_zkmq.engine.working.pauses import CANCEL_SECONDS, is_cance
 class AsyncHandling(AsyncAsking):
     """A worker as far as it asks for tasks and handles them."""
 
-    async def _handle(self, delivery: AsyncDelivery) -> AsyncDelivery | None:
-        """Run the handler and settle; what the same transaction began is returned, to be handled next."""
+    async def _handle(self, delivery: AsyncDelivery) -> None:
+        """Run the handler and settle; where handlers are fast, together with others."""
         calling = asyncio.create_task(self._call(delivery))
-        following: AsyncDelivery | None = None
         try:
             await asyncio.wait({calling})
-            following = None if self._stopping.is_set() else self._ahead.after(delivery)
         finally:  # also when cancelled
             settling = self._settler.background.do(self._end_delivery(delivery, calling))
-        try:
-            await asyncio.shield(settling)
-        except BaseException:
-            if following is not None:
-                self._ahead.put_back(following)
-            raise
-        return following
+        await asyncio.shield(settling)
 
     async def _call(self, delivery: AsyncDelivery) -> Handled:
         if self._stopping.is_set() or not (await self._settler.begin(delivery) and self._deliveries.begin(delivery)):
@@ -62,4 +54,7 @@ class AsyncHandling(AsyncAsking):
             self._deliveries.decide(delivery, calling.result())
         else:
             self._deliveries.give_up(delivery)
-        await self._settler.settle(delivery)
+        if done and self._ahead.fast and delivery.transaction is None:
+            self._settler.settle_later(delivery)
+        else:
+            await self._settler.settle(delivery)

@@ -68,8 +68,17 @@ class Ahead(Generic[C, U]):
         One as well while a thread is idle. A thread claims when none is waiting, so that all threads together have no
         more than the limit waiting.
         """
+        return 1 if self._idle else self._limit
+
+    @property
+    def fast(self) -> bool:
+        """Whether handlers are known to be so fast that several tasks are claimed, and settled, together."""
+        return self._limit > 1
+
+    @property
+    def _limit(self) -> int:
         seconds = self._seconds
-        if seconds is None or self._idle:
+        if seconds is None:
             return 1
         return self._share if seconds * self._share <= WORK_SECONDS else max(1, int(WORK_SECONDS / seconds))
 
@@ -85,22 +94,10 @@ class Ahead(Generic[C, U]):
         with self._lock:
             self._waiting.extend((delivery, now) for delivery in deliveries)
 
-    def put_back(self, delivery: Delivery[C, U]) -> None:
-        """Whoever took it out did not come to it: it is the next one again."""
-        with self._lock:
-            self._waiting.appendleft((delivery, time.monotonic()))
-
     def take(self) -> Delivery[C, U] | None:
         """The next one, now the caller's."""
         with self._lock:
             return self._waiting.popleft()[0] if self._waiting else None
-
-    def after(self, former: Delivery[C, U]) -> Delivery[C, U] | None:
-        """The next one, now the caller's; it begins in the transaction that settles `former`."""
-        delivery = self.take()
-        if delivery is not None and delivery.claim.ahead:
-            delivery.claim.begin_after(former.claim)
-        return delivery
 
     def overdue(self, *, every: bool = False) -> list[Delivery[C, U]]:
         """What has waited for too long, or all of it, now the caller's to give back."""

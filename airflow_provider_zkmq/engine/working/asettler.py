@@ -41,11 +41,30 @@ class AsyncSettler:
             while (verdict := await self._try(delivery)) is Verdict.AGAIN:  # noqa: ASYNC110  the pause between two tries
                 await asyncio.sleep(RETRY_SECONDS)
             if verdict is Verdict.LATER:
-                self.background.do(self._settle_later(delivery))
+                self.background.do(self._settle_left(delivery))
         finally:
             self._deliveries.drop(delivery)
 
-    async def _settle_later(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
+    def settle_later(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
+        """Settle together with others, without waiting for it; it is in hand until that is known."""
+        loop = asyncio.get_running_loop()
+
+        def told(success: bool, error: Exception | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._told, delivery, success, error)
+
+        delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, told)
+
+    def _told(self, delivery: Delivery[AsyncClaim, AsyncTransaction], success: bool, error: Exception | None) -> None:
+        try:
+            if error is None:
+                self._tally.settled(delivery, success=success)
+            elif judge(delivery, error) is not Verdict.LOST:
+                self.background.do(self._settle_left(delivery))
+        finally:
+            self._deliveries.drop(delivery)
+
+    async def _settle_left(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
         """What could not be settled by whatever means is tried again, while others are handled."""
         await asyncio.sleep(LEFT_SECONDS)
         delivery.progress.refusals = 0

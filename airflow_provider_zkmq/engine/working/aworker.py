@@ -163,10 +163,10 @@ class AsyncWorker(AsyncHandling):
     # --- claiming
 
     async def _loop(self) -> None:
-        idle, following = False, None
-        while following is not None or not self._stopping.is_set():
+        idle = False
+        while not self._stopping.is_set():
             try:
-                delivery = following or self._ahead.take() or await self._claim(idle=idle)
+                delivery = self._ahead.take() or await self._claim(idle=idle)
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
                     self.stop()
@@ -177,9 +177,8 @@ class AsyncWorker(AsyncHandling):
                 idle = delivery is None
                 self._looks.ended("nothing" if idle else "handled")
                 if delivery is not None:
-                    following = await self._handle(delivery)
-                    if following is None:  # else a cancellation that met the pause would lose it
-                        await until(self._stopping, self._options.throttle)
+                    await self._handle(delivery)
+                    await until(self._stopping, self._options.throttle)
                 elif self._until_empty and not self._deliveries:
                     return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Claim, Transaction
@@ -38,6 +39,19 @@ class Settler:
         try:
             while self._try(delivery) is Verdict.AGAIN:
                 time.sleep(RETRY_SECONDS)
+        finally:
+            self._deliveries.drop(delivery)
+
+    def settle_later(self, delivery: Delivery[Claim, Transaction]) -> None:
+        """Settle together with others, without waiting for it; it is in hand until that is known."""
+        delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, partial(self._told, delivery))
+
+    def _told(self, delivery: Delivery[Claim, Transaction], success: bool, error: Exception | None) -> None:
+        try:
+            if error is None:
+                self._tally.settled(delivery, success=success)
+            elif judge(delivery, error) is not Verdict.LOST:
+                self._deliveries.leave(delivery)
         finally:
             self._deliveries.drop(delivery)
 

@@ -163,10 +163,10 @@ class Worker(Asking):
     # --- the threads
 
     def _loop(self) -> None:
-        idle, following = False, None
-        while following is not None or not self._stopping.is_set():
+        idle = False
+        while not self._stopping.is_set():
             try:
-                delivery = following or self._ahead.take() or self._claim(idle=idle)
+                delivery = self._ahead.take() or self._claim(idle=idle)
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
                     self.stop()
@@ -177,27 +177,23 @@ class Worker(Asking):
                 idle = delivery is None
                 self._looks.ended("nothing" if idle else "handled")
                 if delivery is not None:
-                    following = self._handle(delivery)
+                    self._handle(delivery)
                     self._stopping.wait(self._options.throttle)
                 elif self._until_empty and not self._deliveries:
                     return
         # What came after the stop, behind the keeper's back: nobody may ever join.
         self._settler.give_back(self._ahead.overdue(every=True))
 
-    def _handle(self, delivery: Delivery[Claim, Transaction]) -> Delivery[Claim, Transaction] | None:
-        """Run the handler and settle; what the same transaction began is returned, to be handled next."""
+    def _handle(self, delivery: Delivery[Claim, Transaction]) -> None:
+        """Run the handler and settle; where handlers are fast, together with others."""
         begun = not self._stopping.is_set() and self._settler.begin(delivery) and self._deliveries.begin(delivery)
         outcome = call(lambda: self._run(delivery)) if begun else NOT_BEGUN
         if not self._deliveries.decide(delivery, outcome):
-            return None
-        following = None if self._stopping.is_set() else self._ahead.after(delivery)
-        try:
+            return
+        if self._ahead.fast and delivery.transaction is None:
+            self._settler.settle_later(delivery)
+        else:
             self._settler.settle(delivery)
-        except BaseException:
-            if following is not None:
-                self._ahead.put_back(following)
-            raise
-        return following
 
     def _run(self, delivery: Delivery[Claim, Transaction]) -> object:
         task, began = Running(delivery.claim), time.monotonic()

@@ -37,10 +37,8 @@ class Claimed:
     session: int = 0
     ahead: bool = False
     """Taken ahead, and no handler has begun: until one does, the death of its consumer counts no attempt."""
-    following: Claimed | None = None
-    """Taken ahead, too: it begins in the transaction that ends this one."""
     chained: bool = False
-    """It is being settled in one transaction with the claim that follows it (`core.writing.chaining`)."""
+    """It is being settled together with others, which send its transaction (`core.writing.chaining`)."""
     told: bool = False
     """Whoever settles it has been told that it is over: settled, or lost."""
     claim: dict[str, Any] = field(default_factory=dict)
@@ -58,11 +56,6 @@ class Claimed:
     def span(self) -> float | None:
         """For how many seconds it holds unless it is extended; None: as long as its session lives."""
         return self.claim.get("lease")
-
-    @property
-    def begins(self) -> bool:
-        """Whether it is still to be said that its handler begins."""
-        return self.ahead and not self.lost
 
     @property
     def ends_with_session(self) -> bool:

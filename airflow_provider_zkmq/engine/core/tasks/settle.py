@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Check, Failure
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failure
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, unless_queue_gone
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
@@ -26,7 +26,6 @@ from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.combining import send
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, alone, commit
-from airflow_provider_zkmq.engine.core.writing.pieces import beginning
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.core.writing.transitions import result_write
@@ -61,7 +60,7 @@ def complete(
             extra = [result_write(context, current, data)]
             return (yield from escrow.rerun(context, before, nonce, extra, result=True))
         finish = partial(transitions.finish, context, current, nonce, data, now, until)
-        return (yield from _carry_out(context, claimed, finish))
+        return (yield from _carry_out(claimed, finish))
 
     yield from _settle(context, claimed, "complete", attempt)
 
@@ -102,11 +101,11 @@ def fail(
             pause = policy.backoff(state.attempt, rand) if wait is None else wait
             due = now + int(pause * 1000) if pause >= 0.001 else None
             again = partial(transitions.fail, context, before, nonce, text, due)
-            return (yield from _carry_out(context, claimed, again))
+            return (yield from _carry_out(claimed, again))
         if state.requeue:
             return (yield from escrow.rerun(context, before, nonce))
         bury = partial(transitions.bury, context, before, Event.FAIL_FINAL, nonce, text, now)
-        return (yield from _carry_out(context, claimed, bury))
+        return (yield from _carry_out(claimed, bury))
 
     return (yield from _settle(context, claimed, "fail", attempt)).state
 
@@ -123,7 +122,7 @@ def release(context: Context, claimed: Claimed, delay: Duration | None = None) -
     def attempt(claimed: Claimed) -> Procedure[Verdict]:
         nonce = nonce_of(context, claimed, "release")
         back = partial(transitions.release, context, _current(claimed), nonce, due)
-        return (yield from _carry_out(context, claimed, back))
+        return (yield from _carry_out(claimed, back))
 
     state = yield from _settle(context, claimed, "release", attempt)
     context.listings.restock(context.paths.entry(state.place).rpartition("/")[0])
@@ -143,29 +142,15 @@ def _current(claimed: Claimed) -> Current:
     return Current(claimed.task_id, claimed.version, claimed.state)
 
 
-def _carry_out(context: Context, claimed: Claimed, build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
-    """Settle, and in the same transaction begin what follows; where that is another's by now, settle only.
-
-    A leased claim's mark stands where that of the next owner's claim will: the record says whose it is.
-    """
-    following = claimed.following if claimed.following is not None and claimed.following.begins else None
-    mark = None if following is None else beginning(context, following)
-
-    def together() -> Procedure[Plan]:
-        plan = yield from build()
-        if following is not None and mark is not None:
-            plan.changes[0].ride(Check(context.paths.task(following.task_id, "state"), following.version), mark)
-        return plan
+def _carry_out(claimed: Claimed, build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
+    """Settle: in a transaction that others may share, unless it is made to go with others already."""
 
     def anew(refusal: Refusal) -> Procedure[Plan | None]:
         if refusal.outcome.failure is Failure.OTHER:
             raise refused("settling the claim", refusal.outcome, refusal.multi)
-        return (yield from together()) if refusal.why is Why.PLACE else None
+        return (yield from build()) if refusal.why is Why.PLACE else None
 
-    verdict = yield from commit((yield from together()), anew, by=alone if claimed.chained else send)
-    if following is not None and mark is not None and verdict.committed:
-        following.ahead = not verdict.plan.changes[0].touches(mark.path)
-    return verdict
+    return (yield from commit((yield from build()), anew, by=alone if claimed.chained else send))
 
 
 def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Procedure[TaskState]:

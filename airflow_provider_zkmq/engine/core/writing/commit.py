@@ -157,9 +157,6 @@ def _follow(plan: Plan) -> Procedure[None]:
 
 def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | None]:
     outcome = refusal.outcome
-    if refusal.path in refusal.change.riders:
-        refusal.change.unseat()
-        return plan
     gone = outcome.failure is Failure.NO_NODE and refusal.why in {Why.OTHER, Why.HOME, Why.PLACE}
     if gone and (yield from restored(refusal.change.context, refusal.path)):
         return plan

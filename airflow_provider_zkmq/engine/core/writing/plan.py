@@ -65,8 +65,6 @@ class Change:
     """Znodes that hold this afterwards, whether they were there before or not: a damaged tree may have lost one."""
     batch: str | None = None
     """The batch whose last member it may take off."""
-    riders: set[str] = field(default_factory=set)
-    """Paths of what comes last and has nothing to do with it: where that is refused, it goes on without."""
     afterwards: Callable[[], Procedure[None]] | None = None
     """Follows once it is committed; must not fail."""
 
@@ -93,15 +91,6 @@ class Change:
             return False
         kind = {Failure.NO_NODE: Delete, Failure.NODE_EXISTS: Create}.get(failure) if failure else None
         return kind is not None and any(op.path == path and isinstance(op, kind) for op in (*self.ops, *self.listing))
-
-    def ride(self, *ops: WriteOp) -> None:
-        """Carry something out in the same transaction, unless any of it is refused."""
-        self.riders.update(op.path for op in ops)
-        self.listing += ops
-
-    def unseat(self) -> None:
-        """Go on without what rides along."""
-        self._drop(lambda path: path in self.riders)
 
     def touches(self, path: str) -> bool:
         """Whether it does something at `path`."""
