@@ -161,7 +161,7 @@ def test_what_was_handled_waits_for_no_slow_body() -> None:
     assert client.state("a").state is State.CLAIMED
     client.do(debts.pay_debts(client.context))
     assert client.state("a").state is State.CLAIMED  # it may still go with others
-    client.now += departing.TOGETHER_SECONDS
+    client.zk.ms += 1000
     client.do(debts.pay_debts(client.context))
     assert client.state("a").state is State.FINISHED
     assert not debts.in_debt(client.context)

@@ -46,10 +46,14 @@ class ListClaim:
         self.ahead = False
 
     def settle_later(self, outcome: Any, progress: Any, told: Any) -> None:
-        try:
-            told(self.settle(outcome, progress), None)
-        except Exception as error:  # noqa: BLE001  told, like any other
-            told(False, error)
+        while True:
+            try:
+                told(ListClaim.settle(self, outcome, progress), None)
+            except (Unavailable, OutcomeUnknown):
+                continue  # tried again, by whoever it was put down with
+            except Exception as error:  # noqa: BLE001  told, like any other
+                told(False, error)
+            return
 
     def transaction(self) -> Any:
         raise ConfigError("a list has no transactions")

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on
+from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on, wind_up
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.errors import TransportError
 from airflow_provider_zkmq.engine.fronts.handover import PATIENCE
 from airflow_provider_zkmq.engine.fronts.kinds import AwaitedTaker, BlockingTaker
@@ -98,7 +97,7 @@ class Claims(LoopOf[C]):
         self._leave()
         if not self._session.closed:
             try:
-                run(self._session, give_back(self._loop.context))
+                run(self._session, wind_up(self._loop))
             except TransportError as error:
                 log.info("leaving a loop of queue %r: %s; the rest is done later", self._loop.context.queue, error)
 
@@ -155,7 +154,7 @@ class AsyncClaims(LoopOf[C]):
         self._leave()
         if not self._session.closed:
             try:
-                await arun(self._session, give_back(self._loop.context))
+                await arun(self._session, wind_up(self._loop))
             except TransportError as error:
                 log.info("leaving a loop of queue %r: %s; the rest is done later", self._loop.context.queue, error)
 

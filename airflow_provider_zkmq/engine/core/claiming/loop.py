@@ -20,6 +20,7 @@ from airflow_provider_zkmq.engine.core.model.outcomes import Success
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Wait
 from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
 from airflow_provider_zkmq.engine.core.tasks.departing import settle_later, settle_leaving
+from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.core.tasks.holding import begin
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.core.tasks.settle import checked_result, fail, release
@@ -69,6 +70,12 @@ class Loop:
                 owed[claimed.task_id, claimed.token] = Owed(claimed, _released)
         if owed:
             self.context.run.pay()
+
+
+def wind_up(loop: Loop) -> Procedure[None]:
+    """Settle what a loop that was left has left behind. After a `TransportError` that is done in the background."""
+    yield from settle_leaving(loop.context)
+    yield from give_back(loop.context)
 
 
 def _failed(context: Context, claimed: Claimed) -> Procedure[None]:
