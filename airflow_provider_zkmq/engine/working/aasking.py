@@ -28,6 +28,7 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         self._come = asyncio.Event()
         self._settler = AsyncSettler(self._deliveries, self._tally)
         self._heart = AsyncHeart(self._deliveries)
+        self._filling = asyncio.Lock()
 
     @property
     def stopping(self) -> bool:
@@ -42,7 +43,14 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
             self._tell_of_absence(error, 0)
 
     async def _claim(self, *, idle: bool) -> AsyncDelivery | None:
-        """Claim, where handlers are fast more than one; None: there was nothing, or no queue, and it was waited for."""
+        """Claim; None: there was nothing, or no queue, and it was waited for. Fast handlers: one does it for all."""
+        if idle or not self._ahead.fast:
+            return await self._fill(idle=idle)
+        async with self._filling:
+            return self._ahead.take() or await self._fill(idle=False)
+
+    async def _fill(self, *, idle: bool) -> AsyncDelivery | None:
+        """Claim, where handlers are fast more than one; the first of them is the caller's."""
         since = self._absence.ended
         self._come.clear()
         try:

@@ -35,7 +35,7 @@ class Ahead(Generic[C, U]):
 
     def __init__(self, options: Options) -> None:
         alone = options.transactional or options.throttle > 0 or not options.heartbeat
-        self._share = 1 if alone else max(1, min(MOST_AT_ONCE, options.prefetch // max(1, options.threads)))
+        self._most = 1 if alone else max(1, min(MOST_AT_ONCE, options.prefetch))
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Delivery[C, U], float]] = deque()
         self._seconds: float | None = None
@@ -65,8 +65,8 @@ class Ahead(Generic[C, U]):
     def room(self) -> int:
         """How many tasks a thread without any claims: one until handlers are known to be fast, and while they are not.
 
-        One as well while a thread is idle. A thread claims when none is waiting, so that all threads together have no
-        more than the limit waiting.
+        One as well while a thread is idle. A thread claims when none is waiting, and where that may be several, one
+        thread does it for all: together they have no more than the limit waiting.
         """
         return 1 if self._idle else self._limit
 
@@ -80,7 +80,7 @@ class Ahead(Generic[C, U]):
         seconds = self._seconds
         if seconds is None:
             return 1
-        return self._share if seconds * self._share <= WORK_SECONDS else max(1, int(WORK_SECONDS / seconds))
+        return self._most if seconds * self._most <= WORK_SECONDS else max(1, int(WORK_SECONDS / seconds))
 
     def handled(self, seconds: float) -> None:
         """A handler took so long."""

@@ -23,6 +23,8 @@ class Asking(Working[Claim, Transaction]):
         self._stopping = threading.Event()
         self._settler = Settler(self._deliveries, self._tally)
         self._heart = Heart(self._deliveries)
+        self._filling = threading.Lock()
+        """One thread claims for all while handlers are fast."""
 
     @property
     def stopping(self) -> bool:
@@ -37,7 +39,14 @@ class Asking(Working[Claim, Transaction]):
             self._tell_of_absence(error, 0)
 
     def _claim(self, *, idle: bool) -> Delivery[Claim, Transaction] | None:
-        """Claim, where handlers are fast more than one; None: there was nothing, or no queue, and it was waited for."""
+        """Claim, for all threads if handlers are fast; None: there was nothing, or no queue, and it was waited for."""
+        if idle or not self._ahead.fast:
+            return self._fill(idle=idle)
+        with self._filling:
+            return self._ahead.take() or self._fill(idle=False)
+
+    def _fill(self, *, idle: bool) -> Delivery[Claim, Transaction] | None:
+        """Claim, where handlers are fast more than one; the first of them is the caller's."""
         since = self._absence.ended
         try:
             with self._ahead.asking(idle=idle):
