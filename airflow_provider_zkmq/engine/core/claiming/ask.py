@@ -112,14 +112,14 @@ def ask_in_turn(
     What the body has not settled when the loop comes back is completed, with ``claim.result``, which the body may set;
     the next one is claimed in the same transaction. The loop ends when nothing came for `timeout` seconds (None: it
     waits for ever; 0: it ends when the queue is empty), or when `stopping` says so. `prefetch`: so many are claimed
-    together (1 to 64), which costs less; all but the first are taken ahead, and count no attempt before they begin. What
-    is handled then is completed with the claim of the next ones, or after 50 ms. For bodies that are done fast: nobody
-    extends what waits.
+    together (1 to 64), which costs less; all but the first are taken ahead, and count no attempt before they begin.
+    What is handled then is completed with the claim of the next ones, or after 50 ms. For bodies that are done fast:
+    nobody extends what waits.
 
     A loop that is left early, or closed, fails what is unsettled, and gives back uncounted what it has taken ahead. A
     completion that is refused is raised by the step that finds out (`ClaimLost`, say); a loop that is still referred to
-    goes on after that. One loop is for one thread. The other arguments are `claim`'s. Raises `ConfigError`; each step raises
-    what `claim` and `Claim.complete` do.
+    goes on after that. One loop is for one thread. The other arguments are `claim`'s. Raises `ConfigError`; each step
+    raises what `claim` and `Claim.complete` do.
     """
     most, span = number_of_claims(prefetch, "prefetch"), optional_seconds("timeout", timeout)
 
