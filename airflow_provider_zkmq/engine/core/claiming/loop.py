@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed, Owe
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
-from airflow_provider_zkmq.engine.core.tasks.holding import begin
+from airflow_provider_zkmq.engine.core.tasks.beginning import begin
 from airflow_provider_zkmq.engine.core.tasks.settle import complete, fail, release
 from airflow_provider_zkmq.engine.core.writing.chaining import Chain
 from airflow_provider_zkmq.engine.errors import ClaimLost
@@ -152,6 +152,8 @@ def _begin(loop: Loop) -> Procedure[bool]:
             yield from begin(loop.context, first)
         except ClaimLost:
             loop.ready = loop.ready[1:]
+            for claimed in loop.ready:
+                claimed.sent = None  # whatever took the one may have taken these: each of them is to ask, and wait
             continue
         if len(loop.ready) > 1:
             first.following = loop.ready[1]

@@ -159,6 +159,7 @@ def _carry_out(context: Context, claimed: Claimed, build: Callable[[], Procedure
     verdict = yield from commit((yield from together()), anew, by=alone if claimed.chained else send)
     if following is not None and mark is not None and verdict.committed:
         following.ahead = not verdict.plan.changes[0].touches(mark.path)
+        following.sent = None if following.ahead else following.sent  # refused: the next one asks, and waits
     return verdict
 
 

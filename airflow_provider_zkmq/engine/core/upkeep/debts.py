@@ -1,13 +1,15 @@
 """What calls of a client left to be put right: it is paid before the client's next claim, and in the background.
 
 A call that was cut off, or lost its connection at its last step, can do nothing more itself. What it leaves is
-remembered: claims that nobody got, rollbacks, batches to be ended, the lock of a clean-up.
+remembered: claims that nobody got, rollbacks, batches to be ended, the lock of a clean-up; and of handlers that have
+begun, that this does not stand yet.
 """
 
 from __future__ import annotations
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.tasks.beginning import begin_again
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.core.upkeep.lock import release_abandoned_lock
 from airflow_provider_zkmq.engine.core.writing.closing import close_pending
@@ -18,12 +20,14 @@ def in_debt(context: Context) -> bool:
     return bool(
         context.claims.left_behind()
         or context.debts.batches
+        or context.debts.unmarked
         or (context.maintenance.left and not context.maintenance.busy)
     )
 
 
 def pay_debts(context: Context) -> Procedure[int]:
     """Put right what can be; returns how many tasks were given back. Raises `TransportError`: then it is owed still."""
+    yield from begin_again(context)
     count = yield from give_back(context)
     yield from close_pending(context)
     yield from release_abandoned_lock(context)
