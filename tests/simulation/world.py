@@ -60,6 +60,8 @@ class World:
         self.session_timeout, self.request_timeout = 4.0, 10.0
         self.losing: set[Client] = set()
         """Whose next write loses its reply."""
+        self.cutting: dict[Client, float] = {}
+        """Whose connection is cut right after the next write that nobody waits for, and for how many seconds."""
 
     @property
     def now(self) -> float:
@@ -274,7 +276,10 @@ class World:
             self.posted(client, op.multi)
             deadline = self.now + self.request_timeout
             client.outbox.append(Request(op.multi, None, 0, deadline, self.now, op.lost))
-        return client.connected
+            if client in self.cutting:
+                faults.disconnect(self, client, back_in=self.cutting.pop(client))
+            return True
+        return False
 
     def _exchange(self, fiber: Fiber) -> None:
         client = fiber.client

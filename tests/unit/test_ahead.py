@@ -292,8 +292,9 @@ def test_what_may_be_over_begins_only_when_the_server_says_so(why: str) -> None:
     client.do(beginning.begin(client.context, claimed), refuse_posts)
     assert (seen, claimed.ahead) == (expected, False)
     die(client, {"lease": 1})
-    assert Client(client.zk, "other").do(rescue.tend(client.context)) == 1
-    assert client.state("t0").attempt == 1
+    other = Client(client.zk, "other")
+    assert other.do(rescue.tend(other.context)) == 1
+    assert other.state("t0").attempt == 1
 
 
 @pytest.mark.parametrize("options", BOUND, ids=IDS)
