@@ -27,7 +27,11 @@ FRESH_PART: Final = 0.5
 
 
 def begin(context: Context, claimed: Claimed) -> Procedure[None]:
-    """Say that the handling of a claim taken ahead begins. Raises `ClaimLost`. Any other claim has begun already."""
+    """Say that the handling of a claim taken ahead begins: from here on the delivery counts. Raises `ClaimLost`.
+
+    Of a claim of less than a second ago that is sent and not waited for: if it is lost, its settlement tells. Nothing
+    is written for a claim that was not taken ahead.
+    """
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
     if claimed.ahead:
