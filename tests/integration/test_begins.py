@@ -7,15 +7,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import AsyncZkmq, Integer, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine import AsyncZkmq, Claim, Integer, Message, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.writing.pieces import mark_path
-from tests.faulty import CutAfter, CutBefore, Drop, Fault, Faulty, Late, Once, Request
+from tests.faulty import Chance, CutAfter, CutBefore, Drop, Fault, Faulty, Late, Once, Request
 from tests.integration.clients import end_session
 from tests.support import eventually
 
@@ -142,6 +143,25 @@ def test_a_mark_written_again_counts_at_the_end_of_its_session(queue: Queue, doo
         handled: list[str] = []
         mine.worker(lambda task: handled.append(task.id)).run(until_empty=True)
         assert sorted(handled) == ["t0", "t1", "t2"]
+
+
+def test_threads_whose_connection_is_cut_at_their_beginnings(queue: Queue, door: Faulty, root: str) -> None:
+    """Again and again: each task is completed by its first attempt, and nothing is owed in the end."""
+    queue.enqueue_many([Message(b"x", task_id=f"t{number:03}") for number in range(117)])
+    door.plan = Chance(11, 0.2, (CutBefore(), CutAfter()), begins)
+
+    def handle(claim: Claim) -> None:
+        claim.begin()
+        claim.complete()
+
+    with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as client, ThreadPoolExecutor(4) as threads:
+        mine = client.queue("in")
+        while claims := mine.claim_many(40, ahead=True, timeout=0):
+            list(threads.map(handle, claims))
+        eventually(lambda: not mine._context.debts.unmarked, within=20)
+    assert door.cuts
+    tasks = list(queue.tasks())
+    assert (len(tasks), {(str(task.state), task.attempt) for task in tasks}) == (120, {("finished", 1)})
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["ours", "kazoo"])
