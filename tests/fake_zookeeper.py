@@ -22,6 +22,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     GetMany,
     Node,
     Pipeline,
+    Post,
     Reconnect,
     Stat,
     Sync,
@@ -264,8 +265,18 @@ def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
             for depth in range(1, len(parts) + 1):
                 zk.multi(session, (Create("/" + "/".join(parts[:depth])),))
             return None
+        case _:
+            return _request(zk, session, op, faults)
+
+
+def _request(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
+    match op:
         case Multi() | CreateContainer():
             return _write(zk, session, op, faults)
+        case Post(multi, lost):
+            if not _write(zk, session, multi, faults).committed:
+                lost()
+            return True
         case _:
             return zk.read(op)
 

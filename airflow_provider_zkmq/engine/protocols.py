@@ -70,7 +70,10 @@ class Holding(InHand, Protocol[T_co]):
         """Tell how far the task has come, from 0 to 1. Raises `ClaimLost`."""
 
     def begin(self) -> T_co:
-        """Say that the handling of a claim taken ahead begins: from here on it counts. Raises `ClaimLost`."""
+        """Say that the handling of a claim taken ahead begins: from here on it counts. Raises `ClaimLost`.
+
+        Of a claim of less than a second ago that is sent and not waited for: if it is lost, its settlement tells.
+        """
 
 
 class Ending(Protocol[T_co]):

@@ -11,6 +11,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Get,
     GetMany,
     Pipeline,
+    Post,
     Sync,
     Watch,
 )
@@ -483,6 +484,24 @@ def events_before_the_reads_that_show_the_change(w: World) -> None:
     b(Pipeline((Get(w.at("none")), Children(w.base, b.watch("children")), GetMany((x, w.at("none"), x)))))
     b(Pipeline((Multi((Create(w.at("y")),)), Multi((Create(w.at("y")),)), CreateContainer(w.at("y")))))
     b(Children(w.base))
+
+
+@scenario
+def transactions_that_nobody_waits_for(w: World) -> None:
+    """Each comes before what is sent later, and tells of a refusal only, before the later reply."""
+    a, b, x = w.a, w.b, w.at("x")
+    a(Post(Multi((Create(x, b"0"),)), a.watch("made").fire))
+    a(Get(x, a.watch("own")))
+    b(Sync("/"))
+    b(Get(x, b.watch("other")))
+    for version in (0, 0, 1):
+        a(Post(Multi((Check(x), SetData(x, b"n", version))), a.watch(f"set at {version}").fire))
+    a.do(SetData(x, b"last", 2))
+    a(Get(x))
+    b(Sync("/"))
+    b(Get(x))
+    a(Post(Multi((Create(w.at("no", "parent")), Create(w.at("y")))), a.watch("without a parent").fire))
+    a(Children(w.base))
 
 
 @scenario

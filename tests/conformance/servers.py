@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.ops import CreateContainer, Exists, Op, Pipeline, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import CreateContainer, Exists, Op, Pipeline, Post, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.opening import open_session
@@ -98,6 +98,10 @@ class _MemoryClient:
                 return [self.perform(one) for one in ops]
             case Sync():
                 return self._ensemble.sync(self.session)
+            case Post(multi, lost):
+                if not self._ensemble.perform(self.session, multi).committed:
+                    lost()
+                return True
             case _:
                 return self._ensemble.perform(self.session, op)
 

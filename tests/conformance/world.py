@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Node, Op, Stat, Sync, Watch
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Op, Post, Stat, Sync, Watch
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from tests.conformance.servers import Client, Server
 
@@ -62,8 +62,10 @@ class Actor:
             shown = "done" if isinstance(op, Sync) else self._world.comparable(returned)
         except Exception as error:  # noqa: BLE001  whatever it is, both servers must raise it
             shown = f"raises {type(error).__name__}"
-        events = sorted(self._events) if any_order else list(self._events)
-        self._events.clear()
+        events: list[str] = []
+        if not isinstance(op, Post):  # nobody waits for it: what it causes comes before the next reply, whenever
+            events = sorted(self._events) if any_order else list(self._events)
+            self._events.clear()
         self._world.note(f"{self.name}: {_short(op)}", shown, events)
         return returned
 
@@ -83,7 +85,7 @@ class Actor:
 
 
 def _short(op: object) -> str:
-    text = repr(op)
+    text = f"Post({op.multi!r})" if isinstance(op, Post) else repr(op)
     return text if len(text) <= _SHOWN * 4 else f"{text[:_SHOWN]}… ({len(text)} characters)"
 
 

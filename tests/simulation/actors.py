@@ -18,6 +18,7 @@ from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_sel
 from airflow_provider_zkmq.engine.core.reading import log, runs, wait
 from airflow_provider_zkmq.engine.core.tasks import (
     batches,
+    beginning,
     configure,
     departing,
     enqueue,
@@ -233,7 +234,7 @@ def begin_and_handle(client: Client, claimed: Any, rand: random.Random) -> Progr
     context, about, claim = client.context(), {"queue": "q", "held": claimed}, (claimed.task_id, claimed.token)
     begins = rand.random() < 0.8
     if begins and claimed.ahead:
-        call = yield Call("begin", holding.begin(context, claimed), about)
+        call = yield Call("begin", beginning.begin(context, claimed), about)
         begins = call is not None and call.ok
     verb = rand.choice(["complete", "complete", "fail", "release"]) if begins else "release"
     if begins:

@@ -77,11 +77,31 @@ def lose_reply(world: World, client: Client) -> bool:
 
 
 def kill(world: World, client: Client) -> None:
-    """A client dies; its session ends by itworld."""
+    """A client dies; its session ends by itself. What it has given to the system is still delivered."""
     world.tell(f"!! {client.name} dies")
+    _deliver(world, client)
     client.alive, client.connected, client.back_at = False, False, None
     client.hands.clear()
     world.late.append((world.now + world.session_timeout, client.session, None))
+
+
+def _deliver(world: World, client: Client) -> None:
+    """In the order of sending, up to the last post at least; what follows may have waited for a thread to send it.
+
+    Only a network that delivers nothing at that time keeps it back, for longer than the session lives or not.
+    """
+    requests, client.outbox = list(client.outbox), deque()
+    if not client.connected or client.session not in world.zk.at:
+        return
+    given = max((at + 1 for at, request in enumerate(requests) if request.lost is not None), default=0)
+    given = world.random.randint(given, len(requests))
+    writes = [request.op for request in requests[:given] if isinstance(request.op, Multi | CreateContainer)]
+    for op in writes:
+        if client.stalled_until <= world.now:
+            world.tell(f"!! after its death: {short(op)}")
+            world.zk.perform(client.session, op)
+        else:
+            world.late.append((client.stalled_until, client.session, op))
 
 
 def reconnect(world: World, client: Client) -> None:

@@ -8,7 +8,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from tests.simulation.ended import Book
@@ -58,6 +58,7 @@ class History:
         self.members: dict[Key, int] = {}
         world.zk.committed = self.on_commit
         world.sends = self.on_send
+        world.posted = self.marks.posted
 
     def fail(self, oracle: str, detail: str) -> None:
         """An oracle does not hold."""
@@ -94,7 +95,7 @@ class History:
             parts = op.path.split("/")
             if len(parts) > 5:
                 self.marks.noted(parts, op, txn.zxid)
-            if len(parts) < 5 or (isinstance(op, SetData) and parts[3] != "tasks"):
+            if len(parts) < 5 or isinstance(op, Check) or (isinstance(op, SetData) and parts[3] != "tasks"):
                 continue
             queue, top, rest = parts[2], parts[3], parts[4:]
             if top == "tasks":

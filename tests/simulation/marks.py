@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from airflow_provider_zkmq.engine.core.model.notes import taken_ahead
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi, SetData
 from tests.simulation.parts import Client, Violation
 
 Key: TypeAlias = tuple[str, str]
@@ -18,6 +18,16 @@ class Marks:
     def __init__(self) -> None:
         self.ahead: set[Key] = set()
         self.tokens: dict[Key, int] = {}
+        self.sent: set[tuple[str, int]] = set()
+        """Claims whose marks were sent by somebody who did not wait, by task and token."""
+
+    def posted(self, _client: Client, multi: Multi) -> None:
+        """A transaction is sent that nobody waits for: one that says that a handler begins."""
+        for op in multi.ops:
+            if isinstance(op, SetData):
+                queue, top, *rest = op.path.split("/")[2:]
+                key = (queue, rest[0] if top == "tasks" else rest[2])
+                self.sent.add((key[1], self.tokens.get(key, 0)))
 
     def noted(self, parts: list[str], op: Any, zxid: int) -> None:
         """One operation of a transaction, and where it is."""
@@ -31,12 +41,18 @@ class Marks:
             self.tokens[key] = zxid
 
     def ended(self, key: Key, before: TaskState, after: TaskState, clients: list[Client]) -> None:
-        """A claim has ended: what no handler had begun is not counted by a rescue, and what one has is."""
+        """A claim has ended: what no handler had begun is not counted by a rescue, and what one has is.
+
+        A mark that was sent and not waited for may not stand yet, or be lost with the connection. Where its client is
+        killed, all that it has sent arrives: see `faults.kill`.
+        """
         counted = after.history != before.history and after.history[-1].outcome == "rescued"
         if key in self.ahead and counted:
             raise Violation("only what had begun counts an attempt", f"{key[1]}: {after.history[-1]}")
         claim = (key[1], self.tokens.get(key, 0))
         anew = before.requeue and not after.requeue  # another run, whose attempts begin at 0
-        if not anew and after.attempt < before.attempt and any(claim in client.begun for client in clients):
+        begun = any(claim in client.begun for client in clients)
+        on_its_way = key in self.ahead and claim in self.sent
+        if begun and not anew and after.attempt < before.attempt and not on_its_way:
             raise Violation("what had begun counts an attempt", f"{key[1]}: {before.attempt} -> {after.attempt}")
         self.ahead.discard(key)

@@ -97,6 +97,8 @@ MUTANTS: Final = (
     ),
     Mutant("the torn reading of a run", "reading.runs", "== versions[task_id] and (torn or _whole(nodes))", "== versions[task_id]"),
     Mutant("what had not begun is counted", "upkeep.ownerless", "if marks else", "if False else"),
+    Mutant("a mark that is not sent", "tasks.beginning", "if not (yield from _post(context, claimed)):", "if (yield from ()) is False:"),
+    Mutant("a lost mark is forgotten", "tasks.beginning", "    context.debts.unmarked[claimed.task_id, claimed.token] = claimed\n", "    pass\n"),
     Mutant("the first in line that is cut off keeps its turn", "writing.combining", "            if part.leads:", "            if False:"),
     Mutant("what goes together is refused together", "writing.combining", "if len(parts) > 1 and outcome.failed is not None:", "if False:"),
     Mutant("a settlement and the claim after it are refused together", "writing.chaining", "    if outcome.failed is None:\n", "    if True:\n"),

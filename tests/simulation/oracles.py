@@ -168,6 +168,7 @@ class Oracles(History):
     def at_rest(self) -> None:
         """Nobody can move before time passes: nobody sleeps over what it waits for."""
         world = self.world
+        self.begun_is_marked()
         for fiber in world.fibers:
             client, call = fiber.client, fiber.call
             awake = client.alive and client.connected and client.paused_until <= world.now >= client.stalled_until
@@ -181,6 +182,17 @@ class Oracles(History):
                 self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for {call.about['ids']}")
             if call.verb == "wait_batch" and not self._closing(fiber) and self._batch_is_done(call):
                 self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for batch {call.about['batch']}")
+
+    def begun_is_marked(self) -> None:
+        """What has begun says so, or its client knows that it does not yet. Asked when nothing is under way."""
+        for client in self.world.clients:
+            if not client.alive or client.outbox or client.session not in self.world.zk.at:
+                continue
+            for (task, token), claimed in client.hands.items():
+                key, owed = ("q", task), client.context().debts.unmarked
+                held = self.claims.get(key) == token and (task, token) in client.begun and not claimed.lost
+                if held and key in self.marks.ahead and (task, token) not in owed:
+                    self.fail("what has begun is marked", f"{task} ({token}) of {client.name}")
 
     def _seen_to(self, waiter: Fiber) -> bool:
         """Whether another call of the client, after the same tasks, looks now: it calls the others, see `Seats`."""
@@ -267,6 +279,7 @@ class Oracles(History):
                     "trying": context.claims.trying,
                     "joining": context.registration.joining,
                     "batches to be ended": context.debts.batches,
+                    "begun and not marked": context.debts.unmarked,
                     "unburied": context.census.unburied,
                 }
                 left = {name: list(table) for name, table in tables.items() if table}

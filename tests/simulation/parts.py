@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import deque
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,6 +98,8 @@ class Request:
     at: int
     deadline: float
     sent: float
+    lost: Callable[[], None] | None = None
+    """Of a post: to be called where it was not carried out, or perhaps not."""
 
 
 @dataclass(slots=True, eq=False)

@@ -20,6 +20,7 @@ from tests.simulation.world import World
 FAULTS: Final = (
     "lose reply",
     "lose reply",
+    "lose post",
     "disconnect",
     "outage",
     "expire",
@@ -47,6 +48,7 @@ ROLES: Final = (
     "keeper",
 )
 BUSY: Final = ("producer", "producer", "grouper", "looper", "consumer", "operator")
+AHEAD: Final = ("producer", "producer", "prefetcher", "prefetcher", "prefetcher")
 LOOPS: Final = ("producer", "producer", "producer", "looper", "looper")
 READERS: Final = ("follower", "follower", "upkeep", "operator")
 STEPS: Final = 6_000
@@ -108,6 +110,9 @@ def plan(seed: str) -> Plan:
         crew += [Actor(busy, role, 3, rand.randrange(1 << 30)) for role in BUSY]
     if rand.random() < 0.2:  # loops that find something at most of their steps
         crew += [Actor(rand.randrange(clients), role, 4, rand.randrange(1 << 30)) for role in LOOPS]
+    if rand.random() < 0.2:  # handlers that begin one after the other, in several threads of one client
+        busy = rand.randrange(clients)
+        crew += [Actor(busy, role, 4, rand.randrange(1 << 30)) for role in AHEAD]
     followed = rand.random() < 0.3
     if followed:
         crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in READERS]
@@ -268,12 +273,20 @@ def _rest(world: World, oracles: Oracles) -> None:
     faults.pass_time(world, 60.0)
 
 
+def _await_a_write(world: World, client: Client, fault: Fault) -> None:
+    """The connection is cut with the client's next write, if that is of this kind."""
+    if fault.kind == "lose reply":
+        world.losing.add(client)
+    else:
+        world.cutting[client] = 0.1 + 9 * fault.amount**3
+
+
 def _strike(world: World, client: Client, fault: Fault) -> None:
     if not client.alive:
         return
     match fault.kind:
-        case "lose reply":
-            world.losing.add(client)
+        case "lose reply" | "lose post":
+            _await_a_write(world, client, fault)
         case "disconnect":
             faults.disconnect(world, client, back_in=0.1 + fault.amount)
         case "outage":
@@ -300,6 +313,7 @@ def _quiet(world: World, clients: list[Client], oracles: Oracles) -> None:
     world.tell("-- quiet")
     world.quiet, world.lag = True, 0.0
     world.losing.clear()
+    world.cutting.clear()
     world.late = [(world.now, session, op) for _, session, op in world.late]
     faults.arrive(world)  # what was late comes now: a pause, say, would outlast everybody who could end it
     living = [client for client in clients if client.alive]

@@ -17,6 +17,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     CreateContainer,
     EnsureRoot,
     Pipeline,
+    Post,
     Reconnect,
     Sync,
     Tell,
@@ -53,12 +54,15 @@ class World:
         self.returned: Callable[[Fiber, Call], None] = lambda _fiber, _call: None
         self.told_later: Callable[[Client, Any, Any, Exception | None], None] = lambda *_told: None
         self.sends: Callable[[Client, Any], None] = lambda _client, _op: None
+        self.posted: Callable[[Client, Multi], None] = lambda _client, _multi: None
         self.change_points: set[int] = set()
         self.scheduler = "random"
         self.lag = 0.0
         self.session_timeout, self.request_timeout = 4.0, 10.0
         self.losing: set[Client] = set()
         """Whose next write loses its reply."""
+        self.cutting: dict[Client, float] = {}
+        """Whose connection is cut right after the next write that nobody waits for, and for how many seconds."""
 
     @property
     def now(self) -> float:
@@ -254,6 +258,8 @@ class World:
                 fiber.state, fiber.inbox = "ready", call()
             case EnsureRoot():
                 fiber.state, fiber.inbox = "ready", None
+            case Post():
+                fiber.state, fiber.inbox = "ready", self._post(client, op)
             case _:
                 ops = op.ops if isinstance(op, Pipeline) else (op,)
                 if not ops:
@@ -264,6 +270,17 @@ class World:
                 for at, each in enumerate(ops):
                     self.sends(client, each)
                     client.outbox.append(Request(each, fiber, at, deadline, self.now))
+
+    def _post(self, client: Client, op: Post) -> bool:
+        """Nobody waits for it; it is on its way as soon as it is sent."""
+        if client.connected:
+            self.posted(client, op.multi)
+            deadline = self.now + self.request_timeout
+            client.outbox.append(Request(op.multi, None, 0, deadline, self.now, op.lost))
+            if client in self.cutting:
+                faults.disconnect(self, client, back_in=self.cutting.pop(client))
+            return True
+        return False
 
     def _exchange(self, fiber: Fiber) -> None:
         client = fiber.client
@@ -315,6 +332,8 @@ class World:
     def reply(self, request: Request, result: Any) -> None:
         """A reply, an error or nothing known comes back for a request."""
         fiber = request.fiber
+        if request.lost is not None and not (isinstance(result, Outcome) and result.committed):
+            request.lost()
         if fiber is None:
             return
         if isinstance(result, Outcome):

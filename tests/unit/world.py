@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
-from airflow_provider_zkmq.engine.core.protocol.ops import Op, Pipeline
+from airflow_provider_zkmq.engine.core.protocol.ops import Op, Pipeline, Post
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.errors import ZkmqError
@@ -23,7 +23,7 @@ from tests.fake_zookeeper import UNKNOWN, Crash, FakeZooKeeper, Faults, check_tr
 
 #: Says what becomes of an operation: None for nothing, an error to throw instead of it, or one of the words below.
 Fault = Callable[[Op], Any]
-LOST_REPLY, LOST_REQUEST, BROKEN_OFF = "lost reply", "lost request", "broken off"
+LOST_REPLY, LOST_REQUEST, BROKEN_OFF, NOT_SENT = "lost reply", "lost request", "broken off", "not sent"
 NO_TRIES = 2_000
 
 
@@ -97,11 +97,13 @@ class Client:
         if isinstance(effect, Exception):
             raise effect
         if effect == LOST_REQUEST:
-            return UNKNOWN
+            return _unanswered(op)
+        if effect == NOT_SENT and isinstance(op, Post):
+            return False
         result = execute(self.zk, self.session, op, Faults())
         if effect == BROKEN_OFF:
             raise Crash
-        return UNKNOWN if effect == LOST_REPLY else result
+        return _unanswered(op) if effect == LOST_REPLY else result
 
     def put(self, data: bytes = b"x", **options: Any) -> str:
         return self.do(enqueue.enqueue(self.context, Message(data, **options)))
@@ -140,6 +142,14 @@ class Client:
 
     def check(self) -> dict[str, TaskState]:
         return check_tree(self.zk, self.context)
+
+
+def _unanswered(op: Any) -> Any:
+    """What a procedure gets for a write whose reply does not come."""
+    if isinstance(op, Post):
+        op.lost()
+        return True
+    return UNKNOWN
 
 
 def new_queue(**conf: Any) -> Client:

@@ -18,15 +18,21 @@ LOOK_SECONDS: Final = 5.0
 
 
 def pay(session: Session, context: Context) -> None:
-    """Have what is owed put right by a thread of its own, as soon as there is a connection; one at a time is enough."""
+    """Have what is owed put right by a thread of its own, as soon as there is a connection; one at a time is enough.
+
+    From any thread: the connection's own must not wait for the client's lock, under which a signal's handler may wait
+    for the connection's thread.
+    """
+    if not context.debts.paying and not session.closed:
+        with contextlib.suppress(RuntimeError):  # no thread is to be had: before the next claim it is put right, too
+            threading.Thread(target=_pay, args=(session, context), name="zkmq-debts", daemon=True).start()
+
+
+def _pay(session: Session, context: Context) -> None:
     with session.memory:
         if context.debts.paying:
             return
         context.debts.paying = True
-    threading.Thread(target=_pay, args=(session, context), name="zkmq-debts", daemon=True).start()
-
-
-def _pay(session: Session, context: Context) -> None:
     try:
         while _goes_on(session, context):
             seen = session.changed.count
@@ -41,7 +47,12 @@ def _pay(session: Session, context: Context) -> None:
 
 
 def _goes_on(session: Session, context: Context) -> bool:
-    """Whether anything is owed still; decided with the client's memory to ourselves, so no debt falls in between."""
+    """Whether anything is owed still; no debt falls in between.
+
+    What is owed later is owed by somebody who has the client's memory after us; or, without it, by somebody who notes
+    the debt first and then asks whether anybody pays: nobody is said to, before it is asked what is owed.
+    """
     with session.memory:
+        context.debts.paying = False
         context.debts.paying = in_debt(context) and not session.closed
         return context.debts.paying

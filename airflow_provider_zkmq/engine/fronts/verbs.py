@@ -35,6 +35,7 @@ from airflow_provider_zkmq.engine.core.reading.inspect import Task
 from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
 from airflow_provider_zkmq.engine.core.tasks import (
     batches,
+    beginning,
     configure,
     enqueue_new,
     holding,
@@ -73,7 +74,7 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     snooze = settling(settle.snooze)
     extend = settling(holding.extend)
     progress = settling(holding.progress)
-    begin = settling(holding.begin)
+    begin = settling(beginning.begin)
     settle = settling(settle_by_outcome)
 
     def _explained(self, procedure: Procedure[T]) -> Procedure[T]:

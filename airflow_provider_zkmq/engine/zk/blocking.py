@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait, Within
+from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Post, Reconnect, Tell, Wait, Within
 from airflow_provider_zkmq.engine.core.protocol.seats import Seat
 from airflow_provider_zkmq.engine.errors import TransportError
 from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
+from airflow_provider_zkmq.engine.zk.posting import post
 from airflow_provider_zkmq.engine.zk.replies import failed, receive
 from airflow_provider_zkmq.engine.zk.root import ensure_root
 from airflow_provider_zkmq.engine.zk.session import Session
@@ -45,6 +46,8 @@ def execute(session: Session, op: Op, patience: Patience) -> Any:
             return carry_out(session, ensure_root(path), patience)
         case Tell(call):
             return call()
+        case Post():
+            return post(session, op)
         case _:
             return _pipeline(session, (op,), patience)[0]
 

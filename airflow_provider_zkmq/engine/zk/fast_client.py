@@ -37,6 +37,13 @@ class FastClient(Client):
         if refused is not None:
             reply.set_exception(refused)
 
+    def give(self, request: Any, reply: Any) -> bool:
+        """Send a request, and what is queued before it, from this thread, if it can at once; whether that was done."""
+        queued = Queued(request, request.serialize(), reply)
+        with self.outbox.lock, contextlib.suppress(OSError):
+            return self._state not in REFUSED and self.outbox.give(queued)
+        return False  # closed meanwhile
+
     def flush(self) -> None:
         """Send what was posted with `more` to come."""
         with contextlib.suppress(OSError):  # closed: what is under way has failed, or will

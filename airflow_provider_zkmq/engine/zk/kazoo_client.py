@@ -43,6 +43,10 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
             bell.send(b"\0")
             raise
 
+    def give(self, request: Any, reply: Any) -> bool:  # noqa: ARG002
+        """Send a request from this thread, if that may do so; whether it was sent. kazoo leaves sending to its own."""
+        return False
+
     def flush(self) -> None:
         """Send what was posted with `more` to come: kazoo sends each request by itself, and has done so."""
 

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Reconnect, Tell, Wait, Within
+from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Post, Reconnect, Tell, Wait, Within
 from airflow_provider_zkmq.engine.core.protocol.seats import Seat
 from airflow_provider_zkmq.engine.errors import TransportError
 from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
+from airflow_provider_zkmq.engine.zk.posting import post
 from airflow_provider_zkmq.engine.zk.replies import failed, receive
 from airflow_provider_zkmq.engine.zk.root import ensure_root
 from airflow_provider_zkmq.engine.zk.session import Session
@@ -50,6 +51,8 @@ async def execute(session: Session, op: Op, patience: Patience) -> Any:
             return await carry_out(session, ensure_root(path), patience)
         case Tell(call):
             return call()
+        case Post():
+            return post(session, op)
         case _:
             return (await _pipeline(session, (op,), patience))[0]
 

@@ -94,6 +94,17 @@ class Outbox:
             self._ring()
             raise
 
+    def give(self, queued: Queued) -> bool:
+        """Send a request from this thread if it may write now; whether the system has all of it. Under the lock.
+
+        Where the socket takes a part only, the rest of it is left to the connection's thread. An interrupt does what it
+        does to `post`.
+        """
+        if self._socket is None or self._rest or self._writing or self._sending:
+            return False
+        self.post(queued)
+        return not self._rest and not self._queued
+
     def flush(self) -> None:
         """Send what waits; an interrupt does what it does to `post`. Raises `OSError` if the bell is gone."""
         with self.lock:

@@ -131,6 +131,16 @@ class Session:
         self.requests[name] = self.requests.get(name, 0) + 1
         self.client.post(request, reply, more=more)
 
+    def send_now(self, name: str, request: Any, reply: Any) -> bool:
+        """Send a request if this thread can do so at once; whether the system has all of it. Counted if it has.
+
+        What of it did not fit is sent later, and its reply comes.
+        """
+        given = bool(self.client.give(request, reply))
+        if given:
+            self.requests[name] = self.requests.get(name, 0) + 1
+        return given
+
     def flush_soon(self) -> None:
         """Send what was posted on the running loop, together with what else is posted there in this round of it.
 

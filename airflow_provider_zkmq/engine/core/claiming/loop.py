@@ -19,9 +19,9 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.outcomes import Success
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Wait
 from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
+from airflow_provider_zkmq.engine.core.tasks.beginning import begin
 from airflow_provider_zkmq.engine.core.tasks.departing import settle_later, settle_leaving
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
-from airflow_provider_zkmq.engine.core.tasks.holding import begin
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.core.tasks.settle import checked_result, fail, release
 from airflow_provider_zkmq.engine.errors import ClaimLost, Unavailable, ZkmqError
@@ -159,6 +159,8 @@ def _begin(loop: Loop) -> Procedure[bool]:
             yield from begin(loop.context, loop.ready[0])
         except ClaimLost:
             loop.ready = loop.ready[1:]
+            for claimed in loop.ready:
+                claimed.sent = None  # whatever took the one may have taken these: each of them is to ask, and wait
         else:
             return True
     return False

@@ -44,7 +44,7 @@ class CallerLeft(Exception):
 class Wanted:
     """What a consumer asks for. ``lease`` (seconds): the claim outlives the process; None: it ends with its session.
 
-    ``ahead``: the handling of all but the first begins later, see `core.tasks.holding.begin`.
+    ``ahead``: the handling of all but the first begins later, see `core.tasks.beginning.begin`.
     """
 
     selector: Selector
@@ -180,7 +180,7 @@ def _send(context: Context, taker: Taker, claims: Sequence[Claimed], plans: Sequ
     verdict = yield from commit(plan, by=taker.look.departure.send)
     if verdict.committed:
         for claimed in claims:
-            context.claims.receive(claimed, verdict.outcome.zxid or 0)
+            context.claims.receive(claimed, verdict.outcome.zxid or 0, verdict.outcome.sent)
         taker.taken.extend(claims)
         return None
     context.claims.strike(taker.look.caller, sending)

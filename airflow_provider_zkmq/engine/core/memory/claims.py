@@ -35,6 +35,8 @@ class Claimed:
     lost: bool = False
     cancelled: bool = False
     session: int = 0
+    sent: float | None = None
+    """When the transaction that claimed it was sent, by the driver's monotonic clock; None: that is not known."""
     ahead: bool = False
     """Taken ahead, and no handler has begun: until one does, the death of its consumer counts no attempt."""
     chained: bool = False
@@ -133,12 +135,12 @@ class Claims:
     trying: set[str] = field(default_factory=set)
     """The entries that threads of this client are claiming."""
 
-    def receive(self, claimed: Claimed, token: int) -> None:
+    def receive(self, claimed: Claimed, token: int, sent: float | None = None) -> None:
         """Remember a claim; of two of the same task in this process the older one can only be lost.
 
         The older one may be the one that is learnt of last: its reply was long on its way.
         """
-        claimed.token = token
+        claimed.token, claimed.sent = token, sent
         other = self.in_hand.get(claimed.task_id)
         if other is not None and other.token > claimed.token:
             claimed.lost = True

@@ -90,6 +90,7 @@ class Context:
         self.registration.consumer = self.registration.cancel_watch = None
         self.census = Census()
         self.debts.batches.clear()
+        self.debts.unmarked.clear()
         self.maintenance.left = False
         self.quarantine = Quarantine()
         self.postponed.pauses.clear()

@@ -1,11 +1,13 @@
 """What calls left to be put right, besides claims.
 
-Owners: `core.writing.closing`, `core.tasks.holder`, `core.upkeep.lock`.
+Owners: `core.writing.closing`, `core.tasks.holder`, `core.tasks.beginning`, `core.upkeep.lock`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 
 
 @dataclass(slots=True, eq=False)
@@ -16,8 +18,13 @@ class Debts:
     """Batches whose last member may be off, and which were not ended."""
     orphans: dict[str, str] = field(default_factory=dict)
     """Of claims that were lost while their session lives: the task by the note, which may still stand."""
+    unmarked: dict[tuple[str, int], Claimed] = field(default_factory=dict)
+    """Claims whose handlers have begun, and where that does not stand, by task and token.
+
+    The connection's thread adds to it, without the client's lock: it is read as a copy, and changed by a statement.
+    """
     paying: bool = False
-    """A thread puts things right in the background; changed with the client's lock held."""
+    """A thread puts things right in the background; changed with the client's lock held, read without it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -23,4 +23,7 @@ class Runtime:
     unwatch: Callable[[str], None]
     """Nobody waits for changes of this znode's data any more: its watch may go. Does not wait, does not raise."""
     pay: Callable[[], None]
-    """Have what calls have left (`core.upkeep.debts`) put right in the background. Does not wait, does not raise."""
+    """Have what calls have left (`core.upkeep.debts`) put right in the background; from any thread.
+
+    Does not wait, does not raise.
+    """

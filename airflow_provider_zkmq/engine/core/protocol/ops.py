@@ -117,6 +117,21 @@ class GetMany:
 
 
 @dataclass(frozen=True, slots=True)
+class Post:
+    """Send a transaction, and wait neither for its reply nor for a connection → bool: the system has all of it.
+
+    What was given to the system is sent although this process dies, before every later request of the session. False:
+    it was not sent, or not known to be; sent once more it must do no harm. Raises nothing for a lost connection.
+
+    ``lost``: called where it turns out not to have been carried out, or perhaps not: refused, or not answered. From the
+    connection's thread: it neither waits nor raises, and takes no lock of the client's. It may be called twice.
+    """
+
+    multi: Multi
+    lost: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class CreateContainer:
     """Create a container znode, which the server deletes some time after its last child went → `Outcome`."""
 
@@ -197,6 +212,7 @@ Op: TypeAlias = (
     | Exists
     | GetMany
     | Multi
+    | Post
     | CreateContainer
     | Pipeline
     | Wait

@@ -13,10 +13,8 @@ from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, 
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Failure, Ops, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, current_claim
 from airflow_provider_zkmq.engine.core.tasks.holder import Holding
-from airflow_provider_zkmq.engine.core.writing.pieces import beginning, lease_path, notes_of
-from airflow_provider_zkmq.engine.errors import (
-    ConfigError,
-)
+from airflow_provider_zkmq.engine.core.writing.pieces import lease_path, notes_of
+from airflow_provider_zkmq.engine.errors import ConfigError
 
 
 def progress(context: Context, claimed: Claimed, value: float, note: str = "") -> Procedure[None]:
@@ -31,7 +29,7 @@ def progress(context: Context, claimed: Claimed, value: float, note: str = "") -
     record = dump(claimed.claim | {"progress": value, "note": clip(str(note))})
     # The record's version alone may be that of another run of the same id; the claim's note is this one's.
     notes = [Check(note) for note in notes_of(context, claimed.task_id, claimed.state)]
-    yield from _check_and_set(context, claimed, SetData(path, record), notes)
+    yield from check_and_set(context, claimed, SetData(path, record), notes)
 
 
 def extend(context: Context, claimed: Claimed, lease: Duration) -> Procedure[None]:
@@ -46,23 +44,10 @@ def extend(context: Context, claimed: Claimed, lease: Duration) -> Procedure[Non
         yield from current_claim(context, claimed.task_id, claimed.token)
         return
     record = dump({"seconds": span, "consumer": claimed.state.consumer})
-    yield from _check_and_set(context, claimed, SetData(lease_path(context, claimed.state), record))
+    yield from check_and_set(context, claimed, SetData(lease_path(context, claimed.state), record))
 
 
-def begin(context: Context, claimed: Claimed) -> Procedure[None]:
-    """Say that the handling of a claim taken ahead begins: from here on the delivery counts. Raises `ClaimLost`.
-
-    Until then the death of its consumer, or the end of its lock or lease, counts no attempt. Nothing is written for
-    any other claim.
-    """
-    if claimed.lost:
-        raise claim_lost(claimed.task_id, claimed.token)
-    if claimed.ahead:
-        yield from _check_and_set(context, claimed, beginning(context, claimed))
-        claimed.ahead = False
-
-
-def _check_and_set(context: Context, claimed: Claimed, op: SetData, notes: Sequence[WriteOp] = ()) -> Procedure[None]:
+def check_and_set(context: Context, claimed: Claimed, op: SetData, notes: Sequence[WriteOp] = ()) -> Procedure[None]:
     """Write to a znode of the claim while it is the current one."""
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)

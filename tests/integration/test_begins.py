@@ -1,0 +1,178 @@
+"""Beginning without waiting for the reply, on a real server: killed at once, and cut right after."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine import AsyncZkmq, Claim, Integer, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.writing.pieces import mark_path
+from tests.faulty import Chance, CutAfter, CutBefore, Drop, Fault, Faulty, Late, Once, Request
+from tests.integration.clients import end_session
+from tests.support import eventually
+
+ROOT_FOLDER = Path(__file__).parents[2]
+#: A consumer that takes three tasks ahead, begins the second one, and is gone before anything else of it runs.
+KILLED = """
+import os, signal, sys
+from airflow_provider_zkmq.engine import Zkmq
+hosts, root, lease = sys.argv[1:]
+with Zkmq.connect(hosts, root=root, session_timeout=3.0) as zk:
+    claims = zk.queue("in").claim_many(3, ahead=True, lease=float(lease) or None, timeout=10)
+    claims[1].begin()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def queue(zk: Zkmq) -> Queue:
+    made = zk.queue("in")
+    made.configure(policy=RetryPolicy(attempts=3, factor=0), filters={"wanted": Integer()})
+    made.enqueue_many([Message(b"x", task_id=f"t{number}") for number in range(3)])
+    return made
+
+
+@pytest.fixture
+def door(zookeeper: str) -> Iterator[Faulty]:
+    with Faulty(zookeeper) as made:
+        yield made
+
+
+def attempts_after_rescue(queue: Queue) -> list[int]:
+    """Look after the queue, as a claim does that finds nothing to its taste, until nothing is claimed any more."""
+    eventually(lambda: (queue.claim(selector="wanted==1"), queue.counts()["claimed"] == 0)[1], within=60)
+    return [queue.task(f"t{number}").attempt for number in range(3)]
+
+
+@pytest.mark.parametrize("lease", [0.0, 4.0], ids=["bound", "leased"])
+def test_a_kill_right_after_the_beginning_counts_it(queue: Queue, zookeeper: str, root: str, lease: float) -> None:
+    """What a task does that kills its process in its first statement: it counts each time, or would come for ever."""
+    for times in (1, 2):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, zookeeper, root, str(lease)], cwd=ROOT_FOLDER, timeout=60, check=False
+        )
+        assert done.returncode == -signal.SIGKILL
+        assert sum(attempts_after_rescue(queue)) == 2 * times, "the first begins with its claim, the third never"
+    handled: list[str] = []
+    queue.worker(lambda task: handled.append(task.id)).run(until_empty=True)
+    assert sorted(handled) == ["t0", "t1", "t2"]
+
+
+def begins(request: Request) -> bool:
+    """Whether a request says that a handler begins, and nothing else: no other transaction sets a note of a claim."""
+    kinds = [kind for kind, _ in request.operations]
+    return bool(kinds) and set(kinds) == {"check", "setData"}
+
+
+def is_marked(queue: Queue, claimed: Claimed) -> bool:
+    """Whether it stands that the handler of a claim has begun."""
+    data, _ = queue._session.client.get(mark_path(queue._context, claimed.task_id, claimed.state))
+    return b'"ahead"' not in data
+
+
+def marked_again(queue: Queue, mine: Any, claims: list[Claimed]) -> None:
+    """The mark comes to stand while the handler runs, and nothing is owed any more; what waits has not begun."""
+    begun, waiting = claims[1], claims[2]
+    eventually(lambda: is_marked(queue, begun), within=20)
+    eventually(lambda: not mine._context.debts.unmarked, within=20)
+    assert not is_marked(queue, waiting)
+
+
+@pytest.mark.parametrize("lease", [None, 60.0], ids=["bound", "leased"])
+@pytest.mark.parametrize(
+    "fault", [CutBefore(), CutAfter(), Late(0.2), Drop(1.0)], ids=["before", "after", "late", "away"]
+)
+def test_a_connection_cut_right_after_the_beginning(
+    queue: Queue, door: Faulty, root: str, fault: Fault, lease: float | None
+) -> None:
+    """Nobody waits for it, and the mark is written again while the handler goes on; it completes, once."""
+    with Zkmq.connect(door.hosts, root=root, session_timeout=10, gc=False) as client:
+        mine = client.queue("in")
+        claims = mine.claim_many(3, ahead=True, lease=lease, timeout=10)
+        door.plan = Once(begins, fault)
+        claims[1].begin()
+        assert not claims[1].ahead
+        assert door.plan.met.wait(20)
+        marked_again(queue, mine, [each._claimed for each in claims])
+        claims[1].complete()
+        claims[0].complete()
+        claims[2].release()
+        assert [task.attempt for task in map(queue.task, ("t0", "t1", "t2"))] == [1, 1, 0]
+    taken = queue.claim(timeout=10)
+    assert taken is not None
+    assert taken.task.id == "t2"
+    taken.complete()
+    assert queue.counts()["finished"] == 3
+
+
+async def test_a_connection_cut_right_after_the_beginning_on_a_loop(queue: Queue, door: Faulty, root: str) -> None:
+    """The same for coroutines."""
+    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=10, gc=False) as client:
+        mine = client.queue("in")
+        claims = await mine.claim_many(3, ahead=True, timeout=10)
+        door.plan = Once(begins, CutBefore())
+        await claims[1].begin()
+        assert not claims[1].ahead
+        assert await asyncio.to_thread(door.plan.met.wait, 20)
+        await asyncio.to_thread(marked_again, queue, mine, [each._claimed for each in claims])
+        for each in claims[:2]:
+            await each.complete()
+        await claims[2].release()
+    assert [task.attempt for task in map(queue.task, ("t0", "t1", "t2"))] == [1, 1, 0]
+
+
+def test_a_mark_written_again_counts_at_the_end_of_its_session(queue: Queue, door: Faulty, root: str) -> None:
+    """After the cut the session ends while the handler runs: it counts, and who settles hears that it is lost."""
+    with Zkmq.connect(door.hosts, root=root, session_timeout=10, gc=False) as client:
+        mine = client.queue("in")
+        claims = mine.claim_many(3, ahead=True, timeout=10)
+        door.plan = Once(begins, CutBefore())
+        claims[1].begin()
+        marked_again(queue, mine, [each._claimed for each in claims])
+        end_session(client)
+        assert attempts_after_rescue(queue) == [1, 1, 0]
+        handled: list[str] = []
+        mine.worker(lambda task: handled.append(task.id)).run(until_empty=True)
+        assert sorted(handled) == ["t0", "t1", "t2"]
+
+
+def test_threads_whose_connection_is_cut_at_their_beginnings(queue: Queue, door: Faulty, root: str) -> None:
+    """Again and again: each task is completed by its first attempt, and nothing is owed in the end."""
+    queue.enqueue_many([Message(b"x", task_id=f"t{number:03}") for number in range(117)])
+    door.plan = Chance(11, 0.2, (CutBefore(), CutAfter()), begins)
+
+    def handle(claim: Claim) -> None:
+        claim.begin()
+        claim.complete()
+
+    with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as client, ThreadPoolExecutor(4) as threads:
+        mine = client.queue("in")
+        while claims := mine.claim_many(40, ahead=True, timeout=0):
+            list(threads.map(handle, claims))
+        eventually(lambda: not mine._context.debts.unmarked, within=20)
+    assert door.cuts
+    tasks = list(queue.tasks())
+    assert (len(tasks), {(str(task.state), task.attempt) for task in tasks}) == (120, {("finished", 1)})
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["ours", "kazoo"])
+def test_beginning_costs_a_request(zookeeper: str, root: str, queue: Queue, fast: bool) -> None:
+    """One transaction, posted or not; where nothing can be posted it is waited for."""
+    with Zkmq.connect(zookeeper, root=root, gc=False, fast_connection=fast) as client:
+        claims = client.queue("in").claim_many(3, ahead=True, timeout=10)
+        before = client.requests["Multi"]
+        for claim in claims:
+            claim.begin()
+        assert client.requests["Multi"] - before == 2
+        for claim in claims:
+            claim.complete()
+    assert queue.counts()["finished"] == 3
