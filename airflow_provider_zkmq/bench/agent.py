@@ -14,7 +14,7 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
-from airflow_provider_zkmq.bench import ours, ours_awaited, ours_deep, waking
+from airflow_provider_zkmq.bench import crowding, ours, ours_awaited, ours_deep, waking
 from airflow_provider_zkmq.bench.clients import Clients
 from airflow_provider_zkmq.bench.jobs import Asked, BenchError, Run, Verb
 from airflow_provider_zkmq.bench.lines import Answer, serve
@@ -23,7 +23,7 @@ from airflow_provider_zkmq.bench.profiling import Profile, shares
 
 VERBS: Final[dict[str, Verb]] = {
     name: verb
-    for module in (ours, ours_awaited, ours_deep, waking, bare, flat, recipes)
+    for module in (ours, ours_awaited, ours_deep, waking, crowding, bare, flat, recipes)
     for name, verb in module.VERBS.items()
 }
 
@@ -38,6 +38,8 @@ def measured(run: Run) -> Answer:
     waits = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - switches
     if done.seconds is not None:
         answer["seconds"] = done.seconds
+    if done.memory is not None:
+        answer["memory"] = done.memory
     return answer | {"ended": begun + answer["seconds"], "tasks": done.tasks, "waits": waits}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from airflow_provider_zkmq.bench.crowding import MANY_WAITERS, WAITERS
 from airflow_provider_zkmq.bench.jobs import AT_ONCE
 from airflow_provider_zkmq.bench.peers.curator import curator_agent
 from airflow_provider_zkmq.bench.peers.postgres import postgres_agent
@@ -188,6 +189,7 @@ _SHORT: Final = (
     _HANDLERS,
     _MIXED,
     WAKING,
+    WAITERS,
     _PAYLOADS,
     _GC,
 )
@@ -206,4 +208,5 @@ def catalogue(depth: int = DEPTH) -> tuple[Row, ...]:
         _deep("depth", "claim and complete, by what is pending", "claim-deep", "pending", _SLOW, 100, depth),
         _deep("depth-cold", "a client's first claim, by what is pending", "claim-cold", "pending", 0.1, 100, depth),
         _deep("filtered", "filtered claim, by what does not fit", "claim-filtered", "foreign", _SLOW, 0, depth),
+        MANY_WAITERS,
     )
