@@ -9,6 +9,7 @@ from airflow_provider_zkmq.bench.crowding import MANY_WAITERS, WAITERS
 from airflow_provider_zkmq.bench.jobs import AT_ONCE
 from airflow_provider_zkmq.bench.peers.curator import curator_agent
 from airflow_provider_zkmq.bench.peers.postgres import postgres_agent
+from airflow_provider_zkmq.bench.peers.redis import redis_agent
 from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 from airflow_provider_zkmq.bench.waking import WAKING
 
@@ -17,6 +18,7 @@ _SLOW: Final = 0.3
 _CONSUMERS: Final = 4
 _ours: Final = partial(Way, ours=True)
 _postgres: Final = partial(Way, agent=postgres_agent, elsewhere=True)
+_redis: Final = partial(Way, agent=redis_agent, elsewhere=True)
 DEPTH: Final = 100_000
 _CLAIMS: Final = _ours("claims()", "claims")
 _IN_GROUPS: Final = _ours("claims(prefetch=32)", "claims", 32)
@@ -35,6 +37,7 @@ _ENQUEUE: Final = Row(
         Way("flat algorithm", "flat-enqueue", share=_SLOW),
         Way("Curator DistributedQueue", "put", agent=curator_agent),
         _postgres("PostgreSQL, a row", "insert"),
+        _redis("Redis, LPUSH", "put"),
     ),
     (Goal("enqueue()", 0.9, "kazoo Queue.put, one znode"), Goal("enqueue()", 5, "flat algorithm")),
 )
@@ -47,6 +50,7 @@ _ENQUEUE_MANY: Final = Row(
         Way("kazoo put_all, flat", "locking-put-all", share=4),
         Way("Curator DistributedQueue, asynchronous", "put-async", share=4, agent=curator_agent),
         _postgres("PostgreSQL, 100 rows", "insert-many", share=4),
+        _redis("Redis, LPUSH of 100", "put-many", share=4),
     ),
     (
         Goal("enqueue_many()", 0.8, "bare client, the same znodes"),
@@ -68,6 +72,7 @@ _CLAIM: Final = Row(
         Way("Curator DistributedQueue, at most once", "consume", share=_SLOW, agent=curator_agent),
         Way("Curator with lock path", "consume-locked", share=_SLOW, agent=curator_agent),
         _postgres("PostgreSQL, SKIP LOCKED", "consume"),
+        _redis("Redis, LMOVE and LREM", "consume"),
     ),
     (
         Goal("claims()", 2, "kazoo Queue, at most once"),
@@ -104,6 +109,7 @@ _ASYNCIO: Final = (
             Way("kazoo LockingQueue.put, one caller", "locking-put"),
             Way("Curator DistributedQueue, asynchronous", "put-async", share=3, agent=curator_agent),
             _postgres("PostgreSQL, 64 clients", "insert", AT_ONCE, share=3),
+            _redis("Redis, 64 clients", "put", AT_ONCE, share=3),
         ),
         (
             Goal("enqueue()", 4, "kazoo LockingQueue.put, one caller"),
@@ -117,6 +123,7 @@ _ASYNCIO: Final = (
             _ours("claim()", "asyncio-claim", share=3),
             Way("kazoo LockingQueue, one caller", "locking-get", share=_SLOW),
             _postgres("PostgreSQL, 64 clients", "consume", AT_ONCE, share=3),
+            _redis("Redis, 64 clients", "consume", AT_ONCE, share=3),
         ),
         (Goal("claim()", 20, "kazoo LockingQueue, one caller"),),
     ),
@@ -131,6 +138,7 @@ _PROCESSES: Final = Row(
         Way("kazoo LockingQueue", "locking-get", processes=_CONSUMERS, share=_SLOW),
         Way("flat algorithm", "flat-claim", processes=_CONSUMERS, share=_SLOW),
         _postgres("PostgreSQL, 4 clients", "consume", _CONSUMERS),
+        _redis("Redis, 4 clients", "consume", _CONSUMERS, share=2),
     ),
     (
         Goal("claims(prefetch=32)", 8, "kazoo Queue, at most once"),

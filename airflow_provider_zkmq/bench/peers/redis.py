@@ -1,0 +1,173 @@
+"""Redis as a reliable queue: a task is moved to a list of what is being handled, and removed from it when it is done.
+
+``python -m airflow_provider_zkmq.bench.peers.redis`` is an agent, which reads the lines that those of ours read. Each
+write is on the disk before it is acknowledged (``appendfsync always``), as in a ZooKeeper. Each client is a thread with
+a connection of its own; a consumer that dies leaves its task in the second list, where somebody must look for it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, Self
+from uuid import uuid4
+
+from airflow_provider_zkmq.bench.jobs import PAYLOAD, BenchError, Done, SkippedError, drained, groups, times
+from airflow_provider_zkmq.bench.lines import Answer, serve
+from airflow_provider_zkmq.bench.peers.guarded import expect, start
+from airflow_provider_zkmq.bench.timing import measured
+
+Reply = bytes | int | None
+_TASKS, _HANDLED = b"tasks", b"handled"
+_SETTINGS: Final = {"port": "0", "unixsocket": "socket", "appendonly": "yes", "appendfsync": "always", "save": ""}
+_PATIENCE_S: Final = 60.0
+
+
+def redis_agent(_hosts: str, _root: str) -> list[str]:
+    """The command line of an agent."""
+    return [sys.executable, "-m", "airflow_provider_zkmq.bench.peers.redis"]
+
+
+class Connection:
+    """One connection to a server, on which one command follows the other."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(_PATIENCE_S)
+        self._socket.connect(str(path))
+        self._replies = self._socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        """It is open already."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close it."""
+        self._replies.close()
+        self._socket.close()
+
+    def call(self, *words: bytes) -> Reply:
+        """A command's reply. Raises `BenchError` for an error."""
+        parts = [b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)]
+        self._socket.sendall(b"".join(parts))
+        line = self._replies.readline()
+        kind, rest = line[:1], line[1:-2]
+        if kind == b"$":
+            size = int(rest)
+            return None if size < 0 else self._replies.read(size + 2)[:-2]
+        if kind not in {b"+", b":"}:
+            raise BenchError(f"Redis answers {words[0].decode()} with {line.decode(errors='replace').strip()!r}")
+        return int(rest) if kind == b":" else rest
+
+
+def put(connection: Connection, tasks: int) -> int:
+    """One after the other."""
+    return times(tasks, lambda: connection.call(b"LPUSH", _TASKS, _new(PAYLOAD)))
+
+
+def put_many(connection: Connection, tasks: int) -> int:
+    """A hundred in each command."""
+    for payloads in groups(tasks):
+        connection.call(b"LPUSH", _TASKS, *map(_new, payloads))
+    return tasks
+
+
+def consume(connection: Connection, _tasks: int = 0) -> int:
+    """Take what is there, one after the other, and be done with it."""
+    return drained(lambda: _step(connection))
+
+
+def _new(payload: bytes) -> bytes:
+    """A task like no other: it is removed by what it is."""
+    return uuid4().bytes + payload
+
+
+def _step(connection: Connection) -> bool | None:
+    task = connection.call(b"LMOVE", _TASKS, _HANDLED, b"RIGHT", b"LEFT")
+    if not isinstance(task, bytes):
+        return None
+    connection.call(b"LREM", _HANDLED, b"1", task)
+    return True
+
+
+VERBS: Final[dict[str, Callable[[Connection, int], int]]] = {"put": put, "put-many": put_many, "consume": consume}
+
+
+@contextmanager
+def running() -> Iterator[Path]:
+    """The socket of a server of the benchmark's own. Raises `SkippedError` where none is installed."""
+    program = shutil.which("redis-server")
+    if program is None:
+        raise SkippedError("redis-server is not installed: Redis is measured where it is (apt install redis-server)")
+    with tempfile.TemporaryDirectory(prefix="zkmq-redis-", ignore_cleanup_errors=True) as made:
+        folder = Path(made)
+        options = [word for name, value in _SETTINGS.items() for word in (f"--{name}", value)]
+        server = start([program, *options], folder, "TERM")
+        try:
+            expect(server, folder, "Redis", lambda: _serves(folder / "socket"))
+            yield folder / "socket"
+        finally:
+            server.communicate()  # closes its guard's input, and waits for its end
+
+
+def _serves(path: Path) -> bool:
+    try:
+        with Connection(path) as connection:
+            return connection.call(b"PING") == b"PONG"
+    except OSError:
+        return False
+
+
+class Agent:
+    """A server, which is started with the first line, and lists, which each measurement makes anew."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._path: Path | None = None
+        self._connections: list[Connection] = []
+        self._asked = "put", 0
+        self._clients = 1
+
+    def answer(self, word: str, *words: str) -> Answer:
+        """Do what a line asks for."""
+        if word == "fill":
+            self._fill(words[0], int(words[2]), int(words[3]))
+        return measured(self._run) if word == "run" else {}
+
+    def _connect(self, clients: int) -> list[Connection]:
+        if self._path is None:
+            self._path = self._stack.enter_context(running())
+        while len(self._connections) < clients:
+            self._connections.append(self._stack.enter_context(Connection(self._path)))
+        return self._connections[:clients]
+
+    def _fill(self, verb: str, tasks: int, clients: int) -> None:
+        connection = self._connect(max(1, clients))[0]
+        connection.call(b"DEL", _TASKS, _HANDLED)
+        if verb == "consume":
+            put_many(connection, tasks)
+        self._asked = verb, tasks
+        self._clients = max(1, clients)
+
+    def _run(self) -> Done:
+        """All clients at once."""
+        verb, tasks = self._asked
+        share = tasks // self._clients or 1
+        with ThreadPoolExecutor(self._clients) as threads:
+            return Done(sum(threads.map(lambda each: VERBS[verb](each, share), self._connect(self._clients))))
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    with ExitStack() as stack:
+        serve(Agent(stack).answer)
+
+
+if __name__ == "__main__":
+    main()
