@@ -24,8 +24,6 @@ from airflow_provider_zkmq.engine import Message
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyClaim, AsyncQueue, AsyncZkmq
 
-MANY: Final = 10_000
-
 
 class _Crowd:
     """A client on an event loop of its own, in a thread of its own, and what waits there."""
@@ -138,4 +136,8 @@ def _row(key: str, *numbers: int, heavy: bool = False) -> Row:
 
 
 WAITERS: Final = _row("waiters", 1, 100, 1_000)
-MANY_WAITERS: Final = _row("waiters-many", 1, MANY, heavy=True)
+
+
+def many_waiters(number: int) -> Row:
+    """The same with so many."""
+    return _row("waiters-many", 1, number, heavy=True)

@@ -59,11 +59,18 @@ class Connection:
         line = self._replies.readline()
         kind, rest = line[:1], line[1:-2]
         if kind == b"$":
-            size = int(rest)
-            return None if size < 0 else self._replies.read(size + 2)[:-2]
+            return self._bulk(int(rest), words[0])
         if kind not in {b"+", b":"}:
             raise BenchError(f"Redis answers {words[0].decode()} with {line.decode(errors='replace').strip()!r}")
         return int(rest) if kind == b":" else rest
+
+    def _bulk(self, size: int, command: bytes) -> bytes | None:
+        if size < 0:
+            return None
+        data = self._replies.read(size + 2)
+        if len(data) < size + 2:
+            raise BenchError(f"Redis has ended amid its answer to {command.decode()}")
+        return data[:-2]
 
 
 def put(connection: Connection, tasks: int) -> int:
