@@ -9,6 +9,7 @@ from airflow_provider_zkmq.bench.crowding import WAITERS, many_waiters
 from airflow_provider_zkmq.bench.jobs import AT_ONCE
 from airflow_provider_zkmq.bench.peers.curator import curator_agent
 from airflow_provider_zkmq.bench.peers.postgres import postgres_agent
+from airflow_provider_zkmq.bench.peers.rabbit import rabbit_agent
 from airflow_provider_zkmq.bench.peers.redis import redis_agent
 from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 from airflow_provider_zkmq.bench.waking import WAKING
@@ -20,6 +21,7 @@ _CONSUMERS: Final = 4
 _SIZED: Final = ((100, 1), (10_000, 0.5), (100_000, 0.2))
 _ours: Final = partial(Way, ours=True)
 _postgres: Final = partial(Way, agent=postgres_agent, elsewhere=True)
+_rabbit: Final = partial(Way, agent=rabbit_agent, elsewhere=True)
 _redis: Final = partial(Way, agent=redis_agent, elsewhere=True)
 DEPTH: Final = 100_000
 _CLAIMS: Final = _ours("claims()", "claims")
@@ -40,6 +42,7 @@ _ENQUEUE: Final = Row(
         Way("Curator DistributedQueue", "put", agent=curator_agent),
         _postgres("PostgreSQL, a row", "insert"),
         _redis("Redis, LPUSH", "put"),
+        _rabbit("RabbitMQ, quorum queue, confirmed", "put"),
     ),
     (Goal("enqueue()", 0.9, "kazoo Queue.put, one znode"), Goal("enqueue()", 5, "flat algorithm")),
 )
@@ -75,6 +78,7 @@ _CLAIM: Final = Row(
         Way("Curator with lock path", "consume-locked", share=_SLOW, agent=curator_agent),
         _postgres("PostgreSQL, SKIP LOCKED", "consume"),
         _redis("Redis, LMOVE and LREM", "consume"),
+        _rabbit("RabbitMQ, get and ack", "consume"),
     ),
     (
         Goal("claims()", 2, "kazoo Queue, at most once"),
@@ -115,6 +119,7 @@ _ASYNCIO: Final = (
             Way("Curator DistributedQueue, asynchronous", "put-async", share=3, agent=curator_agent),
             _postgres("PostgreSQL, 64 clients", "insert", AT_ONCE, share=3),
             _redis("Redis, 64 clients", "put", AT_ONCE, share=3),
+            _rabbit("RabbitMQ, 64 clients", "put", AT_ONCE, share=3),
         ),
         (
             Goal("enqueue()", 4, "kazoo LockingQueue.put, one caller"),
@@ -129,6 +134,7 @@ _ASYNCIO: Final = (
             Way("kazoo LockingQueue, one caller", "locking-get", share=_SLOW),
             _postgres("PostgreSQL, 64 clients", "consume", AT_ONCE, share=3),
             _redis("Redis, 64 clients", "consume", AT_ONCE, share=3),
+            _rabbit("RabbitMQ, 64 clients", "consume", AT_ONCE, share=3),
         ),
         (Goal("claim()", 20, "kazoo LockingQueue, one caller"),),
     ),
@@ -144,6 +150,7 @@ _PROCESSES: Final = Row(
         Way("flat algorithm", "flat-claim", processes=_CONSUMERS, share=_SLOW),
         _postgres("PostgreSQL, 4 clients", "consume", _CONSUMERS),
         _redis("Redis, 4 clients", "consume", _CONSUMERS, share=2),
+        _rabbit("RabbitMQ, 4 clients", "consume", _CONSUMERS),
     ),
     (
         Goal("claims(prefetch=32)", 8, "kazoo Queue, at most once"),

@@ -11,10 +11,11 @@ from typing import Final
 from airflow_provider_zkmq.bench.jobs import BenchError
 
 _START_S: Final = 30.0
-# The shell becomes the server; the guard that it leaves behind reads the end of our pipe, and ends the server at once.
+# The shell becomes the server; the guard that it leaves behind reads the end of our pipe, and ends the server at once,
+# with all that it has started and that has not left its process group.
 _GUARDED: Final = """\
 exec 3<&0 </dev/null
-{ read -r line <&3; kill -"$0" $$; } &
+{ read -r line <&3; kill -"$0" 0; } &
 exec 3<&-
 exec "$@"
 """
@@ -31,6 +32,7 @@ def start(
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=folder,
+            start_new_session=True,
         )
 
 

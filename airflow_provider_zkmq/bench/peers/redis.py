@@ -11,17 +11,18 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final, Self
 from uuid import uuid4
 
-from airflow_provider_zkmq.bench.jobs import PAYLOAD, BenchError, Done, SkippedError, drained, groups, times
-from airflow_provider_zkmq.bench.lines import Answer, serve
+from airflow_provider_zkmq.bench.jobs import PAYLOAD, BenchError, SkippedError, groups, times
+from airflow_provider_zkmq.bench.lines import serve
 from airflow_provider_zkmq.bench.peers.guarded import expect, start
-from airflow_provider_zkmq.bench.timing import measured
+from airflow_provider_zkmq.bench.peers.threaded import Agent, Connect
 
 Reply = bytes | int | None
 _TASKS, _HANDLED = b"tasks", b"handled"
@@ -73,21 +74,33 @@ class Connection:
         return data[:-2]
 
 
-def put(connection: Connection, tasks: int) -> int:
-    """One after the other."""
-    return times(tasks, lambda: connection.call(b"LPUSH", _TASKS, _new(PAYLOAD)))
+class Tasks(Connection):
+    """What is measured."""
 
+    def clear(self) -> None:
+        """Both lists are gone."""
+        self.call(b"DEL", _TASKS, _HANDLED)
 
-def put_many(connection: Connection, tasks: int) -> int:
-    """A hundred in each command."""
-    for payloads in groups(tasks):
-        connection.call(b"LPUSH", _TASKS, *map(_new, payloads))
-    return tasks
+    def put(self, tasks: int) -> int:
+        """One after the other."""
+        return times(tasks, lambda: self.call(b"LPUSH", _TASKS, _new(PAYLOAD)))
 
+    def put_many(self, tasks: int) -> int:
+        """A hundred in each command."""
+        for payloads in groups(tasks):
+            self.call(b"LPUSH", _TASKS, *map(_new, payloads))
+        return tasks
 
-def consume(connection: Connection, _tasks: int = 0) -> int:
-    """Take what is there, one after the other, and be done with it."""
-    return drained(lambda: _step(connection))
+    def consume(self, tasks: int) -> int:
+        """Move one to the second list, remove it from there."""
+        return sum(1 for _ in islice(iter(self._step, None), tasks))
+
+    def _step(self) -> bool | None:
+        task = self.call(b"LMOVE", _TASKS, _HANDLED, b"RIGHT", b"LEFT")
+        if not isinstance(task, bytes):
+            return None
+        self.call(b"LREM", _HANDLED, b"1", task)
+        return True
 
 
 def _new(payload: bytes) -> bytes:
@@ -95,20 +108,9 @@ def _new(payload: bytes) -> bytes:
     return uuid4().bytes + payload
 
 
-def _step(connection: Connection) -> bool | None:
-    task = connection.call(b"LMOVE", _TASKS, _HANDLED, b"RIGHT", b"LEFT")
-    if not isinstance(task, bytes):
-        return None
-    connection.call(b"LREM", _HANDLED, b"1", task)
-    return True
-
-
-VERBS: Final[dict[str, Callable[[Connection, int], int]]] = {"put": put, "put-many": put_many, "consume": consume}
-
-
 @contextmanager
-def running() -> Iterator[Path]:
-    """The socket of a server of the benchmark's own. Raises `SkippedError` where none is installed."""
+def running() -> Iterator[Connect]:
+    """A server of the benchmark's own. Raises `SkippedError` where none is installed."""
     program = shutil.which("redis-server")
     if program is None:
         raise SkippedError("redis-server is not installed: Redis is measured where it is (apt install redis-server)")
@@ -118,7 +120,7 @@ def running() -> Iterator[Path]:
         server = start([program, *options], folder, "TERM")
         try:
             expect(server, folder, "Redis", lambda: _serves(folder / "socket"))
-            yield folder / "socket"
+            yield partial(Tasks, folder / "socket")
         finally:
             server.communicate()  # closes its guard's input, and waits for its end
 
@@ -131,49 +133,10 @@ def _serves(path: Path) -> bool:
         return False
 
 
-class Agent:
-    """A server, which is started with the first line, and lists, which each measurement makes anew."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._path: Path | None = None
-        self._connections: list[Connection] = []
-        self._asked = "put", 0
-        self._clients = 1
-
-    def answer(self, word: str, *words: str) -> Answer:
-        """Do what a line asks for."""
-        if word == "fill":
-            self._fill(words[0], int(words[2]), int(words[3]))
-        return measured(self._run) if word == "run" else {}
-
-    def _connect(self, clients: int) -> list[Connection]:
-        if self._path is None:
-            self._path = self._stack.enter_context(running())
-        while len(self._connections) < clients:
-            self._connections.append(self._stack.enter_context(Connection(self._path)))
-        return self._connections[:clients]
-
-    def _fill(self, verb: str, tasks: int, clients: int) -> None:
-        connection = self._connect(max(1, clients))[0]
-        connection.call(b"DEL", _TASKS, _HANDLED)
-        if verb == "consume":
-            put_many(connection, tasks)
-        self._asked = verb, tasks
-        self._clients = max(1, clients)
-
-    def _run(self) -> Done:
-        """All clients at once."""
-        verb, tasks = self._asked
-        share = tasks // self._clients or 1
-        with ThreadPoolExecutor(self._clients) as threads:
-            return Done(sum(threads.map(lambda each: VERBS[verb](each, share), self._connect(self._clients))))
-
-
 def main() -> None:
     """Answer until the input ends."""
     with ExitStack() as stack:
-        serve(Agent(stack).answer)
+        serve(Agent(stack, running).answer)
 
 
 if __name__ == "__main__":
