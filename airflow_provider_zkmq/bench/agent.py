@@ -7,38 +7,23 @@ word, ``profile``, it also says where its processor time went.
 
 from __future__ import annotations
 
-import gc
-import resource
 import sys
-import time
 from contextlib import ExitStack
 from typing import Final
 
-from airflow_provider_zkmq.bench import ours, ours_awaited, ours_deep, waking
+from airflow_provider_zkmq.bench import crowding, ours, ours_awaited, ours_deep, waking
 from airflow_provider_zkmq.bench.clients import Clients
 from airflow_provider_zkmq.bench.jobs import Asked, BenchError, Run, Verb
 from airflow_provider_zkmq.bench.lines import Answer, serve
 from airflow_provider_zkmq.bench.peers import bare, flat, recipes
 from airflow_provider_zkmq.bench.profiling import Profile, shares
+from airflow_provider_zkmq.bench.timing import measured
 
 VERBS: Final[dict[str, Verb]] = {
     name: verb
-    for module in (ours, ours_awaited, ours_deep, waking, bare, flat, recipes)
+    for module in (ours, ours_awaited, ours_deep, waking, crowding, bare, flat, recipes)
     for name, verb in module.VERBS.items()
 }
-
-
-def measured(run: Run) -> Answer:
-    """What the work took: seconds by the wall and of this process's processor time, and how often it had to wait."""
-    gc.collect()
-    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-    begun, wall, cpu = time.time(), time.perf_counter(), time.process_time()
-    done = run()
-    answer = {"cpu": time.process_time() - cpu, "seconds": time.perf_counter() - wall, "begun": begun}
-    waits = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - switches
-    if done.seconds is not None:
-        answer["seconds"] = done.seconds
-    return answer | {"ended": begun + answer["seconds"], "tasks": done.tasks, "waits": waits}
 
 
 class Agent:

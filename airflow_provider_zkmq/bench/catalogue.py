@@ -5,17 +5,24 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from airflow_provider_zkmq.bench.crowding import WAITERS, many_waiters
 from airflow_provider_zkmq.bench.jobs import AT_ONCE
 from airflow_provider_zkmq.bench.peers.curator import curator_agent
 from airflow_provider_zkmq.bench.peers.postgres import postgres_agent
+from airflow_provider_zkmq.bench.peers.rabbit import rabbit_agent
+from airflow_provider_zkmq.bench.peers.redis import redis_agent
 from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 from airflow_provider_zkmq.bench.waking import WAKING
 
 #: Of a row's tasks, so many are enough for what takes milliseconds each.
 _SLOW: Final = 0.3
 _CONSUMERS: Final = 4
+#: Bytes of a payload, and the share of the tasks.
+_SIZED: Final = ((100, 1), (10_000, 0.5), (100_000, 0.2))
 _ours: Final = partial(Way, ours=True)
 _postgres: Final = partial(Way, agent=postgres_agent, elsewhere=True)
+_rabbit: Final = partial(Way, agent=rabbit_agent, elsewhere=True)
+_redis: Final = partial(Way, agent=redis_agent, elsewhere=True)
 DEPTH: Final = 100_000
 _CLAIMS: Final = _ours("claims()", "claims")
 _IN_GROUPS: Final = _ours("claims(prefetch=32)", "claims", 32)
@@ -34,6 +41,8 @@ _ENQUEUE: Final = Row(
         Way("flat algorithm", "flat-enqueue", share=_SLOW),
         Way("Curator DistributedQueue", "put", agent=curator_agent),
         _postgres("PostgreSQL, a row", "insert"),
+        _redis("Redis, LPUSH", "put"),
+        _rabbit("RabbitMQ, quorum queue, confirmed", "put"),
     ),
     (Goal("enqueue()", 0.9, "kazoo Queue.put, one znode"), Goal("enqueue()", 5, "flat algorithm")),
 )
@@ -46,6 +55,7 @@ _ENQUEUE_MANY: Final = Row(
         Way("kazoo put_all, flat", "locking-put-all", share=4),
         Way("Curator DistributedQueue, asynchronous", "put-async", share=4, agent=curator_agent),
         _postgres("PostgreSQL, 100 rows", "insert-many", share=4),
+        _redis("Redis, LPUSH of 100", "put-many", share=4),
     ),
     (
         Goal("enqueue_many()", 0.8, "bare client, the same znodes"),
@@ -67,11 +77,14 @@ _CLAIM: Final = Row(
         Way("Curator DistributedQueue, at most once", "consume", share=_SLOW, agent=curator_agent),
         Way("Curator with lock path", "consume-locked", share=_SLOW, agent=curator_agent),
         _postgres("PostgreSQL, SKIP LOCKED", "consume"),
+        _redis("Redis, LMOVE and LREM", "consume"),
+        _rabbit("RabbitMQ, get and ack", "consume"),
     ),
     (
         Goal("claims()", 2, "kazoo Queue, at most once"),
         Goal("claims()", 10, _LOCKING.name),
         Goal("claim()", 2, unit="requests"),
+        Goal("claims()", 2, unit="requests"),
         Goal("claims(prefetch=32)", 1.2, unit="requests"),
         Goal("claims(prefetch=32)", 400, unit="client_us"),
         Goal("claim_many(32)", 1.2, unit="requests"),
@@ -93,6 +106,8 @@ _HANDLERS: Final = Row(
     "handlers",
     "worker with 8 threads, by what its handler takes",
     tuple(_ours(f"{ms} ms", "worker-handlers", ms, share=share) for ms, share in ((0, 3), (1, 2), (10, 1), (100, 0.3))),
+    # Eight threads cannot do more than 800 and 80 a second: half of it where the handlers are fast, else nearly all.
+    (Goal("10 ms", 400), Goal("100 ms", 72)),
 )
 _ASYNCIO: Final = (
     Row(
@@ -103,6 +118,8 @@ _ASYNCIO: Final = (
             Way("kazoo LockingQueue.put, one caller", "locking-put"),
             Way("Curator DistributedQueue, asynchronous", "put-async", share=3, agent=curator_agent),
             _postgres("PostgreSQL, 64 clients", "insert", AT_ONCE, share=3),
+            _redis("Redis, 64 clients", "put", AT_ONCE, share=3),
+            _rabbit("RabbitMQ, 64 clients", "put", AT_ONCE, share=3),
         ),
         (
             Goal("enqueue()", 4, "kazoo LockingQueue.put, one caller"),
@@ -116,6 +133,8 @@ _ASYNCIO: Final = (
             _ours("claim()", "asyncio-claim", share=3),
             Way("kazoo LockingQueue, one caller", "locking-get", share=_SLOW),
             _postgres("PostgreSQL, 64 clients", "consume", AT_ONCE, share=3),
+            _redis("Redis, 64 clients", "consume", AT_ONCE, share=3),
+            _rabbit("RabbitMQ, 64 clients", "consume", AT_ONCE, share=3),
         ),
         (Goal("claim()", 20, "kazoo LockingQueue, one caller"),),
     ),
@@ -130,6 +149,8 @@ _PROCESSES: Final = Row(
         Way("kazoo LockingQueue", "locking-get", processes=_CONSUMERS, share=_SLOW),
         Way("flat algorithm", "flat-claim", processes=_CONSUMERS, share=_SLOW),
         _postgres("PostgreSQL, 4 clients", "consume", _CONSUMERS),
+        _redis("Redis, 4 clients", "consume", _CONSUMERS, share=2),
+        _rabbit("RabbitMQ, 4 clients", "consume", _CONSUMERS),
     ),
     (
         Goal("claims(prefetch=32)", 8, "kazoo Queue, at most once"),
@@ -156,20 +177,16 @@ _MIXED: Final = Row(
     (_ours("enqueue(), claim()", "mixed"), Way("kazoo LockingQueue", "locking-mixed", share=_SLOW)),
     (Goal("enqueue(), claim()", 1, "kazoo LockingQueue"),),
 )
+_SIZES: Final = {f"{size:,} bytes".replace(",", " "): (size, share) for size, share in _SIZED}
 _PAYLOADS: Final = Row(
     "payloads",
     "enqueue, claim and complete, by payload",
     tuple(
-        Way(
-            f"{name}, {size:,} bytes".replace(",", " ").replace("  ", ", "),
-            verb,
-            size,
-            share=share,
-            ours=name == "ours",
-        )
-        for size, share in ((100, 1), (10_000, 0.5), (100_000, 0.2))
+        Way(f"{name}, {said}", verb, size, share=share, ours=name == "ours")
+        for said, (size, share) in _SIZES.items()
         for name, verb in (("ours", "payloads"), ("kazoo LockingQueue", "locking-payloads"))
     ),
+    tuple(Goal(f"ours, {said}", 1, f"kazoo LockingQueue, {said}") for said in _SIZES),
 )
 _GC: Final = Row(
     "gc",
@@ -188,6 +205,7 @@ _SHORT: Final = (
     _HANDLERS,
     _MIXED,
     WAKING,
+    WAITERS,
     _PAYLOADS,
     _GC,
 )
@@ -196,14 +214,18 @@ _SHORT: Final = (
 def _deep(key: str, title: str, verb: str, what: str, share: float, few: int, many: int) -> Row:
     """The same call with few and with many behind it; with many it takes at most 1.2 times as long."""
     ways = tuple(_ours(f"{number} {what}", verb, number, share=share) for number in (few, many))
-    return Row(key, title, ways, (Goal(ways[1].name, 1 / 1.2, ways[0].name),), heavy=True)
+    few_way, many_way = (way.name for way in ways)
+    goals = (Goal(many_way, 1 / 1.2, few_way), Goal(many_way, 1.2, few_way, "requests"))
+    return Row(key, title, ways, goals, heavy=True)
 
 
 def catalogue(depth: int = DEPTH) -> tuple[Row, ...]:
-    """The rows; those that are about depth go down to so many tasks."""
+    """The rows; those that are about depth go down to so many tasks, or a tenth as many waiters."""
     return (
         *_SHORT,
         _deep("depth", "claim and complete, by what is pending", "claim-deep", "pending", _SLOW, 100, depth),
         _deep("depth-cold", "a client's first claim, by what is pending", "claim-cold", "pending", 0.1, 100, depth),
+        _deep("start", "connect, enqueue, claim and complete, by what is pending", "start", "pending", 0.1, 0, depth),
         _deep("filtered", "filtered claim, by what does not fit", "claim-filtered", "foreign", _SLOW, 0, depth),
+        many_waiters(max(2, depth // 10)),
     )

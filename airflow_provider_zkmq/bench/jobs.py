@@ -28,10 +28,14 @@ class SkippedError(BenchError):
 
 @dataclass(frozen=True)
 class Done:
-    """How many tasks were done, and in how many seconds where that is less than the whole of the call."""
+    """How many tasks were done, and in how many seconds where that is less than the whole of the call.
+
+    ``memory``: bytes of this process that each of those who wait takes, where a row is about them.
+    """
 
     tasks: int
     seconds: float | None = None
+    memory: float | None = None
 
 
 @dataclass(frozen=True)

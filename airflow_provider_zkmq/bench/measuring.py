@@ -134,7 +134,7 @@ def _together(answers: Sequence[Answer]) -> Sample:
     if not sample["tasks"]:
         raise BenchError("nothing was done")
     if len(answers) == 1:
-        return sample | {"seconds": float(answers[0]["seconds"])}
+        return sample | {name: float(answers[0][name]) for name in ("seconds", "memory") if name in answers[0]}
     busy = [answer for answer in answers if answer["tasks"]]
     begun, ended = min(answer["begun"] for answer in answers), max(answer["ended"] for answer in busy)
     return sample | {"seconds": float(ended - begun)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.bench.jobs import Asked, BenchError, Done, Verb, simple
+from airflow_provider_zkmq.bench.jobs import PAYLOAD, Asked, BenchError, Done, Verb, simple
 from airflow_provider_zkmq.bench.ours import fill_queue
 from airflow_provider_zkmq.engine import String
 
@@ -58,6 +58,28 @@ def _cold(asked: Asked) -> Done:
     return Done(asked.tasks, seconds)
 
 
+def _fill_start(asked: Asked) -> None:
+    """The queue has had a task, and holds `number` pending ones."""
+    queue = _deep(asked)
+    if not queue.exists():
+        queue.enqueue(b"")
+        _claim(queue)
+    there = queue.counts()["inserted"]
+    if there < asked.number:
+        fill_queue(queue, asked.number - there)
+
+
+def _start(asked: Asked) -> Done:
+    """So many clients connect, enqueue a task, and claim and complete one: the queue stays as long."""
+    begun = time.perf_counter()
+    for _ in range(asked.tasks):
+        with asked.clients.new() as client:
+            queue = client.queue(f"deep-{asked.number}")
+            queue.enqueue(PAYLOAD)
+            _claim(queue)
+    return Done(asked.tasks, time.perf_counter() - begun)
+
+
 def _foreign(asked: Asked) -> AnyQueue:
     return asked.clients.zk.queue(f"foreign-{asked.number}")
 
@@ -89,6 +111,7 @@ def _collect(asked: Asked) -> int:
 VERBS: Final[dict[str, Verb]] = {
     "claim-deep": simple(_warm, _top_up),
     "claim-cold": simple(_cold, _top_up),
+    "start": simple(_start, _fill_start),
     "claim-filtered": simple(_filtered, _fill_foreign),
     "gc": simple(_collect, _finish),
 }

@@ -26,6 +26,7 @@ FIGURES: Final[dict[str, Callable[[Sample], Number]]] = {
     "server_us": _per_task("server_cpu", 1e6),
     "waits": _per_task("waits"),
     "syscalls": _per_task("syscalls"),
+    "memory": lambda sample: sample.get("memory"),
 }
 
 

@@ -68,8 +68,14 @@ def profiles(figures: Figures) -> list[str]:
     return [f"client CPU of {way}: {', '.join(parts)}" for way, parts in said.items()]
 
 
+def memory(figures: Figures) -> list[str]:
+    """What those who wait take of a client's memory."""
+    read = ((way.name, of_way(figures, way.name, "memory")) for way in figures.row.ways)
+    return [f"client memory of {name}: {number(each.median)} bytes for each" for name, each in read if each is not None]
+
+
 def _sentences(figures: Figures) -> list[str]:
-    return [*map(sentence, verdicts(figures)), *profiles(figures)]
+    return [*map(sentence, verdicts(figures)), *memory(figures), *profiles(figures)]
 
 
 def text(measured: Sequence[Figures]) -> str:

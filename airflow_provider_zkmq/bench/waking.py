@@ -1,7 +1,8 @@
 """From the beginning of an enqueue to the claim of a consumer that waits, however many of its threads are idle.
 
 The floor is a bare write, and the event of a watch that reaches another client's thread. What a claim needs besides,
-it lists, reads and writes after the event, is measured as kazoo alone does it.
+it lists, reads and writes after the event, is measured as kazoo alone does it. Each wake-up comes after the same pause:
+threads, processors and the server are slower to answer when they have had nothing to do.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 from airflow_provider_zkmq.engine import ZkmqError
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AnyClient, AnyQueue
+    from airflow_provider_zkmq.engine import AnyClient, AnyQueue, AsyncZkmq
 
-#: A client is idle again when it has sent nothing for so many looks, so many seconds apart.
+#: A client is idle again when it has done nothing for so many looks, so many seconds apart.
 _LOOKS: Final = 4
 _LOOK_S: Final = 0.02
+#: A process that was at work for a larger part of a look has something to do.
+_BUSY: Final = 0.25
 Moments = SimpleQueue[float]
 
 
@@ -37,11 +40,14 @@ def _fill(asked: Asked) -> None:
         claim.complete()
 
 
-def _await_quiet(client: AnyClient) -> None:
+def await_quiet(client: AnyClient | AsyncZkmq) -> None:
+    """Return when a client has sent nothing for a while, and this process has had nothing to do either."""
     quiet, last = 0, client.requests
     while quiet < _LOOKS:
+        spent = time.process_time()
         time.sleep(_LOOK_S)
-        quiet, last = (quiet + 1, last) if client.requests == last else (0, client.requests)
+        idle = client.requests == last and time.process_time() - spent < _LOOK_S * _BUSY
+        quiet, last = (quiet + 1, last) if idle else (0, client.requests)
 
 
 def _consume(queue: AnyQueue, claimed: Moments) -> None:
@@ -52,7 +58,7 @@ def _consume(queue: AnyQueue, claimed: Moments) -> None:
             claim.complete()
 
 
-def _timed(count: int, tell: Callable[[], object], heard: Moments, settle: Callable[[], object]) -> Done:
+def timed(count: int, tell: Callable[[], object], heard: Moments, settle: Callable[[], object]) -> Done:
     """So many times, from telling to hearing; what is done to be ready again is not counted."""
     seconds = 0.0
     for _ in range(count):
@@ -73,8 +79,8 @@ def _idle(asked: Asked) -> Iterator[Run]:
         threads = [Thread(target=_consume, args=(queue, claimed), daemon=True) for _ in range(asked.number)]
         for thread in threads:
             thread.start()
-        _await_quiet(client)
-        yield lambda: _timed(asked.tasks, lambda: asked.queue.enqueue(PAYLOAD), claimed, lambda: _await_quiet(client))
+        await_quiet(client)
+        yield lambda: timed(asked.tasks, lambda: asked.queue.enqueue(PAYLOAD), claimed, lambda: await_quiet(client))
     for thread in threads:
         thread.join(PATIENCE)
 
@@ -94,11 +100,12 @@ def _bare(asked: Asked, act: Callable[[KazooClient, str], object]) -> Iterator[R
 
     def arm() -> None:
         watcher.get_children(asked.path, watch=lambda _event: events.put(True))
+        time.sleep(_LOOKS * _LOOK_S)  # as long as one of ours is seen to be idle
 
     listener = Thread(target=listen, daemon=True)
     listener.start()
     try:
-        yield lambda: _timed(asked.tasks, lambda: writer.create(f"{asked.path}/e-", PAYLOAD, sequence=True), heard, arm)
+        yield lambda: timed(asked.tasks, lambda: writer.create(f"{asked.path}/e-", PAYLOAD, sequence=True), heard, arm)
     finally:
         events.put(False)
         listener.join(PATIENCE)

@@ -21,7 +21,12 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks", type=int, default=300, help="tasks of a round; some ways take a multiple (%(default)s)"
     )
-    parser.add_argument("--depth", type=int, default=100_000, help="pending tasks of rows about depth (%(default)s)")
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=100_000,
+        help="pending tasks of rows about depth, and tenfold the waiters of `waiters-many` (%(default)s)",
+    )
     parser.add_argument("--ensemble", type=int, default=1, metavar="N", help="nodes of the server (%(default)s)")
     parser.add_argument("--no-sync", action="store_true", help="the server does not wait for its disk")
     parser.add_argument("--syscalls", action="store_true", help="count system calls with strace, in a round more")

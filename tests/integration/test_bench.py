@@ -17,7 +17,7 @@ from kazoo.client import KazooClient
 from airflow_provider_zkmq.bench.catalogue import catalogue
 from airflow_provider_zkmq.bench.page import MARKS
 
-LIMIT_S = 300
+LIMIT_S = 600
 TINY = ("--tasks", "6", "--rounds", "1", "--depth", "120")
 
 

@@ -197,6 +197,24 @@ def test_profiles_are_said_in_a_sentence(figures: Figures) -> None:
     assert f"- {said}" in markdown([figures]).splitlines()
 
 
+def test_the_memory_of_those_who_wait_is_said_in_a_sentence(figures: Figures) -> None:
+    """Where it was measured; and it is in the record."""
+    for sample, memory in zip(figures.samples["fast"], (9_000.0, 8_000.0, 9_500.0), strict=True):
+        sample["memory"] = memory
+    assert "  client memory of fast: 9 000 bytes for each" in text([figures]).splitlines()
+    assert "memory of slow" not in text([figures])
+    (row,) = record([figures], {})["rows"]
+    assert row["ways"]["fast"]["memory"]["low"] == 8_000
+
+
+def test_rows_about_depth_ask_for_no_more_requests_and_go_as_deep_as_is_asked_for() -> None:
+    rows = {row.key: row for row in catalogue(500)}
+    assert [way.number for way in rows["waiters-many"].ways] == [1, 50]
+    for key in ("depth", "depth-cold", "start", "filtered"):
+        assert rows[key].ways[1].number == 500
+        assert {goal.unit for goal in rows[key].goals} == {"rate", "requests"}
+
+
 def test_the_commands_of_the_page_are_understood() -> None:
     """And each row that they name is there."""
     text = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()

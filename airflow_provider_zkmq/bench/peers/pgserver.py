@@ -6,26 +6,18 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from airflow_provider_zkmq.bench.jobs import BenchError, SkippedError
+from airflow_provider_zkmq.bench.peers.guarded import expect, start
 
 PROGRAMS: Final = ("initdb", "postgres", "pg_isready", "pgbench", "psql")
 #: Where Debian has them, one folder for each version.
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _USER: Final = "postgres"
-_START_S: Final = 30.0
-# The shell becomes the server; the guard that it leaves behind reads the end of our pipe, and ends the server at once.
-_GUARDED: Final = """\
-exec 3<&0 </dev/null
-{ read -r line <&3; kill -QUIT $$; } &
-exec 3<&-
-exec "$@"
-"""
 
 
 def program(name: str) -> str:
@@ -79,7 +71,7 @@ def running() -> Iterator[Path]:
         call("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", _USER, folder=folder)
         server = _start(folder)
         try:
-            _expect(server, folder)
+            expect(server, folder, "PostgreSQL", lambda: _serves(folder))
             yield folder
         finally:
             server.communicate()  # closes its guard's input, and waits for its end
@@ -97,21 +89,9 @@ def _hand_over(folder: Path) -> None:
 def _start(folder: Path) -> subprocess.Popen[bytes]:
     settings = {"listen_addresses": "", "unix_socket_directories": str(folder), "max_connections": "200"}
     options = [f"--{name}={value}" for name, value in settings.items()]
-    with (folder / "log").open("wb") as log:
-        return subprocess.Popen(  # noqa: S603  a fixed script, the command is in its arguments
-            [*_as_user(), "/bin/sh", "-c", _GUARDED, "postgres", program("postgres"), "-D", folder / "data", *options],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-        )
+    return start([program("postgres"), "-D", folder / "data", *options], folder, "QUIT", _as_user())
 
 
-def _expect(server: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until it serves. Raises `BenchError` with its last words where it does not."""
-    deadline = time.monotonic() + _START_S
+def _serves(folder: Path) -> bool:
     command = [program("pg_isready"), "-q", "-h", str(folder)]
-    while subprocess.run(command, check=False).returncode:  # noqa: S603  a program of the system
-        if server.poll() is not None or time.monotonic() > deadline:
-            raise BenchError(f"PostgreSQL does not start: {(folder / 'log').read_text(errors='replace')[-300:]}")
-        time.sleep(0.05)
+    return not subprocess.run(command, check=False).returncode  # noqa: S603  a program of the system
