@@ -140,7 +140,8 @@ class Claims:
 
         The older one may be the one that is learnt of last: its reply was long on its way.
         """
-        claimed.token, claimed.sent = token, sent
+        claimed.token = token
+        claimed.sent = sent
         other = self.in_hand.get(claimed.task_id)
         if other is not None and other.token > claimed.token:
             claimed.lost = True
