@@ -38,6 +38,8 @@ class _Look:
 
     taker: Taker
     agenda: Agenda
+    width: int
+    """So many of the first entries are looked at."""
     tried: Counter[str] = field(default_factory=Counter)
 
     def untouched(self, context: Context) -> bool:
@@ -51,20 +53,20 @@ class _Look:
     def first_open(self, context: Context, names: list[str]) -> list[str]:
         """The first of some entries that may be tried; most looks have tried nothing yet, beside nobody."""
         if self.untouched(context):
-            return names[:SPREAD_WINDOW]
-        return [*islice((name for name in names if self.open(context, name)), SPREAD_WINDOW)]
+            return names[: self.width]
+        return [*islice((name for name in names if self.open(context, name)), self.width)]
 
 
 def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], agenda: Agenda) -> Procedure[None]:
     """Claim the first tasks of some lanes that nobody else is at; of each: its name, whether to judge its entries."""
-    look = _Look(taker, agenda)
+    look = _Look(taker, agenda, _width(context, taker))
     while taker.room:
         fronts: list[list[tuple[str, str]]] = []
         for name, judge in lanes:
             front = yield from _front(context, look, context.paths.at("queue", name), judge=judge)
             if front:
                 fronts.append(front)
-        window = fronts[0] if len(fronts) == 1 else [*islice(heapq.merge(*fronts), SPREAD_WINDOW)]
+        window = fronts[0] if len(fronts) == 1 else [*islice(heapq.merge(*fronts), look.width)]
         if not look.untouched(context):  # somebody may have begun since it was listed
             window = [pair for pair in window if look.open(context, pair[0])]
         if not window:
@@ -75,6 +77,14 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], a
             context.signal.pass_on(taker.wanted.kind)  # there is work for another thread of this client, too
         taker.later[:] = [Pick(*pair) for pair in _first_of(context, window, taker.view)] if taker.series else []
         yield from _try(context, look, [Pick(*pair) for pair in _first_of(context, window, taker.room)])
+
+
+def _width(context: Context, taker: Taker) -> int:
+    """How many entries are worth to be looked at: in a crowd those of several consumers' shares.
+
+    Alone: those that are wanted, and one more, which tells that there is work for another thread, too.
+    """
+    return SPREAD_WINDOW if share(context)[1] > 1 else taker.view + 1
 
 
 def _first_of(context: Context, window: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
