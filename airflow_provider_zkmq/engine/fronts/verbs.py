@@ -131,10 +131,9 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     def settle_later(
         self, outcome: Handled, progress: Settlement, told: Callable[[bool, Exception | None], None]
     ) -> None:
-        """End the delivery by what its handler has done, together with others, and with their client's next claim.
+        """End the delivery by what its handler has done, soon: together with others, and with the client's next claim.
 
-        That is after `departing.TOGETHER_SECONDS` at the latest, or when a server answers again. `told` hears whether
-        it was a success, or what kept it from being ended; it may be called from any thread, and waits for nothing.
+        `told` hears whether it was a success, or what kept it from being ended: in any thread; it waits for nothing.
         """
         context, claimed = self._subject.context, self._claimed
         settle = partial(settle_by_outcome, context, claimed, outcome, progress)

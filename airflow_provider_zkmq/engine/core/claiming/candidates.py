@@ -10,6 +10,7 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.readahead import ReadAhead
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -45,24 +46,41 @@ def read_candidates(
 
 def _nodes_of(context: Context, taker: Taker, ids: Sequence[str]) -> Procedure[dict[str, Sequence[Node | None]]]:
     """The znodes of tasks: as they were read ahead, the first time that they are asked for; else read now."""
-    ahead = {} if taker.series is None else taker.series.read
-    nodes = {task_id: ahead.pop(task_id) for task_id in ids if task_id in ahead}
+    ahead = taker.read_ahead
+    if ahead is None:
+        return dict(zip(ids, (yield from _read(context, ids)), strict=True))
+    ahead.forget_old(context.run.monotonic())
+    nodes = {task_id: ahead.tasks.pop(task_id) for task_id in ids if task_id in ahead.tasks}
     unread = [task_id for task_id in ids if task_id not in nodes]
-    if not unread:
-        return nodes
-    later = _worth_reading(taker, unread) if taker.series is not None else []
-    for task_id, of_task in zip((*unread, *later), (yield from _read(context, [*unread, *later])), strict=True):
-        (nodes if task_id in unread else ahead)[task_id] = of_task
+    if unread:
+        nodes |= yield from _read_on(context, taker, ahead, unread)
     return nodes
 
 
-def _worth_reading(taker: Taker, unread: Sequence[str]) -> list[str]:
+def _read_on(
+    context: Context, taker: Taker, ahead: ReadAhead, unread: Sequence[str]
+) -> Procedure[dict[str, Sequence[Node | None]]]:
+    """Read tasks, and those that come after them unless another call is at it."""
+    if ahead.busy:
+        return dict(zip(unread, (yield from _read(context, unread)), strict=True))
+    ahead.busy = True
+    try:
+        together = [*unread, *_worth_reading(taker, ahead, unread)]
+        nodes = dict(zip(together, (yield from _read(context, together)), strict=True))
+    finally:
+        ahead.busy = False
+    size = sum(len(node.data) for of_task in nodes.values() for node in of_task if node is not None)
+    ahead.learn(len(nodes), size, context.run.monotonic())
+    ahead.tasks |= {task_id: nodes.pop(task_id) for task_id in together[len(unread) :]}
+    return nodes
+
+
+def _worth_reading(taker: Taker, ahead: ReadAhead, unread: Sequence[str]) -> list[str]:
     """The tasks that come after those to be read now; what was read ahead of others is forgotten: they are gone."""
     ids = [task_id for pick in taker.later if (task_id := entry_task(pick.entry)) is not None]
-    ahead = taker.series.read if taker.series is not None else {}
-    for task_id in set(ahead).difference(ids):
-        del ahead[task_id]
-    return [task_id for task_id in ids if task_id not in ahead and task_id not in unread]
+    for task_id in set(ahead.tasks).difference(ids):
+        del ahead.tasks[task_id]
+    return [task_id for task_id in ids if task_id not in ahead.tasks and task_id not in unread]
 
 
 def _read(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:

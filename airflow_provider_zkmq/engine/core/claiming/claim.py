@@ -7,10 +7,11 @@ from itertools import groupby
 
 from airflow_provider_zkmq.engine.core.claiming import default_order, strict_order
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes
-from airflow_provider_zkmq.engine.core.claiming.take import CallerLeft, Look, Series, Taker, Unregistered, Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import CallerLeft, Look, Taker, Unregistered, Wanted
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.readahead import ReadAhead
 from airflow_provider_zkmq.engine.core.model.lanes import priority_of
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait, Within
 from airflow_provider_zkmq.engine.core.protocol.seats import Seat
@@ -46,16 +47,17 @@ def claim_many(
     timeout: float = 0.0,
     stopping: Callable[[], bool] = lambda: False,
     caller: Caller | None = None,
-    series: Series | None = None,
+    read_ahead: ReadAhead | None = None,
 ) -> Procedure[list[Claimed]]:
     """The first `most` tasks that fit, or as many as there are, in order; `claim` says what the rest means.
 
     They are on their way together: `deliver`, called with any of them, delivers all of them. What this client has
-    handled, and not settled yet, goes with them. `series`: they follow others.
+    handled, and not settled yet, goes with them. `read_ahead`: what the claims that they
+    follow have read for them.
     """
     mine = caller or Caller()
     try:
-        claims = yield from _claim(context, wanted, most, timeout, stopping, mine, series)
+        claims = yield from _claim(context, wanted, most, timeout, stopping, mine, read_ahead)
     except BaseException:  # cancelled, interrupted, unknown: what may have been claimed is nobody's
         mine.left = True
         if context.claims.handovers:
@@ -73,17 +75,17 @@ def _claim(
     timeout: float,
     stopping: Callable[[], bool],
     caller: Caller,
-    series: Series | None,
+    read_ahead: ReadAhead | None,
 ) -> Procedure[list[Claimed]]:
     deadline = context.run.monotonic() + timeout
-    if timeout > 0 and series is None:  # a series also settles, for which it has as long as any other call
+    if timeout > 0 and read_ahead is None:  # a loop also settles, for which it has as long as any other call
         yield Within(timeout)
     seat, departure = Seat(wanted.kind), Departure(context)
     try:
         while not stopping():
             seen = context.signal.count
             agenda, taken = context.agenda(), list[Claimed]()
-            look = Look(wanted, caller, departure, most, taken, series)
+            look = Look(wanted, caller, departure, most, taken, read_ahead or context.paces.ask(wanted.kind))
             try:
                 yield from _look(context, look, agenda)
             except Unregistered:

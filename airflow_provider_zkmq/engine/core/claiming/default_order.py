@@ -75,7 +75,7 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], a
             continue
         if len(window) > taker.room:
             context.signal.pass_on(taker.wanted.kind)  # there is work for another thread of this client, too
-        taker.later[:] = [Pick(*pair) for pair in _first_of(context, window, taker.view)] if taker.series else []
+        taker.later[:] = [Pick(*pair) for pair in _first_of(context, window, taker.view)] if taker.read_ahead else []
         yield from _try(context, look, [Pick(*pair) for pair in _first_of(context, window, taker.room)])
 
 

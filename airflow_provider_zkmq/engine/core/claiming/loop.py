@@ -13,9 +13,10 @@ from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.claiming.claim import claim_many
-from airflow_provider_zkmq.engine.core.claiming.take import Series, Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed, Leaving, Owed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.readahead import ReadAhead
 from airflow_provider_zkmq.engine.core.model.outcomes import Success
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal, Wait
 from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
@@ -52,7 +53,7 @@ class Loop:
     """What the body came back with, and whose completion is not known to have been carried out, by task and token."""
     errors: list[Exception] = field(default_factory=list)
     """What became of other completions; each is raised by a step."""
-    series: Series = field(default_factory=Series)
+    read_ahead: ReadAhead = field(default_factory=ReadAhead)
     news: Signal = field(init=False)
     """Fired when one of the completions has been carried out."""
 
@@ -140,7 +141,7 @@ def _claim(loop: Loop, caller: Caller) -> Procedure[bool]:
         loop.wanted = yield from loop.wanting()
     while True:
         span = LONG if loop.timeout is None else loop.timeout
-        asking = claim_many(context, loop.wanted, loop.most, span, stops, caller, loop.series)
+        asking = claim_many(context, loop.wanted, loop.most, span, stops, caller, loop.read_ahead)
         claims = yield from unless_missing(context, asking)
         if caller.left and claims:
             context.run.pay()

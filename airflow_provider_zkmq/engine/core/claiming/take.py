@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.readahead import ReadAhead
 from airflow_provider_zkmq.engine.core.memory.register import Consumer
 from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import described
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure
@@ -27,9 +27,6 @@ from airflow_provider_zkmq.engine.core.tasks.departing import Departure
 from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import commit
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, merge, mergeable
-
-#: A series of claims reads so many candidates at once.
-READ_AHEAD: Final = 16
 
 
 class Unregistered(Exception):
@@ -57,14 +54,6 @@ class Wanted:
         return str(self.selector)
 
 
-@dataclass(slots=True, eq=False)
-class Series:
-    """Claims that follow one another, as those of a loop: what they read ahead."""
-
-    read: dict[str, Sequence[Node | None]] = field(default_factory=dict)
-    """Candidates, by task: as they were then, which the transaction that claims one of them finds out."""
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """One look of a call at the queue: what it wants, and what it has got."""
@@ -77,8 +66,8 @@ class Look:
     """How many tasks are wanted."""
     taken: list[Claimed] = field(default_factory=list)
     """What has been claimed, in order."""
-    series: Series | None = None
-    """The claims that this one is one of."""
+    read_ahead: ReadAhead | None = None
+    """What the claims before it have read, and it may read for those after it."""
 
     @property
     def room(self) -> int:
@@ -94,7 +83,7 @@ class Taker:
     consumer: Consumer
     look: Look
     later: list[Pick] = field(default_factory=list)
-    """What comes next, as far as the latest look can tell: a series reads it with what is tried now."""
+    """What comes next, as far as the latest look can tell: it is read with what is tried now."""
 
     @property
     def wanted(self) -> Wanted:
@@ -107,9 +96,9 @@ class Taker:
         return self.look.taken
 
     @property
-    def series(self) -> Series | None:
-        """The claims that this one is one of."""
-        return self.look.series
+    def read_ahead(self) -> ReadAhead | None:
+        """What was read ahead, where claims follow one another."""
+        return self.look.read_ahead
 
     @property
     def room(self) -> int:
@@ -119,7 +108,7 @@ class Taker:
     @property
     def view(self) -> int:
         """How many entries are worth to be known: those wanted now, and those that are read ahead."""
-        return self.room if self.series is None else max(self.room, READ_AHEAD)
+        return self.room if self.read_ahead is None else max(self.room, self.read_ahead.most)
 
     def accepts(self, filters: Mapping[str, str]) -> bool:
         """Whether a task with these filters is wanted."""

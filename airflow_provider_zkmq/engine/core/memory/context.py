@@ -14,6 +14,7 @@ from airflow_provider_zkmq.engine.core.memory.line import Line
 from airflow_provider_zkmq.engine.core.memory.listings import Listings
 from airflow_provider_zkmq.engine.core.memory.marks import Marks
 from airflow_provider_zkmq.engine.core.memory.quarantine import Quarantine
+from airflow_provider_zkmq.engine.core.memory.readahead import Paces
 from airflow_provider_zkmq.engine.core.memory.register import Census, Registration
 from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
 from airflow_provider_zkmq.engine.core.memory.slots import Slots
@@ -66,12 +67,14 @@ class Context:
     clock: Clock = field(init=False)
     marks: Marks = field(init=False)
     postponed: Postponed = field(init=False)
+    paces: Paces = field(init=False)
 
     def __post_init__(self) -> None:
         self.listings = Listings(self.run.new_signal)
         self.clock = Clock(self.run.monotonic)
         self.marks = Marks(self.run.wall_ms)
         self.postponed = Postponed(self.run.monotonic)
+        self.paces = Paces(self.run.monotonic)
 
     def report(self, path: str, why: str, damage: str = "") -> None:
         """Tell of a foreign or damaged znode, once, however often met; `Runtime.report` tells of what happened.

@@ -38,6 +38,11 @@ def settle_later(
     return leaving
 
 
+def _settled(leaving: Leaving) -> Procedure[Any]:
+    """Its settlement; whatever that raises, it raises when it is carried out."""
+    return (yield from leaving.settle())
+
+
 def leaves_late(context: Context) -> bool:
     """Whether anything that was put down is to wait no longer."""
     now = context.run.monotonic()
@@ -94,7 +99,7 @@ class Departure:
         self.context.claims.leaving = []
         for each in leaving:
             each.claimed.chained = True
-            settling = Settling(each.settle(), self.context.paths.task(each.claimed.task_id, "state"))
+            settling = Settling(_settled(each), self.context.paths.task(each.claimed.task_id, "state"))
             self.aboard.append((each, settling))
         self.chain.settlings = [settling for _, settling in self.aboard]
 
