@@ -76,8 +76,11 @@ def _read_on(
 
 
 def _worth_reading(taker: Taker, ahead: ReadAhead, unread: Sequence[str]) -> list[str]:
-    """The tasks that come after those to be read now; what was read ahead of others is forgotten: they are gone."""
-    ids = [task_id for pick in taker.later if (task_id := entry_task(pick.entry)) is not None]
+    """The tasks that come after those to be read now; what was read ahead of others is forgotten: they are gone.
+
+    Listings of different moments may have the same task in two lanes: it is read once.
+    """
+    ids = dict.fromkeys(task_id for pick in taker.later if (task_id := entry_task(pick.entry)) is not None)
     for task_id in set(ahead.tasks).difference(ids):
         del ahead.tasks[task_id]
     return [task_id for task_id in ids if task_id not in ahead.tasks and task_id not in unread]
