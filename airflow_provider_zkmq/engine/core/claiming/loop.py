@@ -71,7 +71,7 @@ class Loop:
         for claimed in ready:
             if not claimed.lost:
                 owed[claimed.task_id, claimed.token] = Owed(claimed, _released)
-        if owed:
+        if owed or self.context.claims.leaving:
             self.context.run.pay()
 
 
