@@ -9,7 +9,17 @@ from collections import Counter
 
 import pytest
 
-from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine import (
+    AsyncZkmq,
+    ClaimLost,
+    Message,
+    Queue,
+    RetryPolicy,
+    Running,
+    SessionLost,
+    Status,
+    Zkmq,
+)
 from tests.support import eventually
 
 
@@ -182,3 +192,75 @@ def test_an_awaited_loop_that_is_left(zookeeper: str, root: str, q: Queue) -> No
     asyncio.run(leave())
     assert [q.task(name).attempt for name in ids] == [1, 2, 1, 1, 1]
     assert [claim.task.id for claim in q.claims(timeout=0)] == ["later"]
+
+
+def handled_once(q: Queue, names: list[str]) -> None:
+    """Each of these is finished, with its one delivery."""
+    assert [(q.task(name).status, q.task(name).attempt) for name in names] == [(Status.DONE_AWAITING_GC, 1)] * len(
+        names
+    )
+
+
+def test_closing_settles_what_a_loop_has_handled(q: Queue, zookeeper: str, root: str) -> None:
+    """Its connection is closed in the moment in which it is left: what had been put down is not handled again."""
+    ids = fill(q, 8)
+    with Zkmq.connect(zookeeper, root=root, gc=False) as other:
+        for claim in other.queue(q.name).claims(timeout=0, prefetch=8):
+            if claim.task.id == ids[5]:
+                break
+    handled_once(q, ids[:5])
+
+
+@pytest.mark.parametrize("times", range(3))
+def test_closing_settles_what_a_worker_has_handled(q: Queue, zookeeper: str, root: str, times: int) -> None:
+    """It is stopped, joined and its connection closed while its handlers are fast."""
+    ids = fill(q, 600 + times)
+    done: list[str] = []
+    with Zkmq.connect(zookeeper, root=root, gc=False) as other:
+        worker = other.queue(q.name).worker(lambda task: done.append(task.id), threads=2)
+        worker.start()
+        eventually(lambda: len(done) > 50)
+        worker.stop()
+        worker.join()
+    assert len(done) == len(set(done)) < len(ids)
+    handled_once(q, done)
+    assert q.counts()["finished"] == len(done)
+
+
+@pytest.mark.parametrize("times", range(3))
+async def test_closing_settles_what_an_async_worker_has_handled(zookeeper: str, root: str, times: int) -> None:
+    """The same on an event loop."""
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as watcher:
+        q = watcher.queue("q")
+        await q.enqueue_many([Message(b"x", task_id=f"t{number}") for number in range(600 + times)])
+        done: list[str] = []
+        enough = asyncio.Event()
+
+        async def handle(task: Running) -> None:
+            done.append(task.id)
+            if len(done) > 50:
+                enough.set()
+
+        async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as other:
+            worker = other.queue("q").worker(handle, threads=2)
+            await worker.start()
+            await enough.wait()
+            worker.stop()
+            await worker.join()
+        tasks = await q.tasks(state="finished")
+        assert sorted(task.id for task in tasks) == sorted(done)
+        assert {task.attempt for task in tasks} == {1}
+
+
+def test_what_is_put_down_when_the_connection_is_closed_under_its_worker_is_told(zookeeper: str, root: str) -> None:
+    """Nothing stays in its hand, and joining it ends."""
+    with Zkmq.connect(zookeeper, root=root, gc=False) as zk:
+        zk.queue("q").enqueue_many([Message(b"x") for _ in range(300)])
+        done: list[str] = []
+        worker = zk.queue("q").worker(lambda task: done.append(task.id), threads=2)
+        worker.start()
+        eventually(lambda: len(done) > 50)
+        zk.close()
+    with pytest.raises(SessionLost):
+        worker.join()
+    eventually(lambda: not worker._deliveries)

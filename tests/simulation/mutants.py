@@ -102,7 +102,7 @@ MUTANTS: Final = (
     Mutant("the first in line that is cut off keeps its turn", "writing.combining", "            if part.leads:", "            if False:"),
     Mutant("what goes together is refused together", "writing.combining", "if len(parts) > 1 and outcome.failed is not None:", "if False:"),
     Mutant("a settlement and the claim after it are refused together", "writing.chaining", "    if outcome.failed is None:\n", "    if True:\n"),
-    Mutant("what was handled is forgotten by a call that is cut off", "tasks.departing", "            self.context.claims.leaving[:0] = back\n", "            pass\n"),
+    Mutant("what was handled is forgotten by a call that is cut off", "memory.claims", "self.journey is None or self.journey.over", "self.journey is None"),
     Mutant("what is put down waits for the next claim", "upkeep.debts", "    if leaves_late(context):\n", "    if False:\n"),
     Mutant("what a loop had ready is kept when it is left", "claiming.loop", "        for claimed in ready:\n", "        for claimed in ():\n"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),

@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_zkmq.engine import AsyncWorker, ClaimLost, ConfigError, Success, Worker
 from airflow_provider_zkmq.engine.working import ahead
 from airflow_provider_zkmq.engine.working.ahead import Ahead
+from airflow_provider_zkmq.engine.working.background import Background
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
 from airflow_provider_zkmq.engine.working.options import Options
 from tests.support import eventually
@@ -311,3 +312,100 @@ async def test_a_handler_is_not_called_for_what_cannot_begin() -> None:
         worker = await working if isinstance(working, asyncio.Future) or asyncio.iscoroutine(working) else working
         assert (worker.finished, worker.failed, len(called)) == (5, 0, 5)
         assert ends(queue) == [Success(None)] * 3 + [NOT_BEGUN] + [Success(None)] * 2
+
+
+class SettledLater:
+    """A claim whose settlement is put down, and told when the test says so."""
+
+    def __init__(self) -> None:
+        self.put_down = list[Any]()
+        self.coming = threading.Event()
+
+    def of(self, kind: type[ListClaim]) -> Any:
+        claim = kind()
+
+        def settle_later(outcome: Any, progress: Any, told: Any) -> None:
+            self.put_down.append(lambda: ListClaim.settle_later(claim, outcome, progress, told))
+            self.coming.set()
+
+        claim.settle_later = settle_later  # type: ignore[method-assign]
+        return claim
+
+
+def test_a_worker_has_ended_when_what_its_handlers_did_is_settled() -> None:
+    """Who joins it may close the connection then."""
+    later = SettledLater()
+    queue = Asked(ListClaim(), later.of(ListClaim))
+    worker = Worker(queue, lambda _task: "done", grace=20)
+    worker.start()
+    assert later.coming.wait(20)
+    worker.stop()
+    joining = threading.Thread(target=worker.join)
+    joining.start()
+    eventually(lambda: worker._alive() is None)
+    joining.join(0.05)
+    assert joining.is_alive()
+    later.put_down[0]()
+    joining.join(20)
+    assert ends(queue) == [Success("done")] * 2
+    assert not worker._deliveries
+
+
+async def test_the_same_end_on_an_event_loop() -> None:
+    """What was put down is waited for."""
+    later = SettledLater()
+
+    async def handle(_task: object) -> str:
+        return "done"
+
+    queue = AsyncAsked(AsyncListClaim(), later.of(AsyncListClaim))
+    worker = AsyncWorker(queue, handle, grace=20)  # type: ignore[arg-type]
+    working = asyncio.create_task(worker.run())
+    await asyncio.to_thread(later.coming.wait, 20)
+    worker.stop()
+    await asyncio.wait({working}, timeout=0.05)
+    assert not working.done()
+    await asyncio.to_thread(later.put_down[0])
+    await working
+    assert ends(queue) == [Success("done")] * 2
+    assert not worker._deliveries
+
+
+def test_what_waits_for_its_turn_to_claim_asks_for_nothing_after_a_stop() -> None:
+    """Whoever claimed for all may have waited for a server for long: the others do not, one after the other."""
+    queue = Asked(ListClaim())
+    worker = Worker(queue, lambda _task: None, threads=2)  # type: ignore[arg-type]
+    worker._ahead.handled(0.0)
+    worker.stop()
+    assert worker._claim(idle=False) is None
+    assert queue.sizes == []
+
+
+async def test_nor_on_an_event_loop() -> None:
+    queue = AsyncAsked(AsyncListClaim())
+
+    async def handle(_task: object) -> None: ...
+
+    worker = AsyncWorker(queue, handle, threads=2)  # type: ignore[arg-type]
+    worker._ahead.handled(0.0)
+    worker.stop()
+    assert await worker._claim(idle=False) is None
+    assert queue.sizes == []
+
+
+async def test_what_is_put_down_while_everything_is_waited_for_is_waited_for_too() -> None:
+    """A handler that was cancelled comes to its end, and what it did is put down: that is known later still."""
+    background, promises = Background(), list[asyncio.Future[None]]()
+
+    async def put_down() -> None:
+        await asyncio.sleep(0)
+        promises.append(background.promise())
+
+    began = background.do(put_down())
+    waiting = asyncio.create_task(background.wait(20))
+    await began
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    promises[0].set_result(None)
+    await waiting
+    await background.wait(0)

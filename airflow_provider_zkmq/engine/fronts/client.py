@@ -12,6 +12,7 @@ from typing import Any, Self
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
+from airflow_provider_zkmq.engine.core.tasks.departing import settle_last
 from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
 from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
@@ -74,7 +75,7 @@ class ClientVerbs(Front[str]):
                 self._upkeep.stop(left(deadline))
             for context in list(self._contexts.values()):
                 context.signal.fire()
-                if self._session.connected.is_set() and os.getpid() == self._session.pid:
+                if os.getpid() == self._session.pid:
                     _leave(self._session, context, patience)
         finally:
             self._session.close(left(deadline))
@@ -83,8 +84,12 @@ class ClientVerbs(Front[str]):
 
 
 def _leave(session: Session, context: Context, patience: Patience) -> None:
+    """What was handled is settled, and the consumer taken off the register, if there is a connection."""
     try:
-        run(session, unregister(context), patience)
+        if session.connected.is_set() and context.claims.leaving:
+            run(session, settle_last(context), patience)
+        if session.connected.is_set():
+            run(session, unregister(context), patience)
     except ZkmqError as error:
         log.info("leaving queue %r: %s; the end of the session does the rest", context.queue, error)
 

@@ -136,9 +136,8 @@ class ClaimVerbs(Front[Hand], Generic[U]):
         `told` hears whether it was a success, or what kept it from being ended: in any thread; it waits for nothing.
         """
         context, claimed = self._subject.context, self._claimed
-        settle = partial(settle_by_outcome, context, claimed, outcome, progress)
         with self._session.memory:
-            settle_later(context, claimed, settle, told)
+            settle_later(context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), told)
 
     def transaction(self) -> U:
         """A transaction with this claim in it, which ends the claim by what it does itself."""

@@ -46,8 +46,8 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         """Claim; None: there was nothing, or no queue, and it was waited for. Fast handlers: one does it for all."""
         if idle or not self._ahead.fast:
             return await self._fill(idle=idle)
-        async with self._filling:
-            return self._ahead.take() or await self._fill(idle=False)
+        async with self._filling:  # who had it may have waited for the queue, or for a server
+            return None if self.stopping else self._ahead.take() or await self._fill(idle=False)
 
     async def _fill(self, *, idle: bool) -> AsyncDelivery | None:
         """Claim, where handlers are fast more than one; the first of them is the caller's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncTransaction
@@ -16,6 +17,8 @@ class AsyncSettler:
 
     def __init__(self, deliveries: Deliveries[AsyncClaim, AsyncTransaction], tally: Tally) -> None:
         self.background = Background()
+        self.later = set[asyncio.Future[None]]()
+        """What was put down, and is not known to be settled."""
         self._deliveries = deliveries
         self._tally = tally
 
@@ -47,15 +50,25 @@ class AsyncSettler:
 
     def settle_later(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
         """Settle together with others, without waiting for it; it is in hand until that is known."""
-        loop = asyncio.get_running_loop()
+        loop, known = asyncio.get_running_loop(), self.background.promise()
+        self.later.add(known)
+        known.add_done_callback(self.later.discard)
 
         def told(success: bool, error: Exception | None) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._told, delivery, success, error)
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._told, delivery, known, success, error)
 
         delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, told)
 
-    def _told(self, delivery: Delivery[AsyncClaim, AsyncTransaction], success: bool, error: Exception | None) -> None:
+    def _told(
+        self,
+        delivery: Delivery[AsyncClaim, AsyncTransaction],
+        known: asyncio.Future[None],
+        success: bool,
+        error: Exception | None,
+    ) -> None:
+        if known.done():
+            return  # told once more
         try:
             if error is None:
                 self._tally.settled(delivery, success=success)
@@ -63,6 +76,7 @@ class AsyncSettler:
                 self.background.do(self._settle_left(delivery))
         finally:
             self._deliveries.drop(delivery)
+            known.set_result(None)
 
     async def _settle_left(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
         """What could not be settled by whatever means is tried again, while others are handled."""

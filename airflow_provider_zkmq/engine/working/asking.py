@@ -42,8 +42,8 @@ class Asking(Working[Claim, Transaction]):
         """Claim, for all threads if handlers are fast; None: there was nothing, or no queue, and it was waited for."""
         if idle or not self._ahead.fast:
             return self._fill(idle=idle)
-        with self._filling:
-            return self._ahead.take() or self._fill(idle=False)
+        with self._filling:  # who had it may have waited for the queue, or for a server
+            return None if self.stopping else self._ahead.take() or self._fill(idle=False)
 
     def _fill(self, *, idle: bool) -> Delivery[Claim, Transaction] | None:
         """Claim, where handlers are fast more than one; the first of them is the caller's."""

@@ -181,6 +181,8 @@ class AsyncWorker(AsyncHandling):
                     await until(self._stopping, self._options.throttle)
                 elif self._until_empty and not self._deliveries:
                     return
+        if self._settler.later:
+            await asyncio.wait(set(self._settler.later), timeout=self.grace)
 
     # --- the keeper: it waits for no heartbeat, and none waits for it
 

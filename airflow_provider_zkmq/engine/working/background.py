@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
@@ -15,7 +16,7 @@ class Background:
     """Keeps its tasks alive until they are done: an event loop itself does not."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     def do(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Begin something."""
@@ -23,6 +24,13 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def promise(self) -> asyncio.Future[None]:
+        """Something that is done elsewhere: who waits for everything waits for that, too."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks.add(future)
+        future.add_done_callback(self._tasks.discard)
+        return future
 
     async def to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something and wait for it; a cancellation ends the waiting only, and what goes wrong then is logged."""
@@ -34,9 +42,11 @@ class Background:
             raise
 
     async def wait(self, timeout: float) -> None:
-        """Wait for everything; what takes longer goes on."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout)
+        """Wait for everything, also for what begins meanwhile; what takes longer goes on."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._tasks:
+                    await asyncio.wait(set(self._tasks))
 
 
 def _log(task: asyncio.Task[Any]) -> None:

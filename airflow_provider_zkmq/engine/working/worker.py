@@ -44,7 +44,8 @@ class Worker(Asking):
         throttle: the pause between two tasks of a thread.
         prefetch: so many tasks at the most are claimed ahead, in groups of about 50 ms of work: none until handlers are
             known to be as fast as that, none in transactions, with a throttle or without heartbeats. What no handler
-            has begun counts no attempt, whatever becomes of the worker, and is given back after a second.
+            has begun counts no attempt, whatever becomes of the worker, and is given back after a second. Where several
+            are claimed together, they are settled together, too: at the latest 50 ms after their handlers are done.
         monitor: called about once a second with a `Poll`; see `monitor`.
         auto_start: start at once (True), or after so long.
 
@@ -134,6 +135,8 @@ class Worker(Asking):
                 break
             alive.join(0.1)
         self._stopping.set()
+        if alive is None:  # what was handled last may be on its way still
+            self._deliveries.wait_empty(self.grace if deadline is None else max(0.0, deadline - time.monotonic()))
         self._give_up()
         self._over.set()
         if self._absence.told:
@@ -227,8 +230,8 @@ class Worker(Asking):
             self._stopping.wait(RETRY_SECONDS)
 
     def _beat(self) -> None:
-        """Until the last handler has returned or been given up, also after `stop`."""
-        self._heart.beat(lambda: not self._over.is_set() and self._alive() is not None)
+        """Until the last handler has returned and what it did is settled, or was given up, also after `stop`."""
+        self._heart.beat(lambda: not self._over.is_set() and (self._alive() is not None or bool(self._deliveries)))
 
     def _watch(self, monitor: Monitor) -> None:
         while self._goes_on() and not self._stopping.wait(KEEPER_SECONDS):

@@ -116,10 +116,11 @@ def ask_in_turn(
     What is handled then is completed with the claim of the next ones, or after 50 ms. For bodies that are done fast:
     nobody extends what waits.
 
-    A loop that is left early, or closed, fails what is unsettled, and gives back uncounted what it has taken ahead. A
-    completion that is refused is raised by the step that finds out (`ClaimLost`, say); a loop that is still referred to
-    goes on after that. One loop is for one thread. The other arguments are `claim`'s. Raises `ConfigError`; each step
-    raises what `claim` and `Claim.complete` do.
+    A loop that is left early, or closed, fails what its body has in hand, gives back uncounted what it has taken ahead,
+    and completes what was handled. A completion that is refused is raised by the step that finds out (`ClaimLost`,
+    say); a loop that is still referred to goes on after that. Of a loop that was left it is logged. One loop is for one
+    thread. The other arguments are `claim`'s. Raises `ConfigError`; each step raises what `claim` and `Claim.complete`
+    do.
     """
     most, span = number_of_claims(prefetch, "prefetch"), optional_seconds("timeout", timeout)
 

@@ -103,6 +103,7 @@ def _claim(
                 yield from take_turns(context, deadline - context.run.monotonic())
         return []
     finally:
+        departure.journey.over = True
         departure.close()
         if seat.kept:  # woken for all of its kind, perhaps: however it ends, another one looks after it
             context.signal.pass_on(seat.kind)

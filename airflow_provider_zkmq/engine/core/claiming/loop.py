@@ -54,6 +54,8 @@ class Loop:
     errors: list[Exception] = field(default_factory=list)
     """What became of other completions; each is raised by a step."""
     read_ahead: ReadAhead = field(default_factory=ReadAhead)
+    left: bool = False
+    """Nobody comes back: what is not completed is reported."""
     news: Signal = field(init=False)
     """Fired when one of the completions has been carried out."""
 
@@ -62,14 +64,15 @@ class Loop:
 
     def leave(self) -> None:
         """Nobody comes back: what is in hand fails, what is ready is given back, before the next claim or soon."""
+        self.left = True
         hand, ready, owed = self.hand, self.ready, self.context.claims.owed
         self.hand, self.ready = None, []
-        if hand is not None and not hand.lost:
+        if hand is not None and not hand.lost and (hand.task_id, hand.token) not in self.context.claims.leaving:
             owed[hand.task_id, hand.token] = Owed(hand, _failed)
         for claimed in ready:
             if not claimed.lost:
                 owed[claimed.task_id, claimed.token] = Owed(claimed, _released)
-        if owed:
+        if owed or self.context.claims.leaving:
             self.context.run.pay()
 
 
@@ -118,10 +121,15 @@ def _come_back(loop: Loop) -> None:
 
 def _told(loop: Loop, claimed: Claimed, progress: Settlement, success: object, error: Exception | None) -> None:
     """What was handled is settled. What could not be completed has failed instead, for a reason that is told."""
-    loop.handled.pop((claimed.task_id, claimed.token), None)
     instead = None if success else getattr(progress.outcome, "error", None)
-    if error is not None or instead is not None:
-        loop.errors.append(error or (instead if isinstance(instead, Exception) else ZkmqError(str(instead))))
+    if error is None and instead is not None:
+        error = instead if isinstance(instead, Exception) else ZkmqError(str(instead))
+    if error is not None and loop.left:
+        path = loop.context.paths.task(claimed.task_id)
+        loop.context.run.report(path, f"its loop was left, and it could not be completed: {error}")
+    elif error is not None:
+        loop.errors.append(error)
+    loop.handled.pop((claimed.task_id, claimed.token), None)
     loop.news.fire()
 
 
@@ -173,8 +181,8 @@ def _see_off(loop: Loop) -> Procedure[None]:
     while loop.handled:
         seen = loop.news.count
         yield from settle_leaving(context)
-        left = [each for each in loop.handled.values() if each in context.claims.leaving]
-        if left:
-            raise left[0].error or Unavailable("what was handled is not settled yet")
+        left = next((each for each in loop.handled.values() if each.waits), None)
+        if left is not None:
+            raise left.error or Unavailable("what was handled is not settled yet")
         if loop.handled:  # another call of this client has it
             yield Wait(loop.news, seen, turn=True)

@@ -101,6 +101,13 @@ class Owed:
 
 
 @dataclass(slots=True, eq=False)
+class Journey:
+    """A call that takes along what was put down; ``over``: it does not any more. That is a statement of its own."""
+
+    over: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Leaving:
     """A claim that has been handled, and is settled together with others: see `core.tasks.departing`."""
 
@@ -110,12 +117,22 @@ class Leaving:
     told: Callable[[Any, Exception | None], None]
     """Called with what `settle` returned, or raised in the end; with the client's memory locked: it waits for nothing.
 
-    A `TransportError` is told only where nobody tries again: of a client that was closed.
+    A `TransportError` is told only where nobody tries again: of a client that was closed. Where an interrupt meets it,
+    it is called once more.
     """
     due: float
     """When it is settled at the latest, by our monotonic clock, whether anything goes with it or not."""
     error: Exception | None = None
     """Why the latest try has failed."""
+    journey: Journey | None = None
+    """Who has taken it along last."""
+    settling: Any = None
+    """How far that has come (`core.writing.chaining.Settling`)."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has taken it along."""
+        return self.journey is None or self.journey.over
 
 
 @dataclass(slots=True, eq=False)
@@ -128,8 +145,8 @@ class Claims:
     """One for each call, by the nonce of the claim that it noted first."""
     owed: dict[tuple[str, int], Owed] = field(default_factory=dict)
     """Claims of transactions whose rollback was cut off, and of loops that were left, by task and token."""
-    leaving: list[Leaving] = field(default_factory=list)
-    """What has been handled: it goes with the next claim of this client, or soon by itself."""
+    leaving: dict[tuple[str, int], Leaving] = field(default_factory=dict)
+    """What has been handled, by task and token, until it is told: it goes with this client's next claim, or soon."""
     unsure: dict[tuple[str, int], Claimed] = field(default_factory=dict)
     """What was settled by token and ended in an unknown outcome, by task and token."""
     trying: set[str] = field(default_factory=set)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.beginning import begin_again
-from airflow_provider_zkmq.engine.core.tasks.departing import leaves_late, settle_leaving
+from airflow_provider_zkmq.engine.core.tasks.departing import leaves_late, settle_leaving, until_leaving
 from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.core.upkeep.lock import release_abandoned_lock
 from airflow_provider_zkmq.engine.core.writing.closing import close_pending
@@ -30,9 +30,9 @@ def in_debt(context: Context) -> bool:
 
 def pay_debts(context: Context) -> Procedure[int]:
     """Put right what can be; returns how many tasks were given back. Raises `TransportError`: then it is owed still."""
-    yield from begin_again(context)
     if leaves_late(context):
         yield from settle_leaving(context)
+    yield from begin_again(context)
     count = yield from give_back(context)
     yield from close_pending(context)
     yield from release_abandoned_lock(context)
@@ -40,6 +40,5 @@ def pay_debts(context: Context) -> Procedure[int]:
 
 
 def until_due(context: Context, most: float) -> float:
-    """Seconds until something is to be looked at, at the most `most`."""
-    now = context.run.monotonic()
-    return min((max(0.0, each.due - now) for each in list(context.claims.leaving)), default=most)
+    """Seconds until something is to be looked at, at the most `most`; with the client's lock held."""
+    return min(most, until_leaving(context, most))

@@ -4,7 +4,7 @@ Several procedures are carried out side by side, each as if it was alone: each h
 lost reply and explains its own refusal. Only what is sent first is one request for all of them. A refusal is that of
 one part, at which the server stopped: that part hears of it, nothing else was carried out, and what is left is sent
 again together. Where the reply is lost, the transaction of a part, sent once more, tells what happened to it, as the
-merged one and its parts exclude each other.
+merged one and its parts exclude each other. So does it where an error is told of all, access denied say, and is of one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Op, Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from airflow_provider_zkmq.engine.core.writing.combining import send
 from airflow_provider_zkmq.engine.core.writing.fitting import Fitting, joined
+from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
+
+UNKNOWN: Final = Outcome(committed=False, unknown=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -121,9 +124,12 @@ class Chain:
         try:
             _, outcome = yield from send(context, lambda: together)
         except Exception as error:
-            for each in parts:
-                yield from each.failed(error)
-            raise
+            alone = mine is None and len(parts) == 1
+            if alone or isinstance(error, TransportError) or not isinstance(error, ZkmqError):
+                for each in parts:
+                    yield from each.failed(error)
+                raise
+            outcome = UNKNOWN
         at = 0
         for each, multi in zip(parts, multis, strict=True):
             share = _share(outcome, at, len(multi.ops))

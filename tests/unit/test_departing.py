@@ -1,0 +1,229 @@
+"""What was put down is settled and told, once, whatever meets the calls that take it along."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.claiming.claim import claim_many
+from airflow_provider_zkmq.engine.core.claiming.loop import go_on
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
+from airflow_provider_zkmq.engine.core.tasks import departing, giveback, settle
+from airflow_provider_zkmq.engine.core.tasks.departing import Departure
+from airflow_provider_zkmq.engine.core.upkeep import debts
+from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, Unavailable, ZkmqError
+from tests.stepping import Stepper
+from tests.unit.looping import filled, following, loop_of, rest
+from tests.unit.world import Client
+
+CODES = {getattr(Departure, name).__code__ for name in ("_board", "_tell", "_end", "close")}
+
+
+def put_down(client: Client, claims: list[Claimed]) -> dict[str, list[Any]]:
+    """Completions of these; what is told of each."""
+    told: dict[str, list[Any]] = {claimed.task_id: [] for claimed in claims}
+    for claimed in claims:
+        departing.settle_later(
+            client.context,
+            claimed,
+            lambda claimed=claimed: settle.complete(client.context, claimed),  # type: ignore[misc]
+            lambda _value, error, task_id=claimed.task_id: told[task_id].append(error),  # type: ignore[misc]
+        )
+    return told
+
+
+def taken(client: Client, count: int) -> list[Claimed]:
+    claims: list[Claimed] = client.do(claim_many(client.context, Wanted(EVERYTHING), count))
+    return claims
+
+
+def interrupted_at(number: int, client: Client, procedure: Any) -> bool:
+    """Carry a procedure out, interrupted at this line of what takes along and tells; whether it has so many."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Any:
+        nonlocal left
+        if frame.f_code not in CODES:
+            return None
+        if event in {"call", "line"}:
+            if left == 0:
+                left -= 1
+                raise KeyboardInterrupt
+            left -= 1
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        client.do(procedure)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(former)
+    return False
+
+
+def test_an_interrupt_anywhere_loses_nothing_that_was_put_down() -> None:
+    """All of it is settled by a later call, and told as what it was: completed."""
+    for number in range(400):
+        client = filled()
+        told = put_down(client, taken(client, 3))
+        if not interrupted_at(number, client, claim_many(client.context, Wanted(EVERYTHING), 1)):
+            break
+        client.do(departing.settle_leaving(client.context))
+        client.do(giveback.give_back(client.context))
+        assert all(errors and not any(errors) for errors in told.values()), (number, told)
+        assert not client.context.claims.leaving
+        assert [client.state(name).state for name in "abc"] == [State.FINISHED] * 3
+        assert client.work() in (["d", "e"], ["e"]), number
+        client.check()
+    else:
+        pytest.fail("there are more lines than this test interrupts")
+    assert number > 30
+
+
+def test_a_loop_that_is_interrupted_while_it_comes_back_settles_once() -> None:
+    """It had put its task down, and did not know: called again, it does not put it down once more."""
+    client = filled()
+    loop = loop_of(client)
+    first = following(client, loop)
+    assert first is not None
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    client.context.run.pay = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        client.do(go_on(loop, Caller()))
+    assert loop.hand is first
+    client.context.run.pay = lambda: None
+    assert rest(client, loop) == ["b", "c", "d", "e"]
+    assert {state.attempt for name, state in client.check().items() if name != "0"} == {1}
+
+
+def test_who_cannot_be_told_keeps_nobody_else_from_being_told() -> None:
+    """It is reported; all of them are settled."""
+    client = filled()
+    claims = taken(client, 3)
+
+    def broken(_value: object, _error: Exception | None) -> None:
+        raise RuntimeError("the event loop is closed")
+
+    departing.settle_later(client.context, claims[0], lambda: settle.complete(client.context, claims[0]), broken)
+    told = put_down(client, claims[1:])
+    client.do(departing.settle_leaving(client.context))
+    assert told == {"b": [None], "c": [None]}
+    assert [client.state(name).state for name in "abc"] == [State.FINISHED] * 3
+    assert ["the event loop is closed" in why for _, why in client.reports] == [True]
+    assert not client.context.claims.leaving
+
+
+def test_what_a_claim_is_denied_for_is_not_what_was_handled_is_denied_for() -> None:
+    """The error tells of no part of the transaction: each finds out by its own."""
+    client = filled()
+    told = put_down(client, taken(client, 2))
+
+    def denied(op: Any) -> Any:
+        touches = isinstance(op, Multi) and any("/c/" in each.path for each in op.ops)
+        return AccessDenied("no rights") if touches else None
+
+    with pytest.raises(AccessDenied):
+        client.do(claim_many(client.context, Wanted(EVERYTHING), 1), denied)
+    assert told == {"a": [None], "b": [None]}
+    assert [client.state(name).state for name in "abc"] == [State.FINISHED, State.FINISHED, State.INSERTED]
+    client.do(giveback.give_back(client.context))
+    assert client.work() == ["c", "d", "e"]
+
+
+@pytest.mark.parametrize("error", [AccessDenied("no rights"), ZkmqError("refused")])
+def test_what_one_settlement_is_denied_for_is_its_own(error: ZkmqError) -> None:
+    """The one beside it is settled, and so is the claim that went with both."""
+    client = filled()
+    told = put_down(client, taken(client, 2))
+    denied = lambda op: error if isinstance(op, Multi) and any("/a/" in each.path for each in op.ops) else None
+    assert [each.task_id for each in client.do(claim_many(client.context, Wanted(EVERYTHING), 1), denied)] == ["c"]
+    assert told == {"a": [error], "b": [None]}
+    assert [client.state(name).state for name in "abc"] == [State.CLAIMED, State.FINISHED, State.CLAIMED]
+
+
+def test_what_another_call_has_is_late_only_when_that_gives_it_up() -> None:
+    """Who looks after it waits for that, for a moment, and is not told that it is due."""
+    client = filled()
+    told = put_down(client, taken(client, 2))
+    client.zk.ms += 1_000
+    assert departing.leaves_late(client.context)
+    assert debts.until_due(client.context, 5.0) == 0.0
+    stepper = Stepper(client.zk, client.session, departing.settle_leaving(client.context))
+    stepper.until(Multi)
+    assert not departing.leaves_late(client.context)
+    assert debts.in_debt(client.context)
+    assert 0.0 < debts.until_due(client.context, 5.0) < 0.1
+    stepper.cut()
+    assert departing.leaves_late(client.context)
+    client.do(debts.pay_debts(client.context))
+    assert told == {"a": [None], "b": [None]}
+    assert not debts.in_debt(client.context)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_client_that_is_closed_settles_also_what_another_call_has(*, cut: bool) -> None:
+    """That is waited for, and settled where it is cut off."""
+    client = filled()
+    told = put_down(client, taken(client, 2))
+    other = Stepper(client.zk, client.session, departing.settle_leaving(client.context))
+    other.until(Multi)
+    closing = Stepper(client.zk, client.session, departing.settle_last(client.context))
+    assert not closing.over
+    if cut:
+        other.cut()
+    else:
+        other.finish()
+    closing.answer(reply=True)
+    closing.finish()
+    assert told == {"a": [None], "b": [None]}
+    assert [client.state(name).state for name in "ab"] == [State.FINISHED] * 2
+
+
+def test_what_a_loop_that_was_left_cannot_complete_is_reported() -> None:
+    """Nobody comes back to whom it could be raised."""
+    client = filled()
+    loop = loop_of(client, prefetch=3)
+    for _ in range(2):
+        assert following(client, loop) is not None
+    Client(client.zk, "other").cancel("a")
+    loop.leave()
+    client.do(departing.settle_leaving(client.context))
+    assert [path for path, _ in client.reports] == [client.context.paths.task("a")]
+    assert (loop.errors, loop.handled) == ([], {})
+
+
+def test_without_a_server_what_is_put_down_stays_and_is_tried_after_a_pause() -> None:
+    client = filled()
+    told = put_down(client, taken(client, 2))
+    client.zk.ms += 1_000
+    client.do(debts.pay_debts(client.context), lambda op: Unavailable("away") if isinstance(op, Multi) else None)
+    assert told == {"a": [], "b": []}
+    assert not departing.leaves_late(client.context)
+    assert debts.until_due(client.context, 5.0) == departing.RETRY_SECONDS
+    client.zk.ms += 1_000
+    client.do(debts.pay_debts(client.context))
+    assert told == {"a": [None], "b": [None]}
+
+
+def test_what_is_put_down_in_a_queue_that_is_deleted_is_lost() -> None:
+    """It is told so, and not kept for ever."""
+    client = filled()
+    told = put_down(client, taken(client, 2))
+    base = client.context.paths.base
+    for path in [path for path in client.zk.nodes if path.startswith(base)]:
+        del client.zk.nodes[path]
+    client.do(departing.settle_leaving(client.context))
+    assert all(len(errors) == 1 and isinstance(errors[0], ClaimLost) for errors in told.values())
+    assert not client.context.claims.leaving
