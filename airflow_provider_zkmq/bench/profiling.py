@@ -7,6 +7,7 @@ import cProfile
 import threading
 import time
 from collections import defaultdict
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from types import CodeType
@@ -52,7 +53,7 @@ def _totals(entries: list[Any]) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for entry in entries:
         if isinstance(entry.code, CodeType):
-            seconds[home(entry.code)] += entry.inlinetime + _built_in(entry)
+            seconds[home(entry.code.co_filename)] += entry.inlinetime + _built_in(entry)
     return seconds
 
 
@@ -61,9 +62,10 @@ def _built_in(entry: Any) -> float:
     return float(sum(each.inlinetime for each in entry.calls or () if isinstance(each.code, str)))
 
 
-def home(code: CodeType) -> str:
-    """The folder of ours that a function is in, or whose else it is; of the standard library, the module."""
-    path = Path(code.co_filename)
+@cache
+def home(file: str) -> str:
+    """The folder of ours that a file is in, or whose else it is; of the standard library, the module."""
+    path = Path(file)
     if path.is_relative_to(_OURS):
         return path.parent.relative_to(_OURS.parent).as_posix().removeprefix(f"{_OURS.name}/")
     if path.is_relative_to(_KAZOO):
