@@ -232,7 +232,7 @@ def test_a_selector_that_is_refused_later_ends_the_worker(zk: Zkmq, q: Queue) ->
     q.configure(filters={"other": Integer()})
     q.enqueue(b"x")
     with pytest.raises(ConfigError, match="size"):
-        in_time(it.join)
+        in_time(it.join, 60)  # a thread finds out when it asks again, every 30 s at the latest
     assert claimed(q) == 0
 
 

@@ -103,8 +103,8 @@ class Oracles(History):
                 self._handed_out(call, claimed)
                 self.in_loops.append(claimed)
         key = None if former is None else (call.about["queue"], former.task_id)
-        if former is None or (former.task_id, former.token) in loop.handled:
-            return
+        if former is None or (former.task_id, former.token) in loop.handled or loop.errors:
+            return  # not known yet, or told by a step to come
         if call.ok and not former.lost:
             self.fail("no success is told that did not happen", f"{former.task_id} is in hand after its loop went on")
         if call.ok and former.nonces.keys() == {"complete"} and (key, former.token) not in self.ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -11,17 +12,20 @@ import pytest
 from airflow_provider_zkmq.engine.core.claiming.claim import claim_many
 from airflow_provider_zkmq.engine.core.claiming.loop import go_on
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
+from airflow_provider_zkmq.engine.core.memory.agenda import FIRST_PAUSE, Agenda, Postponed
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.model.outcomes import Retry
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.tasks import departing, giveback, settle
 from airflow_provider_zkmq.engine.core.tasks.departing import Departure
-from airflow_provider_zkmq.engine.core.upkeep import debts
+from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
+from airflow_provider_zkmq.engine.core.upkeep import debts, rescue
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, Unavailable, ZkmqError
 from tests.stepping import Stepper
 from tests.unit.looping import filled, following, loop_of, rest
-from tests.unit.world import Client
+from tests.unit.world import Client, new_queue
 
 CODES = {getattr(Departure, name).__code__ for name in ("_board", "_tell", "_end", "close")}
 
@@ -227,3 +231,44 @@ def test_what_is_put_down_in_a_queue_that_is_deleted_is_lost() -> None:
     client.do(departing.settle_leaving(client.context))
     assert all(len(errors) == 1 and isinstance(errors[0], ClaimLost) for errors in told.values())
     assert not client.context.claims.leaving
+
+
+def test_what_a_claim_gave_back_by_itself_is_looked_for_again() -> None:
+    """It was not there when the queue was looked at: a claim that waits for nothing takes it all the same."""
+    client = new_queue()
+    client.put(task_id="a")
+    claimed, told = client.claimed(), list[Any]()
+    settle_it = partial(settle_by_outcome, client.context, claimed, Retry("e"), Settlement())
+    departing.settle_later(client.context, claimed, settle_it, lambda *how: told.append(how))
+    again = client.claimed()
+    assert (again.task_id, again.state.attempt, told) == ("a", 2, [(False, None)])
+    client.complete(again)
+    assert client.take() is None
+    client.check()
+
+
+def test_a_note_that_another_call_looks_after_is_left_to_it() -> None:
+    """Two calls of a client tend the queue side by side: neither stumbles over what the other has done."""
+    client = new_queue()
+    orphans = client.context.debts.orphans
+    for name in "ab":
+        orphans[client.context.paths.current("me", name)] = name
+    first = Stepper(client.zk, client.session, rescue._rescue_orphans(client.context))
+    assert Stepper(client.zk, client.session, rescue._rescue_orphans(client.context)).finish() == 0
+    assert first.finish() == 0
+    assert not orphans
+
+
+def test_refusals_of_one_moment_are_one_refusal() -> None:
+    """Several calls that were refused side by side do not put off the next try for longer than one does."""
+    now = [0.0]
+    postponed = Postponed(lambda: now[0])
+    for _ in range(8):
+        postponed.postpone("x", Agenda(lambda: now[0]))
+    agenda = Agenda(lambda: now[0])
+    assert postponed.waits("x", agenda)
+    assert agenda.left(60.0) == FIRST_PAUSE
+    now[0] += FIRST_PAUSE
+    assert not postponed.waits("x", Agenda(lambda: now[0]))
+    postponed.postpone("x", agenda)
+    assert postponed.pauses["x"].until == now[0] + 2 * FIRST_PAUSE

@@ -166,6 +166,7 @@ class AsyncWorker(AsyncHandling):
         idle = False
         while not self._stopping.is_set():
             try:
+                busy = bool(self._deliveries)
                 delivery = self._ahead.take() or await self._claim(idle=idle)
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
@@ -179,7 +180,7 @@ class AsyncWorker(AsyncHandling):
                 if delivery is not None:
                     await self._handle(delivery)
                     await until(self._stopping, self._options.throttle)
-                elif self._until_empty and not self._deliveries:
+                elif self._until_empty and not (busy or self._deliveries):  # else it may have come back meanwhile
                     return
         if self._settler.later:
             await asyncio.wait(set(self._settler.later), timeout=self.grace)

@@ -169,6 +169,7 @@ class Worker(Asking):
         idle = False
         while not self._stopping.is_set():
             try:
+                busy = bool(self._deliveries)
                 delivery = self._ahead.take() or self._claim(idle=idle)
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
@@ -182,7 +183,7 @@ class Worker(Asking):
                 if delivery is not None:
                     self._handle(delivery)
                     self._stopping.wait(self._options.throttle)
-                elif self._until_empty and not self._deliveries:
+                elif self._until_empty and not (busy or self._deliveries):  # else it may have come back meanwhile
                     return
         # What came after the stop, behind the keeper's back: nobody may ever join.
         self._settler.give_back(self._ahead.overdue(every=True))

@@ -86,15 +86,17 @@ def _claim(
             seen = context.signal.count
             agenda, taken = context.agenda(), list[Claimed]()
             look = Look(wanted, caller, departure, most, taken, read_ahead or context.paces.ask(wanted.kind))
+            again = True
             try:
-                yield from _look(context, look, agenda)
+                again = yield from _look(context, look, agenda)
             except Unregistered:
-                if not taken:
-                    continue
+                pass
             except CallerLeft:
                 if context.claims.handovers:
                     context.run.pay()
                 return []
+            if again and not taken:
+                continue
             left = deadline - context.run.monotonic()
             if taken or (left <= 0 and not agenda.more):
                 return taken
@@ -109,8 +111,11 @@ def _claim(
             context.signal.pass_on(seat.kind)
 
 
-def _look(context: Context, look: Look, agenda: Agenda) -> Procedure[None]:
-    """One look; what could not go with a claim is settled by itself, also where nothing can be claimed."""
+def _look(context: Context, look: Look, agenda: Agenda) -> Procedure[bool]:
+    """One look; what could not go with a claim is settled by itself, also where nothing can be claimed.
+
+    Whether anything was: a task that was given back so may be what is wanted, and was not there when we looked.
+    """
     try:
         yield from claim_now(context, look, agenda)
     except (TransportError, CallerLeft):
@@ -118,7 +123,7 @@ def _look(context: Context, look: Look, agenda: Agenda) -> Procedure[None]:
     except (ZkmqError, Unregistered):
         yield from look.departure.finish()
         raise
-    yield from look.departure.finish()
+    return (yield from look.departure.finish())
 
 
 def claim_now(context: Context, look: Look, agenda: Agenda) -> Procedure[None]:

@@ -26,7 +26,9 @@ from airflow_provider_zkmq.engine.core.upkeep.crowd import any_of_the_first, sha
 
 #: Names of a listing whose watch has fired are used this long, so that a busy segment is not listed for every claim.
 LISTING_SECONDS: Final = 0.25
+#: So many of the first entries are looked at in a crowd, and at the most.
 SPREAD_WINDOW: Final = 64
+MOST_SPREAD: Final = 256
 #: How often one look tries the same entry, which somebody else may be changing, before it is put off.
 TRIES: Final = 3
 SOON: Final = 0.1
@@ -80,11 +82,12 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], a
 
 
 def _width(context: Context, taker: Taker) -> int:
-    """How many entries are worth to be looked at: in a crowd those of several consumers' shares.
+    """How many entries are worth to be looked at: in a crowd, in which one's own share is to be as large as is wanted.
 
     Alone: those that are wanted, and one more, which tells that there is work for another thread, too.
     """
-    return SPREAD_WINDOW if share(context)[1] > 1 else taker.view + 1
+    _, slots = share(context)
+    return taker.view + 1 if slots == 1 else min(MOST_SPREAD, max(SPREAD_WINDOW, slots * taker.view))
 
 
 def _first_of(context: Context, window: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:

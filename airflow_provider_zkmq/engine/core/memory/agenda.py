@@ -56,7 +56,11 @@ class Postponed:
 
     def postpone(self, path: str, agenda: Agenda) -> None:
         """Something was refused: try again soon, and less and less often while it goes on being refused."""
-        tries = self.pauses[path].tries + 1 if path in self.pauses else 0
+        known = self.pauses.get(path)
+        if known is not None and known.until > self.monotonic():  # another call was refused at the same moment
+            agenda.within(known.until - self.monotonic())
+            return
+        tries = 0 if known is None else known.tries + 1
         seconds = min(LONGEST_PAUSE, FIRST_PAUSE * 2**tries)
         if len(self.pauses) >= MAX_LATER:  # most of it is gone by now, and was never asked for again
             old = self.monotonic() - LONGEST_PAUSE

@@ -103,13 +103,14 @@ class Departure:
         finally:
             self._tell()
 
-    def finish(self) -> Procedure[None]:
-        """Settle by itself what nothing went with. Raises nothing: who put it down is told."""
+    def finish(self) -> Procedure[bool]:
+        """Settle by itself what nothing went with; whether anything is. Raises nothing: who put it down is told."""
         self._board()
         try:
             yield from self.chain.finish(self.context)
         finally:
-            self._tell()
+            told = self._tell()
+        return told
 
     def close(self) -> None:
         """Nobody goes on with what it has not settled."""
@@ -130,13 +131,14 @@ class Departure:
             self.aboard.append(leaving)
         self.chain.settlings = [leaving.settling for leaving in self.aboard]
 
-    def _tell(self) -> None:
-        """Tell those whose settlements are over; what no server answered is put down again."""
-        for leaving in self.aboard:
-            if leaving.settling.over:
-                self._end(leaving, leaving.settling)
+    def _tell(self) -> bool:
+        """Tell those whose settlements are over; what no server answered is put down again. Whether any is over."""
+        over = [leaving for leaving in self.aboard if leaving.settling.over]
+        for leaving in over:
+            self._end(leaving, leaving.settling)
         self.aboard = [leaving for leaving in self.aboard if leaving.settling is not None]
         self.chain.settlings = [leaving.settling for leaving in self.aboard]
+        return any((each.claimed.task_id, each.claimed.token) not in self.context.claims.leaving for each in over)
 
     def _end(self, leaving: Leaving, settling: Settling) -> None:
         """One is over. It is put down until it was told, whatever meets that."""

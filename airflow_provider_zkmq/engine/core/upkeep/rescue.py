@@ -53,7 +53,8 @@ def _rescue_orphans(context: Context) -> Procedure[int]:
     """
     count = 0
     for note, task_id in list(context.debts.orphans.items()):
-        del context.debts.orphans[note]
+        if context.debts.orphans.pop(note, None) is None:
+            continue  # another call is at it
         if (yield Exists(context.paths.task(task_id, "claim"))) is None:
             count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
     return count
