@@ -208,11 +208,11 @@ def _every_task_has_ended(q: Queue, tasks: dict[str, Task]) -> None:
 def _deliveries_are_bounded(it: Theatre, tasks: dict[str, Task]) -> None:
     """The attempt is written before the task is handed out: a number is delivered once, and none above K."""
     delivered: dict[str, list[int]] = {task_id: [] for task_id in tasks}
-    tokens = []
+    claims = []
     for task_id, attempt, token in it.lines("consume"):
         delivered[task_id].append(int(attempt))
-        tokens.append(token)
-    assert len(set(tokens)) == len(tokens)
+        claims.append((task_id, token))  # claims of one transaction share its token
+    assert len(set(claims)) == len(claims)
     for task_id, attempts in delivered.items():
         task = tasks[task_id]
         assert len(set(attempts)) == len(attempts), task
