@@ -83,7 +83,12 @@ class History:
 
     @staticmethod
     def _all_want_everything(client: Client) -> bool:
-        """Whether the calls of a client that claim, which may go together, take whatever is first."""
+        """Whether the calls of a client that claim, which may go together, take whatever is first.
+
+        A claim that nobody got is sent once more to be given back: of whoever asked for it nothing is known any more.
+        """
+        if any(note.caller.left for context in client.contexts.values() for note in context.claims.handovers.values()):
+            return False
         calls = [fiber.call for fiber in client.world.fibers if fiber.client is client]
         claiming = [call for call in calls if call is not None and call.verb in CLAIMING]
         return all(call.about.get("selector") == "everything" for call in claiming)

@@ -124,6 +124,8 @@ class Oracles(History):
         key = None if former is None else (call.about["queue"], former.task_id)
         if former is None or (former.task_id, former.token) in loop.handled:
             return
+        if any(former.task_id in str(error) for error in loop.errors):
+            return  # it was refused while this step was over: the next one raises that
         if call.ok and not former.lost:
             self.fail("no success is told that did not happen", f"{former.task_id} is in hand after its loop went on")
         if call.ok and former.nonces.keys() == {"complete"} and (key, former.token) not in self.ended:
