@@ -18,28 +18,30 @@ from airflow_provider_zkmq.engine.model import (
     RetryPolicy,
     Selector,
     State,
+    Task,
+    check_name,
     choose,
     encode_data,
     optional_milliseconds,
     optional_seconds,
+    optional_whole_number,
     seconds,
 )
 from airflow_provider_zkmq.filequeue import deletion, refusals, settling
+from airflow_provider_zkmq.filequeue.awake import Awake
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.claims import FileClaim
 from airflow_provider_zkmq.filequeue.conf import lock_span
-from airflow_provider_zkmq.filequeue.folder import Folder
 from airflow_provider_zkmq.filequeue.looking import end_of, look_until
 from airflow_provider_zkmq.filequeue.putting import Putting
 from airflow_provider_zkmq.filequeue.refusals import refuse, refused
-from airflow_provider_zkmq.filequeue.several import Several
 from airflow_provider_zkmq.filequeue.worker import Handler, Worker, worker
 
 T = TypeVar("T")
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 
 
-class FileQueue(Several):
+class FileQueue(Awake):
     """A queue in a file, each call blocking until the file is changed. Usable from several threads and processes.
 
     The methods are those of `Queue` and raise what those raise; what a file cannot promise raises `Unsupported`.
@@ -53,10 +55,6 @@ class FileQueue(Several):
     progress = refused(refusals.PROGRESS)
     publish_archive = refused(refusals.ARCHIVES)
     open_batch = seal_batch = refused(refusals.BATCHES)
-
-    def __init__(self, folder: Folder, name: str) -> None:
-        super().__init__(folder, name)
-        self._wakes = 0
 
     def configure(
         self,
@@ -153,11 +151,22 @@ class FileQueue(Several):
         most = seconds("timeout", timeout)
         look, end = partial(folder.carry_out, self.name, work), end_of(most)
         taken = look_until(self.path, partial(look, end=end), most, folder.alarms, stopping)
-        if taken is None:
-            return None
-        claim = FileClaim(self, *taken)
-        if lease is None:
-            folder.hold(self.name, claim.task.id, claim.token, held=True)
+        return self._handed_out(taken, held=lease is None)
+
+    def claim_task(
+        self, task_id: str, *, lease: Duration | None = None, attempt: int | None = None
+    ) -> FileClaim | None:
+        """Take this task and no other, if it is pending and due; None where it is not. `attempt`: see `Queue`."""
+        name, number = check_name("task id", task_id), optional_whole_number("attempt", attempt, 1)
+        owner, span = self.folder.owner, None if lease is None else lock_span("lease", lease)
+        taken, _ = self._do(lambda book: settling.take_one(book, owner, name, span, number))
+        return self._handed_out(taken, held=lease is None)
+
+    def _handed_out(self, taken: tuple[Task, float] | None, *, held: bool) -> FileClaim | None:
+        """The claim that a caller gets; `held`: it is given back when the connection is closed."""
+        claim = None if taken is None else FileClaim(self, *taken)
+        if claim is not None and held:
+            self.folder.hold(self.name, claim.task.id, claim.token, held=True)
         return claim
 
     def check_wanted(
@@ -223,27 +232,6 @@ class FileQueue(Several):
             raise
         self.folder.hold(self.name, task_id, token, held=False)
         return done
-
-    # --- what workers need
-
-    @property
-    def changes(self) -> int:
-        """How often the queue was woken; what changes in the file tells nobody who does not wait for that."""
-        return self._wakes
-
-    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
-        """Wait until the queue is woken more than `seen` times, at most for `timeout`."""
-        span = seconds("timeout", timeout)
-        with self.folder.alarms.one() as alarm:
-            return self._wakes > seen or alarm.event.wait(span)
-
-    def wake(self) -> None:
-        """Wake whoever waits for something in the folder; they look again."""
-        self._wakes += 1
-        self.folder.alarms.fire()
-
-    def look_after(self) -> None:
-        """Nothing is promoted or rescued in a file: whoever claims finds what is due."""
 
     def worker(self, handler: Handler, **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``."""

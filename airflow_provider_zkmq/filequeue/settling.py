@@ -18,6 +18,8 @@ from airflow_provider_zkmq.textqueue import StaleMessage, Status, mutex
 
 #: A task with how long its claim holds, or None; and when another may be there without any change.
 Taken: TypeAlias = tuple[tuple[Task, float] | None, float | None]
+#: Whether a task was found, or None; and when one may be there without any change.
+Seen: TypeAlias = tuple[bool | None, float | None]
 EXPIRED: Final = "the claim was not extended in time, and it was the last that the policy allows"
 
 
@@ -34,6 +36,31 @@ def take(book: Book, owner: str, selector: Selector, lease: float | None) -> Tak
                 case State.INSERTED if selector.matches(item.filters, book.conf.types):
                     if item.due <= book.now:
                         return _claim(book, book.whole(item), owner, lease), None
+                    times.append(item.due)
+    return None, min(times, default=None)
+
+
+def take_one(book: Book, owner: str, task_id: str, lease: float | None, attempt: int | None) -> Taken:
+    """Claim this task if it is pending and due; `attempt`: only as its delivery of that number."""
+    item = book.tasks.get(task_id)
+    if item is None or book.state(item) is not State.INSERTED or item.due > book.now:
+        return None, None
+    if attempt not in {None, item.number("attempts") + 1}:
+        return None, None
+    return _claim(book, book.whole(item), owner, lease), None
+
+
+def find_ready(book: Book, selector: Selector) -> Seen:
+    """Whether a task that fits could be claimed now."""
+    times: list[float] = []
+    for item in book.tasks.values():
+        with book.stepping_over():
+            match book.state(item):
+                case State.CLAIMED if item.holder is not None:
+                    times.append(item.holder[1])
+                case State.INSERTED if selector.matches(item.filters, book.conf.types):
+                    if item.due <= book.now:
+                        return True, None
                     times.append(item.due)
     return None, min(times, default=None)
 

@@ -121,6 +121,19 @@ def test_leases(zk: Zkmq, q: Queue) -> None:
     assert _cost(zk, partial(_claim, q), lambda it: it.extend(600)) == {"GetMany": 1}
 
 
+def test_looking_for_work_and_claiming_by_id(zk: Zkmq, q: Queue, other: Zkmq) -> None:
+    """Whether there is work is one read, and none where nothing fits; a task by its id is a read and a transaction."""
+    there = other.queue("census")
+    assert (there.ready(), there.ready(selector="kind==none")) == (True, False)
+    assert _cost(other, _nothing, lambda _: there.ready()) == {"GetMany": 1}
+    assert _cost(other, _nothing, lambda _: there.ready(selector="kind==none")) == {}
+    new = lambda: q.enqueue(b"x")
+    assert _cost(zk, new, q.claim_task) == {"GetMany": 1, "Multi": 1}
+    q.configure(order="fifo")
+    assert q.claim_task(new()) is not None
+    assert _cost(zk, new, q.claim_task) == {"Get": 1, "GetMany": 1, "Multi": 1}
+
+
 def test_what_is_settled_by_token_is_read_first(other: Zkmq, q: Queue) -> None:
     """From another process: one read more than by the claim itself."""
     there = other.queue("census")

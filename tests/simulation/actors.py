@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.claiming import by_id, claim, ready, take
 from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
@@ -140,6 +140,54 @@ def claiming_many(
     call.about["wanted"] = replace(call.about["wanted"], ahead=ahead)
     procedure = claim.claim_many(client.context(), call.about["wanted"], most, timeout)
     return Call("claim_many", procedure, call.about, timeout)
+
+
+def looking(client: Client, *, selector: str | None, timeout: float) -> Call:
+    """A look for work, which claims nothing."""
+    about = claiming(client, lease=None, selector=selector, timeout=timeout).about
+    asked = {"selector": as_selector(selector).bind(TYPES) if selector else None, "timeout": timeout}
+    return Call("ready", ready.ready(client.context(), **asked), about, timeout)
+
+
+def watcher(client: Client, rand: random.Random, rounds: int) -> Program:
+    """Waits for work, as a trigger does, and leaves it to others; now and then it claims what it was told of."""
+    selector = rand.choice([None, None, "c==high", "c<=low"])
+    for _ in range(rounds):
+        call = yield looking(client, selector=selector, timeout=rand.choice([0.0, 2.0, 20.0, 60.0]))
+        assert call is not None
+        if call.ok and call.value and rand.random() < 0.3:
+            taken = yield claiming(client, lease=6.0, selector=selector, timeout=0.0)
+            if taken is not None and taken.ok and taken.value is not None:
+                yield from handle(client, taken.value, rand)
+        yield Pause(0.3 if isinstance(call.error, TransportError) else rand.choice([0, 0.01, 1.0]))
+
+
+def claiming_by_id(client: Client, task: str, *, lease: float | None, attempt: int | None) -> Call:
+    """A claim of one task, and of its delivery of that number."""
+    wanted, context = take.Wanted(EVERYTHING, lease), client.context()
+
+    def one() -> Generator[Any, Any, Any]:
+        claims = yield from by_id.claim_by_id(context, wanted, task, attempt)
+        return claims[0] if claims else None
+
+    about = {"queue": "q", "selector": "by id", "wanted": wanted, "types": TYPES, "task": task, "attempt": attempt}
+    return Call("claim_task", one(), about)
+
+
+def picker(client: Client, rand: random.Random, rounds: int, world: World) -> Program:
+    """Claims tasks by their ids, as whoever was told of them does; most often others are at them, too."""
+    for _ in range(4 * rounds):
+        yield Pause(rand.choice([0, 0.005, 0.5, 4.0]))
+        tasks = world.zk.leader.names(client.context().paths.at("tasks"))
+        if not tasks:
+            continue
+        asked = {"lease": rand.choice([None, 6.0]), "attempt": rand.choice([None, None, 1, 2])}
+        call = yield claiming_by_id(client, rand.choice(tasks), **asked)
+        assert call is not None
+        if call.ok and call.value is not None:
+            yield from handle(client, call.value, rand)
+        elif isinstance(call.error, TransportError):
+            yield Pause(0.3)
 
 
 def grouper(client: Client, rand: random.Random, rounds: int) -> Program:

@@ -26,9 +26,11 @@ CALM: Final = 7.0
 #: Seconds for which the keeper has had it at least.
 KEPT: Final = 3.5
 #: Calls that claim; the step of a loop settles as well.
-CLAIMING: Final = frozenset({"claim", "claim_many", "next"})
+CLAIMING: Final = frozenset({"claim", "claim_many", "claim_task", "next"})
+#: Calls that sleep until there is work.
+LOOKING: Final = frozenset({"claim", "claim_many", "next", "ready"})
 #: Calls that change tasks of others on their way.
-CARETAKING: Final = frozenset({*CLAIMING, "gc", "tend", "pay"})
+CARETAKING: Final = frozenset({*CLAIMING, *LOOKING, "gc", "tend", "pay"})
 REMOVING: Final = frozenset({"drop", "clear"})
 Key = tuple[str, str]
 
@@ -41,6 +43,8 @@ class History:
         self.paths_of = Client(world, "observer")
         self.records: dict[Key, TaskState] = {}
         self.places: dict[Key, set[str]] = {}
+        self.pending_until: dict[Key, tuple[float, TaskState]] = {}
+        """When a task was pending last, and its record then."""
         self.claims: dict[Key, int] = {}
         self.picky: set[str] = set()
         self.tokens: set[tuple[Key, int]] = set()
@@ -190,6 +194,8 @@ class History:
         if call is not None and call.verb not in CARETAKING and not self._shared():
             call.wrote += 1
         self._judge_log(key, before, None if node is None else TaskState.decode(task, node.data), data, txn)
+        if before is not None and before.state is State.INSERTED:
+            self.pending_until[key] = (self.world.now, before)
         if node is None:
             self.records.pop(key, None)
             if before is not None:
@@ -235,6 +241,9 @@ class History:
             self.fail("each task in one place", f"{task} is {state.state}: {expected} != {self.places.get(key)}")
 
     def _judge_claim(self, key: Key, before: TaskState, after: TaskState, txn: Any) -> None:
+        call = self.world.executing.call if self.world.executing is not None else None
+        if call is not None and call.verb == "ready" and not self._shared():
+            self.fail("who only looks claims nothing", key[1])
         self.tokens.add((key, txn.zxid))
         if after.attempt != before.attempt + 1 or after.attempt > self.attempts:
             self.fail("the attempt is counted before the hand-out", f"{key[1]}: {before.attempt} -> {after.attempt}")

@@ -62,6 +62,8 @@ MUTANTS: Final = (
     Mutant("watch not re-armed", "memory.listings", "return self.watch is not None and not self.watch.fired", "return self.watch is not None"),
     Mutant("wake-up dropped", "protocol.ops", "        self.fired = True\n        self.signal.nudge()", "        self.fired = True"),
     Mutant("seat left without a word", "claiming.claim", "            context.signal.pass_on(seat.kind)", "            pass"),
+    Mutant("who has looked leaves without a word", "claiming.ready", "            context.signal.pass_on(seat.kind)", "            pass"),
+    Mutant("who looks heeds no delays", "claiming.ready", "    yield from tend(context, agenda)\n", ""),
     Mutant(
         "listing reused although spent",
         "claiming.default_order",

@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     ZkmqError,
 )
-from tests.simulation.history import CLAIMING, SETTLING, History
+from tests.simulation.history import CLAIMING, LOOKING, SETTLING, History
 from tests.simulation.parts import Call, Client, Fiber
 from tests.simulation.world import World
 
@@ -87,6 +87,25 @@ class Oracles(History):
         """A claim is handed out once, and is what its token says."""
         if call.ok and call.value is not None:
             self._handed_out(call, call.value)
+
+    def told_claim_task(self, call: Call) -> None:
+        """A claim by id is the one that was asked for."""
+        self.told_claim(call)
+        claimed = call.value if call.ok else None
+        if claimed is None:
+            return
+        if claimed.task_id != call.about["task"] or call.about["attempt"] not in {None, claimed.state.attempt}:
+            self.fail("a claim by id is that of the task", f"{call.about['task']}: {claimed.task_id}")
+
+    def told_ready(self, call: Call) -> None:
+        """Who is told of work is told of a task that was pending, and fitted, while it looked."""
+        if not call.ok or not call.value or len(self.world.zk.servers) > 1:  # a server that lags knows what was
+            return
+        known = [(key, state) for key, state in self.records.items() if state.state is State.INSERTED]
+        known += [(key, state) for key, (when, state) in self.pending_until.items() if when >= call.began]
+        fits = call.about["wanted"].selector.matches
+        if not any(key[0] == call.about["queue"] and fits(state.filters, call.about["types"]) for key, state in known):
+            self.fail("who is told of work finds some", str(call.about["selector"]))
 
     def told_claim_many(self, call: Call) -> None:
         """So is each of several."""
@@ -176,7 +195,7 @@ class Oracles(History):
                 continue
             if fiber.until <= world.now + LATE:
                 continue
-            if call.verb in CLAIMING and not self._seen_to(fiber) and (missed := self._missed(call)):
+            if call.verb in LOOKING and not self._seen_to(fiber) and (missed := self._missed(call)):
                 self.fail("nobody sleeps over work", f"{fiber.name} while {missed} is there")
             if call.verb == "wait" and self._reached(call):
                 self.fail("nobody sleeps over what it waits for", f"{fiber.name} waits for {call.about['ids']}")
@@ -203,6 +222,8 @@ class Oracles(History):
             and one.call is not None
             and one.call.about.get("queue") == mine.about["queue"]
             and "wanted" in one.call.about
+            and one.call.verb in LOOKING
+            and (one.call.verb == "ready") is (mine.verb == "ready")  # they sit apart
             and one.call.about["wanted"].kind == mine.about["wanted"].kind
             and one.until <= now + LATE
             for one in self.world.fibers

@@ -37,6 +37,8 @@ ROLES: Final = (
     "looper",
     "worker",
     "worker",
+    "watcher",
+    "picker",
     "producer",
     "prefetcher",
     "prefetcher",
@@ -51,6 +53,7 @@ BUSY: Final = ("producer", "producer", "grouper", "looper", "consumer", "operato
 AHEAD: Final = ("producer", "producer", "prefetcher", "prefetcher", "prefetcher")
 LOOPS: Final = ("producer", "producer", "producer", "looper", "looper")
 READERS: Final = ("follower", "follower", "upkeep", "operator")
+TOLD: Final = ("producer", "producer", "watcher", "watcher", "picker", "consumer")
 STEPS: Final = 6_000
 QUIET_SECONDS: Final = 600.0
 
@@ -113,6 +116,8 @@ def plan(seed: str) -> Plan:
     if rand.random() < 0.2:  # handlers that begin one after the other, in several threads of one client
         busy = rand.randrange(clients)
         crew += [Actor(busy, role, 4, rand.randrange(1 << 30)) for role in AHEAD]
+    if rand.random() < 0.2:  # some wait for work and leave it to others, who are told of it
+        crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in TOLD]
     followed = rand.random() < 0.3
     if followed:
         crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in READERS]
@@ -214,27 +219,29 @@ def _at_once(world: World, client: Client, procedure: Any) -> None:
     world.fibers.remove(fiber)
 
 
+#: The roles whose programs need no more than a client, chance, and for how many rounds.
+PROGRAMS: Final = {
+    "producer": actors.producer,
+    "loader": actors.loader,
+    "consumer": actors.consumer,
+    "watcher": actors.watcher,
+    "grouper": actors.grouper,
+    "looper": actors.looper,
+    "prefetcher": actors.prefetcher,
+    "worker": actors.worker,
+    "transactor": actors.transactor,
+}
+
+
 def _program(actor: Actor, client: Client, world: World) -> Any:
     rand = random.Random(actor.seed)
+    if actor.role in PROGRAMS:
+        return PROGRAMS[actor.role](client, rand, actor.rounds)
     match actor.role:
-        case "producer":
-            return actors.producer(client, rand, actor.rounds)
-        case "loader":
-            return actors.loader(client, rand, actor.rounds)
-        case "consumer":
-            return actors.consumer(client, rand, actor.rounds)
-        case "grouper":
-            return actors.grouper(client, rand, actor.rounds)
-        case "looper":
-            return actors.looper(client, rand, actor.rounds)
-        case "prefetcher":
-            return actors.prefetcher(client, rand, actor.rounds)
-        case "worker":
-            return actors.worker(client, rand, actor.rounds)
+        case "picker":
+            return actors.picker(client, rand, actor.rounds, world)
         case "operator":
             return actors.operator(client, rand, actor.rounds, world)
-        case "transactor":
-            return actors.transactor(client, rand, actor.rounds)
         case "keeper":
             return actors.keeper(client)
         case "follower":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Generic, TypeVar
 
-from airflow_provider_zkmq.engine.core.claiming.ask import ask, ask_in_turn, ask_many, wanted
+from airflow_provider_zkmq.engine.core.claiming import ask, by_id, ready
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
@@ -152,8 +152,7 @@ class ClaimVerbs(Front[Hand], Generic[U]):
 class QueueVerbs(Front[Context]):
     """What queues of both fronts are: a new verb is one line here.
 
-    The settling verbs take a task's id and its claim's token, from whichever process; see `Claim`. `used` is told of
-    the queue when it is claimed from or enqueued to.
+    The settling verbs take a task's id and its claim's token; see `Claim`. `used` is told of claims and enqueues.
     """
 
     def __init__(self, session: Session, context: Context, used: Callable[[Context], None]) -> None:
@@ -207,10 +206,12 @@ class QueueVerbs(Front[Context]):
     open_batch = verb(several_writers.open_for_several, marks_used=True)
     seal_batch = verb(several_writers.seal)
     enqueue = verb(enqueue_one, marks_used=True)
-    claim = claiming(ask, "Claim | None", "AsyncClaim | None")
-    claim_many = claiming_many(ask_many, "list[Claim]", "list[AsyncClaim]")
-    claims = looping(ask_in_turn, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
-    check_wanted = verb(wanted)
+    claim = claiming(ask.ask, "Claim | None", "AsyncClaim | None")
+    claim_many = claiming_many(ask.ask_many, "list[Claim]", "list[AsyncClaim]")
+    claims = looping(ask.ask_in_turn, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
+    claim_task = claiming(by_id.ask_by_id, "Claim | None", "AsyncClaim | None")
+    ready = verb(ready.ready)
+    check_wanted = verb(ask.wanted)
     look_after = verb(keeper.look_after)
     wait_for_change = verb(keeper.wait_for_change)
 

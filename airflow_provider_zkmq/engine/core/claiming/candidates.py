@@ -11,6 +11,7 @@ from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.readahead import ReadAhead
+from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -31,12 +32,12 @@ def read_candidates(
 
     `in_order`: of those before the first one that cannot be.
     """
-    ids = [_task_of(context, pick) for pick in picks]
+    ids = [task_of_entry(context, pick) for pick in picks]
     known = [(pick, task_id) for pick, task_id in zip(picks, ids, strict=True) if task_id is not None]
     nodes = yield from _nodes_of(context, taker, [task_id for _, task_id in known])
     candidates = []
     for pick, task_id in known:
-        claimed = yield from _candidate(context, taker, task_id, pick, nodes[task_id])
+        claimed = yield from candidate(context, taker, task_id, pick, nodes[task_id])
         if claimed is not None:
             candidates.append(claimed)
         elif in_order:
@@ -48,7 +49,7 @@ def _nodes_of(context: Context, taker: Taker, ids: Sequence[str]) -> Procedure[d
     """The znodes of tasks: as they were read ahead, the first time that they are asked for; else read now."""
     ahead = taker.read_ahead
     if ahead is None:
-        return dict(zip(ids, (yield from _read(context, ids)), strict=True))
+        return dict(zip(ids, (yield from read_tasks(context, ids)), strict=True))
     ahead.forget_old(context.run.monotonic())
     nodes = {task_id: ahead.tasks.pop(task_id) for task_id in ids if task_id in ahead.tasks}
     unread = [task_id for task_id in ids if task_id not in nodes]
@@ -62,11 +63,11 @@ def _read_on(
 ) -> Procedure[dict[str, Sequence[Node | None]]]:
     """Read tasks, and those that come after them unless another call is at it."""
     if ahead.busy:
-        return dict(zip(unread, (yield from _read(context, unread)), strict=True))
+        return dict(zip(unread, (yield from read_tasks(context, unread)), strict=True))
     ahead.busy = True
     try:
         together = [*unread, *_worth_reading(taker, ahead, unread)]
-        nodes = dict(zip(together, (yield from _read(context, together)), strict=True))
+        nodes = dict(zip(together, (yield from read_tasks(context, together)), strict=True))
     finally:
         ahead.busy = False
     size = sum(len(node.data) for of_task in nodes.values() for node in of_task if node is not None)
@@ -86,23 +87,44 @@ def _worth_reading(taker: Taker, ahead: ReadAhead, unread: Sequence[str]) -> lis
     return [task_id for task_id in ids if task_id not in ahead.tasks and task_id not in unread]
 
 
-def _read(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:
+def read_tasks(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:
+    """Of each task what a claim needs of it: its record, its payload and its metadata."""
     paths = [context.paths.task(task_id, part) for task_id in ids for part in _PARTS]
     nodes = yield from read_nodes(paths, len(_PARTS) * WHOLE_AT_ONCE)
     return [nodes[at : at + len(_PARTS)] for at in range(0, len(nodes), len(_PARTS))]
 
 
-def _task_of(context: Context, pick: Pick) -> str | None:
+def task_of_entry(context: Context, pick: Pick) -> str | None:
+    """The task that an entry stands for; None, reported once, for what is no entry of ours."""
     task_id = entry_task(pick.entry)
     if task_id is None:
         context.report(pick.path, "no entry of ours; stepped over")
     return task_id
 
 
-def _candidate(
+def candidate(
     context: Context, taker: Taker, task_id: str, pick: Pick, nodes: Sequence[Node | None]
 ) -> Procedure[Claimed | None]:
-    parts, entry = [context.paths.task(task_id, part) for part in _PARTS], pick.path
+    """What `read_tasks` has read of a task as a claim that can be sent; None where it cannot be claimed."""
+    records = yield from deliverable(context, taker.conf, task_id, pick.path, nodes)
+    node, data, _ = nodes
+    if records is None or node is None or data is None:
+        return None
+    state, extra = records
+    state = state if pick.rank is None else replace(state, rank=pick.rank)
+    claimed = Claimed(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
+    claimed.session = taker.consumer.session
+    return claimed
+
+
+def deliverable(
+    context: Context, conf: Conf, task_id: str, entry: str, nodes: Sequence[Node | None]
+) -> Procedure[tuple[TaskState, dict[str, Any]] | None]:
+    """A task's record and its metadata, if it may be delivered from this entry; else None.
+
+    What cannot be read is reported. A task whose attempts are used up is buried.
+    """
+    parts = [context.paths.task(task_id, part) for part in _PARTS]
     node, data, metadata = nodes
     if node is None or data is None:
         if (yield Exists(entry)) is not None:  # else it was claimed, finished and collected meanwhile
@@ -111,18 +133,15 @@ def _candidate(
     records = unless_corrupt(context, entry, partial(_records, parts, node, metadata))
     if records is None or not _is_pending_at(context, entry, records[0]):
         return None
-    state, extra = records
-    if not taker.conf.may_deliver(state.attempt, state.policy):
+    state, _ = records
+    if not conf.may_deliver(state.attempt, state.policy):
         context.quarantine.wait(entry)
         return None
-    if used_up(taker.conf, state):  # its policy was lowered meanwhile
+    if used_up(conf, state):  # its policy was lowered meanwhile
         current = Current(task_id, node.stat.version, state)
         yield from bury_exhausted(context, current, (yield from server_time(context)))
         return None
-    state = state if pick.rank is None else replace(state, rank=pick.rank)
-    claimed = Claimed(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
-    claimed.session = taker.consumer.session
-    return claimed
+    return records
 
 
 def _records(parts: list[str], node: Node, metadata: Node | None) -> tuple[TaskState, dict[str, Any]]:

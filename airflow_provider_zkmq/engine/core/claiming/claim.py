@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import groupby
+from typing import TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming import default_order, strict_order
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes
@@ -22,6 +23,8 @@ from airflow_provider_zkmq.engine.core.upkeep.consumers import register
 from airflow_provider_zkmq.engine.core.upkeep.crowd import take_turns
 from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
 from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
+
+T = TypeVar("T")
 
 
 def claim(
@@ -56,16 +59,22 @@ def claim_many(
     follow have read for them.
     """
     mine = caller or Caller()
-    try:
-        claims = yield from _claim(context, wanted, most, timeout, stopping, mine, read_ahead)
-    except BaseException:  # cancelled, interrupted, unknown: what may have been claimed is nobody's
-        mine.left = True
-        if context.claims.handovers:
-            context.run.pay()
-        raise
+    claiming = _claim(context, wanted, most, timeout, stopping, mine, read_ahead)
+    claims = yield from owing(context, mine, claiming)
     if claims and caller is None:
         context.claims.deliver(claims[0])
     return claims
+
+
+def owing(context: Context, caller: Caller, claiming: Procedure[T]) -> Procedure[T]:
+    """Carry a claim out. Cancelled, interrupted, unknown: what it may have claimed is nobody's, and is given back."""
+    try:
+        return (yield from claiming)
+    except BaseException:
+        caller.left = True
+        if context.claims.handovers:
+            context.run.pay()
+        raise
 
 
 def _claim(
@@ -88,7 +97,7 @@ def _claim(
             look = Look(wanted, caller, departure, most, taken, read_ahead or context.paces.ask(wanted.kind))
             again = True
             try:
-                again = yield from _look(context, look, agenda)
+                again = yield from then_settle(departure, claim_now(context, look, agenda))
             except Unregistered:
                 pass
             except CallerLeft:
@@ -111,19 +120,19 @@ def _claim(
             context.signal.pass_on(seat.kind)
 
 
-def _look(context: Context, look: Look, agenda: Agenda) -> Procedure[bool]:
+def then_settle(departure: Departure, looking: Procedure[None]) -> Procedure[bool]:
     """One look; what could not go with a claim is settled by itself, also where nothing can be claimed.
 
     Whether anything was: a task that was given back so may be what is wanted, and was not there when we looked.
     """
     try:
-        yield from claim_now(context, look, agenda)
+        yield from looking
     except (TransportError, CallerLeft):
         raise
     except (ZkmqError, Unregistered):
-        yield from look.departure.finish()
+        yield from departure.finish()
         raise
-    return (yield from look.departure.finish())
+    return (yield from departure.finish())
 
 
 def claim_now(context: Context, look: Look, agenda: Agenda) -> Procedure[None]:

@@ -52,9 +52,15 @@ def take(context: Context, taker: Taker, pick: Pick) -> Procedure[bool]:
             return True
         if not may_be_tried(context, pick):
             return False
-    if not candidates and (yield Exists(pick.path)) is not None and may_be_tried(context, pick):
-        context.report(pick.path, "a pending entry of a task that is not pending; stepped over")
+    if not candidates:
+        yield from step_over_if_there(context, pick)
     return False
+
+
+def step_over_if_there(context: Context, pick: Pick) -> Procedure[None]:
+    """An entry whose task cannot be claimed from it: where it stands there all the same, it is reported."""
+    if (yield Exists(pick.path)) is not None and may_be_tried(context, pick):
+        context.report(pick.path, "a pending entry of a task that is not pending; stepped over")
 
 
 def may_be_tried(context: Context, pick: Pick) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Protocol
 
-from airflow_provider_zkmq.engine.core.claiming.take import Taker
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.lanes import Lane, is_shortened, parse_lane
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
@@ -13,7 +13,14 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, read_records, unless_corrupt
 
 
-def fitting_lanes(context: Context, taker: Taker, names: Iterable[str]) -> Procedure[list[tuple[str, bool]]]:
+class Choosing(Protocol):
+    """Whoever wants some of the tasks."""
+
+    def accepts(self, filters: Mapping[str, str]) -> bool:
+        """Whether a task with these filters is wanted."""
+
+
+def fitting_lanes(context: Context, taker: Choosing, names: Iterable[str]) -> Procedure[list[tuple[str, bool]]]:
     """The lanes that may hold what is wanted, in the order of their names; whether their entries are judged singly."""
     fitting = []
     for name in names:
@@ -23,7 +30,7 @@ def fitting_lanes(context: Context, taker: Taker, names: Iterable[str]) -> Proce
     return fitting
 
 
-def lane_fits(context: Context, taker: Taker, name: str) -> Procedure[bool | None]:
+def lane_fits(context: Context, taker: Choosing, name: str) -> Procedure[bool | None]:
     """True: all of the lane fits; False: its entries are judged singly; None: nothing there fits."""
     lane = parse_lane(name)
     if lane is None and is_shortened(name):
@@ -55,7 +62,7 @@ def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
     return Lane(0, filters)
 
 
-def judged(context: Context, taker: Taker, segment: str, names: list[str]) -> Procedure[list[str]]:
+def judged(context: Context, taker: Choosing, segment: str, names: list[str]) -> Procedure[list[str]]:
     """The entries of a mixed lane's segment that fit; one whose filters change gets another name: each is read once.
 
     What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.

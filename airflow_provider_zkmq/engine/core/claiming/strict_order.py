@@ -136,7 +136,7 @@ def _usable(context: Context, look: _Look, segment: str, *, judge: bool) -> Proc
     return [entry for entry in names if f"{segment}/{entry}" not in context.quarantine]
 
 
-def _rank_of(node: Node) -> int:
+def rank_of(node: Node) -> int:
     """What an entry holds as its rank; else it stands where it was committed."""
     held = int(node.data) if node.data.isdigit() and len(node.data) < 20 else 0
     return held if 0 < held <= MAX_ZXID else node.stat.czxid
@@ -153,6 +153,6 @@ def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[d
     nodes = yield from read_nodes([f"{segment}/{name}" for name in unknown])
     for name, node in zip(unknown, nodes, strict=True):
         if node is not None:
-            ranks[name] = _rank_of(node)
+            ranks[name] = rank_of(node)
     context.listings.at(segment).ranks = ranks
     return ranks

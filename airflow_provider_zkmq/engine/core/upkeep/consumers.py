@@ -19,10 +19,11 @@ from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 MAX_ACCEPTS: Final = 16
 
 
-def register(context: Context, accepts: str) -> Procedure[Consumer]:
+def register(context: Context, accepts: str | None = None) -> Procedure[Consumer]:
     """This session's record under ``consumers``, made once. A new session is a new consumer.
 
-    `accepts`: a selector, which it announces: by it the question is answered why nobody takes a task.
+    `accepts`: a selector, which it announces: by it the question is answered why nobody takes a task. None: it asks for
+    a task by its id.
     """
     while True:
         session = context.run.session()
@@ -42,17 +43,17 @@ def register(context: Context, accepts: str) -> Procedure[Consumer]:
             if context.registration.joining.get(session) is mine:
                 del context.registration.joining[session]
                 mine.fire()
-    if accepts not in known.accepts:
+    if accepts is not None and accepts not in known.accepts:
         yield from _announce(context, known, accepts)
     return known
 
 
-def _join(context: Context, session: int, accepts: str) -> Procedure[None]:
+def _join(context: Context, session: int, accepts: str | None) -> Procedure[None]:
     """Make the record; where the session became another one meanwhile, it is made again."""
     consumer = Consumer(
         f"{context.describe.get('name', 'consumer')}-{session & (1 << 64) - 1:x}-{context.marks.nonce()[:8]}",
         session,
-        [accepts],
+        [] if accepts is None else [accepts],
     )
     paths = context.paths
     ops = Ops().set(paths.at("clock"), b"", -1).create(paths.live(consumer.id), ephemeral=True)

@@ -118,7 +118,16 @@ def _due_names(context: Context, path: str, entries: list[str], now: int, agenda
     return due
 
 
+def promote_task(context: Context, record: Record) -> Procedure[bool]:
+    """Have a scheduled task in its lane, whose time has come; False where it changed meanwhile, or is damaged."""
+    due = _Due(context.paths.at(record.state.index or ""), record)
+    return (yield from unless_damaged(context, due.entry, _promote_one(context, due)))
+
+
 def _my_share(context: Context, name: str) -> bool:
+    """Whether it is this client's to promote; who only looks leaves it to the consumers, as long as there are any."""
+    if context.registration.consumer is None and context.census.live:
+        return False
     slot, slots = share(context)
     return zlib.crc32(name.encode()) % slots == slot
 
