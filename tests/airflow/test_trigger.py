@@ -8,6 +8,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -311,6 +312,20 @@ def test_the_trigger_brings_little_into_the_triggerer():
     assert {name.partition(".")[0] for name in new} <= {"airflow", "airflow_provider_zkmq"}
     assert not [name for name in ours if ".engine.zk" in name or ".engine.fronts" in name]
     assert len(ours) <= 20
+
+
+async def test_what_opens_sessions_is_imported_beside_the_loop(queue, shared, monkeypatch):
+    """kazoo and the fronts come into the triggerer in a thread of their own, while its loop serves other triggers."""
+    threads, real = [], sessions.load_client
+
+    def load():
+        threads.append(threading.get_ident())
+        return real()
+
+    monkeypatch.setattr(sessions, "load_client", load)
+    async with shared.lease("zkmq_default"):
+        assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 def test_arguments_survive_airflows_serialisation():
