@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_zkmq.engine import DuplicateTask, Duration, Message, WaitTimeout
+from airflow_provider_zkmq.engine import Duration, Message, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes
+from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
+from airflow_provider_zkmq.operators.ending import await_end
 from airflow_provider_zkmq.operators.messages import all_spelled, completed, message, origin_of, spelled
+from airflow_provider_zkmq.operators.once import Once, check_once, named, series_key
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
@@ -30,16 +32,19 @@ __all__ = ["ZkmqEnqueueOperator", "ZkmqExportOperator", "ZkmqImportOperator"]
 class ZkmqEnqueueOperator(BaseOperator):
     """Enqueues one task (`data`) or many (`messages`); its XCom is the id, the list of ids, or the batch's name.
 
-    Each try of this operator enqueues again, unless the tasks have ids of their own (`zkmq_task_id`), or form a
-    `batch`: then a second try fails with `DuplicateTask` and enqueues nothing. A batch that the try before left half
-    written is carried on with instead. A try after one that was cut off while it waited fails, too: leave long waits
-    for a batch to `deferrable`, or to a `ZkmqTaskSensor`.
+    A retry, a clear, or a try after a worker was killed enqueues nothing twice: it adopts what an earlier try of the
+    same DAG run wrote, writes what is missing, and goes on waiting, for as long as the queue keeps what has ended
+    (``task_gc_lifetime``). Tasks without an id of their own are known by theirs, made of the DAG, the run, the task,
+    the map index and the position in `messages`: an earlier try's task stays as it is, also where its data differ.
+    A task with an id of the caller's, and a batch, are adopted where they note this operator in this run as their
+    origin (`add_origin`); one of another's is a `DuplicateTask`, as is a message with ``requeue`` that is refused.
+    A dead task is adopted, too, and fails the operator that waits: redrive it before the retry, or give
+    ``idempotency="try"``, with which each try, and each clearing, does the work anew.
 
-    A batch's name is good for one call of the operator for as long as the queue keeps the batch. A name such as
-    ``"{{ dag.dag_id }}.{{ run_id }}"`` needs ``{{ task.task_id }}`` where a DAG writes several batches and
-    ``{{ ti.map_index }}`` where the operator is mapped: of two that write one batch, the second is refused.
-    With ``{{ ti.try_number }}`` each try, and each clearing of the task, does the work anew. Names have 1 to 121
-    characters of ``A-Z a-z 0-9 . _ : + @ = -``, as the run ids that Airflow makes; another is a `ConfigError`.
+    A batch's name such as ``"{{ dag.dag_id }}.{{ run_id }}"`` needs ``{{ task.task_id }}`` where a DAG writes several
+    batches and ``{{ ti.map_index }}`` where the operator is mapped: of two that write one batch, the second is refused.
+    Names have 1 to 121 characters of ``A-Z a-z 0-9 . _ : + @ = -``, as the run ids that Airflow makes; another is a
+    `ConfigError`.
 
     Args:
         data: the payload of one task, bytes or text.
@@ -58,8 +63,11 @@ class ZkmqEnqueueOperator(BaseOperator):
         metadata: a JSON object kept with the task.
         policy: when a failed task runs again, as a mapping or `RetryPolicy`; None: the queue's.
         add_origin: note under ``metadata["airflow"]`` which task instance enqueued.
+        idempotency: what is enqueued once: ``"run"``: by all tries of the operator in a DAG run; ``"try"``: by each of
+            them; ``"none"``: each call enqueues again.
+        on_duplicate: what to do with what an earlier try wrote: ``"adopt"`` it, or ``"fail"`` with `DuplicateTask`.
         wait_for_completion: succeed only when all the tasks are finished; fail when one is dead or cancelled.
-        deferrable: wait in the triggerer rather than on a worker.
+        deferrable: wait in the triggerer rather than on a worker, unless the tasks have ended already.
         timeout: how long to wait at the most, as `delay`; None: ``execution_timeout``, else without bound.
         zkmq_conn_id: the Airflow connection.
 
@@ -99,6 +107,8 @@ class ZkmqEnqueueOperator(BaseOperator):
         metadata: Mapping[str, Any] | None = None,
         policy: object = None,
         add_origin: bool = True,
+        idempotency: str = "run",
+        on_duplicate: str = "adopt",
         wait_for_completion: bool = False,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         timeout: Duration | str | None = None,
@@ -114,6 +124,7 @@ class ZkmqEnqueueOperator(BaseOperator):
             raise ValueError("ZkmqEnqueueOperator: then follows the end of a batch; give batch, too")
         if delay is not None and not_before is not None:
             raise ValueError("ZkmqEnqueueOperator: give either delay (how long) or not_before (until when)")
+        check_once(idempotency, on_duplicate)
         self.data = data
         self.messages = messages
         self.batch = batch
@@ -127,6 +138,8 @@ class ZkmqEnqueueOperator(BaseOperator):
         self.metadata = metadata
         self.policy = policy
         self.add_origin = add_origin
+        self.idempotency = idempotency
+        self.on_duplicate = on_duplicate
         self.wait_for_completion = wait_for_completion
         self.deferrable = deferrable
         self.timeout = span("timeout", timeout)
@@ -140,59 +153,73 @@ class ZkmqEnqueueOperator(BaseOperator):
             ZkmqError: nothing could be enqueued; the message says why.
 
         """
-        origin = origin_of(context) if self.add_origin else None
+        origin = origin_of(context)
+        key = series_key(self.idempotency, origin)
         messages, then = self._messages(origin), self._follow_up(origin)
+        ids = [message.task_id or "" for message in named(messages, key)]
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
-            ids = self._enqueue(queue, messages, then)
-            self.log.info("Enqueued %d task(s) into queue %r", len(ids), queue.name)
+            self._enqueue(Once(queue, origin, self.idempotency, self.on_duplicate, key), messages, then)
             if self.wait_for_completion and ids:
-                self._await(queue, ids)
+                self._await(queue, ids, key)
         return self._told(ids)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> str | list[str]:  # noqa: ARG002
-        """Go on after the trigger: look at the tasks, return what `execute` does. Raises `AirflowException`."""
+    def execute_complete(
+        self, context: Context, event: dict[str, Any], key: str | None = None, deadline: float | None = None
+    ) -> str | list[str]:
+        """Go on after the trigger: look at the tasks, return what `execute` does. Raises `AirflowException`.
+
+        An event that names no ids is about those of the messages, and of the series that has this `key`.
+        """
         if event["status"] != "done":
             raise AirflowException(event["message"])
         ids: list[str] = event.get("ids", [])
+        if not ids and key is not None and "batch" not in event:
+            ids = [message.task_id or "" for message in named(self._messages(origin_of(context)), key)]
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-                _await_end(hook.queue(), event.get("batch"), ids, 0)
-        except WaitTimeout:  # a task that had failed was redriven since the trigger looked: it goes on
-            self._defer(ids, self._span())
+                await_end(hook.queue(), event.get("batch"), ids, 0)
+        except (WaitTimeout, AWAY) as error:  # there are more, one was redriven since, or ZooKeeper is away
+            if deadline is not None and time.time() >= deadline:
+                raise AirflowException(str(error)) from error
+            self._defer(ids, key, deadline, getattr(error, "left", ()))
         return self._told(ids)
 
-    def _enqueue(self, queue: AnyQueue, messages: list[Message], then: Message | None) -> list[str]:
-        if not messages and self.batch is None:
-            return []
-        try:
-            return queue.enqueue_many(messages, batch=self.batch, then=then)
-        except DuplicateTask as error:
-            if self.batch is None or error.duplicates:
-                raise
-            raise DuplicateTask(_written_before(queue, self.batch)) from error
+    def _enqueue(self, once: Once, messages: list[Message], then: Message | None) -> None:
+        if self.batch is not None:
+            adopted = once.enqueue_batch(messages, self.batch, then)
+        else:
+            adopted = once.enqueue(messages)
+        name = once.queue.name
+        self.log.info("Enqueued %d task(s) into queue %r", len(messages) - adopted, name)
+        if adopted:
+            self.log.info("Adopted %d task(s) of queue %r that an earlier try had enqueued", adopted, name)
 
-    def _await(self, queue: AnyQueue, ids: list[str]) -> None:
-        """Wait here or deferred. Raises `AirflowException` where it was not in time or tasks failed."""
+    def _await(self, queue: AnyQueue, ids: list[str], key: str) -> None:
+        """Wait here, or look and defer. Raises `AirflowException` where it was not in time or tasks failed."""
         left = self._span()
-        if self.deferrable:
-            self._defer(ids, left)
+        deadline = None if left is None else time.time() + left
         try:
-            _await_end(queue, self.batch, ids, left)
-        except WaitTimeout as error:
-            raise AirflowException(str(error)) from error
+            await_end(queue, self.batch, ids, 0 if self.deferrable else left)
+        except (WaitTimeout, AWAY) as error:
+            if not self.deferrable:
+                raise AirflowException(str(error)) from error
+            self._defer(ids, key, deadline, getattr(error, "left", ()))
 
-    def _defer(self, ids: list[str], left: float | None) -> None:
+    def _defer(self, ids: list[str], key: str | None, deadline: float | None, left: Sequence[str] = ()) -> None:
+        """Defer until `deadline`. `left`: those of the ids that have not ended, as far as that is known."""
+        awaited = {"batch": self.batch} if self.batch is not None else awaited_ids(ids, key, left)
         self.defer(
             trigger=ZkmqTaskTrigger(
-                task_ids=ids if self.batch is None else None,
-                batch=self.batch,
+                **awaited,
                 queue=self.zkmq_queue or None,
                 zkmq_conn_id=self.zkmq_conn_id,
-                deadline=None if left is None else time.time() + left,
+                deadline=deadline,
+                deferred_at=time.time(),
             ),
             method_name="execute_complete",
-            timeout=None if left is None else timedelta(seconds=left),
+            kwargs={"key": key, "deadline": deadline},
+            timeout=deferral_limit(deadline),
         )
 
     def _told(self, ids: list[str]) -> str | list[str]:
@@ -205,33 +232,17 @@ class ZkmqEnqueueOperator(BaseOperator):
         limit = self.execution_timeout
         return limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
 
-    def _messages(self, origin: Mapping[str, object] | None) -> list[Message]:
+    def _messages(self, origin: Mapping[str, object]) -> list[Message]:
         """Return what is to be enqueued; what a message leaves out is taken from the operator's arguments."""
+        noted = origin if self.add_origin else None
         if self.messages is None:
-            return [message({**self._common(), "data": self.data, "task_id": self.zkmq_task_id or None}, origin)]
-        return [message(completed(fields, self._common()), origin) for fields in all_spelled("messages", self.messages)]
+            return [message({**self._common(), "data": self.data, "task_id": self.zkmq_task_id or None}, noted)]
+        return [message(completed(fields, self._common()), noted) for fields in all_spelled("messages", self.messages)]
 
-    def _follow_up(self, origin: Mapping[str, object] | None) -> Message | None:
-        return None if self.then is None else message(completed(spelled("then", self.then), self._common()), origin)
+    def _follow_up(self, origin: Mapping[str, object]) -> Message | None:
+        noted = origin if self.add_origin else None
+        return None if self.then is None else message(completed(spelled("then", self.then), self._common()), noted)
 
     def _common(self) -> dict[str, Any]:
         names = ("filters", "priority", "delay", "not_before", "metadata", "policy")
         return {name: getattr(self, name) for name in names}
-
-
-def _await_end(queue: AnyQueue, batch: str | None, ids: list[str], left: float | None) -> None:
-    """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` naming those that failed."""
-    if batch is None:
-        check_outcomes(queue.name, queue.wait(ids, timeout=left))
-    else:
-        check_batch(queue.name, queue.wait_batch(batch, left))
-
-
-def _written_before(queue: AnyQueue, name: str) -> str:
-    batch = queue.batch(name)
-    failed = f", {len(batch.failed)} failed (first: {batch.failed[0]})" if batch.failed else ""
-    return (
-        f"batch {name!r} of queue {queue.name!r} was enqueued before, completely ({batch.total} task(s), {batch.open} "
-        f"open{failed}); nothing was enqueued. ZkmqTaskSensor(batch=…) waits for it; for another, put what tells them "
-        "apart into the name, such as {{ ti.try_number }}"
-    )

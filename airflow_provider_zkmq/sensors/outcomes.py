@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_zkmq.engine import WaitFor, WaitTimeout
 from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes, outcome
 
 if TYPE_CHECKING:
@@ -33,3 +34,28 @@ def in_one_line(explanation: Explanation) -> str:
     ]
     reasons = "; ".join([*explanation.reasons, *refusing[:_SHOWN]])
     return f"task {explanation.task_id} is {explanation.status}: {reasons}"
+
+
+def read_again(queue: AnyQueue, ids: list[str], event: str) -> list[Task]:
+    """Read tasks that got there; one by one where something was claimed and has been given back since.
+
+    Raises `WaitTimeout` where one that had ended is open again: it was redriven.
+    """
+    try:
+        return queue.wait(ids, event, 0)
+    except WaitTimeout:
+        if event != WaitFor.CLAIM:
+            raise
+        return [queue.task(task_id) for task_id in ids]
+
+
+def those_that_got_there(queue: AnyQueue, ids: list[str], event: str, least: int) -> list[Task]:
+    """Read those of the tasks that have got there. Raises `WaitTimeout` where they are fewer than `least`."""
+    try:
+        return queue.wait(ids, event, 0)
+    except WaitTimeout as error:
+        left = set(error.left)
+        there = [task_id for task_id in ids if task_id not in left]
+        if len(there) < least:
+            raise
+        return queue.wait(there, event, 0)

@@ -41,3 +41,9 @@ def matching_ids(queue: AnyQueue, selector: str, least: int, span: float, since:
     since = moment("since", since)
     ids: list[str] = queue.find(selector, least, span, since=since, wait_for_queue=True)
     return ids
+
+
+def counted(selector: str, least: int, since: object) -> str:
+    """Return which tasks a sensor counts, for its log: without a moment, those of earlier runs are among them."""
+    age = f"since {since}" if since is not None else "at any time and is still kept, also by an earlier run: see since"
+    return f"Waiting for at least {least} task(s) that match {selector}; one counts that was enqueued {age}"

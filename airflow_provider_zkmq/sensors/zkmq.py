@@ -5,31 +5,34 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowNotFoundException,
-    AirflowSensorTimeout,
-    AirflowSkipException,
-    TaskDeferred,
-)
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskDeferred
 
-from airflow_provider_zkmq.engine import WaitTimeout, ZkmqError, wait_event
+from airflow_provider_zkmq.engine import TransportError, WaitTimeout, wait_event
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit
 from airflow_provider_zkmq.hooks.outcomes import progress_log
 from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.sensors.outcomes import batch_outcome, in_one_line, outcomes
-from airflow_provider_zkmq.sensors.wanted import check_search, check_wanted, matching_ids, named_ids
+from airflow_provider_zkmq.sensors.outcomes import (
+    batch_outcome,
+    in_one_line,
+    outcomes,
+    read_again,
+    those_that_got_there,
+)
+from airflow_provider_zkmq.sensors.patience import persist
+from airflow_provider_zkmq.sensors.softly import airflow_errors, failing_softly, refusing_tls
+from airflow_provider_zkmq.sensors.wanted import check_search, check_wanted, counted, matching_ids, named_ids
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine import AnyQueue, Task
+    from airflow_provider_zkmq.engine import AnyQueue
 
 _Told: TypeAlias = list[dict[str, object]] | dict[str, object]
 
@@ -103,60 +106,69 @@ class ZkmqTaskSensor(BaseSensorOperator):
             AirflowException: tasks ended dead or cancelled, they or the batch do not exist, or ZooKeeper refused.
 
         """
-        if self.reschedule and not self.deferrable:
-            with self._telling_why():
-                result: _Told = super().execute(context)
-                return result
-        with self._failing_softly(), self._telling_why():
-            return self._waited_or_deferred()
-
-    def _waited_or_deferred(self) -> _Told:
         deadline = time.time() + self._span()
+        with failing_softly(self), self._telling_why(), airflow_errors():
+            if self.selector is not None:
+                self.log.info("%s", counted(self.selector, self.min_tasks, self.since))
+            if self.deferrable:
+                return self._waited_or_deferred(deadline)
+            result: _Told = super().execute(context) if self.reschedule else persist(self.log, deadline, self._waited)
+            return result
+
+    def _waited_or_deferred(self, deadline: float) -> _Told:
         try:
-            return self._waited(0 if self.deferrable else self._span())
-        except WaitTimeout as error:
-            if not self.deferrable:
-                raise AirflowSensorTimeout(str(error)) from error
-            raise self._deferral(deadline) from None
+            return self._waited(0)
+        except (WaitTimeout, AWAY) as error:
+            raise self._deferral(deadline, error) from None
 
     def poke(self, context: Context) -> PokeReturnValue:  # noqa: ARG002
         """Look once (``mode="reschedule"``). Raises `AirflowException` for tasks that are dead or cancelled."""
-        with self._failing_softly():
+        with failing_softly(self), airflow_errors():
             try:
                 return PokeReturnValue(is_done=True, xcom_value=self._waited(0))
             except WaitTimeout:
                 return PokeReturnValue(is_done=False)
+            except AWAY as error:
+                self.log.warning("The next look is taken as if this had been: %s", error)
+                return PokeReturnValue(is_done=False)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on after a deferral; a time-out, the trigger's or Airflow's own, tells why."""
-        with self._telling_why():
+        with failing_softly(self), self._telling_why():
             return super().resume_execution(next_method, next_kwargs, context)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> _Told:  # noqa: ARG002
+    def execute_complete(self, context: Context, event: dict[str, Any], deadline: float | None = None) -> _Told:  # noqa: ARG002
         """Go on after the trigger: read the outcomes on the worker. Raises what `execute` does."""
-        with self._failing_softly():
+        until = time.time() + self._span() if deadline is None else deadline
+        with failing_softly(self), airflow_errors():
             if event["status"] == "timeout":
                 raise AirflowSensorTimeout(event["message"])
             if event["status"] != "done":
                 raise AirflowException(event["message"])
-            with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-                queue = hook.queue()
-                if "batch" in event:
-                    return self._ended(queue, event["batch"])
-                return outcomes(queue, self._read(queue, event["ids"]))
+            try:
+                return self._ended(event)
+            except (WaitTimeout, AWAY) as error:  # there are more, one was redriven since, or ZooKeeper is away
+                if time.time() >= until:
+                    raise AirflowSensorTimeout(str(error)) from error
+                raise self._deferral(until, error) from None
 
-    def _ended(self, queue: AnyQueue, name: str) -> _Told:
-        """Read a batch that was done when the trigger looked; where a redriven member has opened it again, go on."""
-        try:
-            batch = queue.wait_batch(name, 0)
-        except WaitTimeout:
-            raise self._deferral(time.time() + self._span()) from None
-        return batch_outcome(queue, batch)
+    def _ended(self, event: dict[str, Any]) -> _Told:
+        """Read what had ended when the trigger looked. Raises `WaitTimeout` for what has not, or not any more."""
+        with refusing_tls(), ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+            queue = hook.queue()
+            if "batch" in event:
+                return batch_outcome(queue, queue.wait_batch(event["batch"], 0))
+            if "ids" in event:
+                return outcomes(queue, read_again(queue, event["ids"], self.event))
+            if self.selector is None:
+                return outcomes(queue, queue.wait(named_ids(self.task_ids), self.event, 0))
+            ids = matching_ids(queue, self.selector, self.min_tasks, 0, self.since)
+            return outcomes(queue, those_that_got_there(queue, ids, self.event, self.min_tasks))
 
     def _waited(self, span: float) -> _Told:
         """Wait at most `span` seconds on this worker. Raises `WaitTimeout`."""
         end = time.monotonic() + span
-        with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+        with refusing_tls(), ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
             if self.batch is not None:
                 return batch_outcome(queue, queue.wait_batch(self.batch, span))
@@ -170,21 +182,21 @@ class ZkmqTaskSensor(BaseSensorOperator):
             return named_ids(self.task_ids)
         return matching_ids(queue, self.selector, least, span, self.since)
 
-    def _read(self, queue: AnyQueue, ids: list[str]) -> list[Task]:
-        """Read tasks that got there; one by one where something was claimed and has been given back since."""
-        try:
-            return queue.wait(ids, self.event, 0)
-        except WaitTimeout:
-            return [queue.task(task_id) for task_id in ids]
+    def _deferral(self, deadline: float, why: WaitTimeout | TransportError) -> TaskDeferred:
+        if isinstance(why, TransportError):
+            self.log.warning("Deferred until ZooKeeper is back: %s", why)
+        return TaskDeferred(
+            trigger=self._trigger(deadline, getattr(why, "left", ())),
+            method_name="execute_complete",
+            kwargs={"deadline": deadline},
+            timeout=deferral_limit(deadline),
+        )
 
-    def _deferral(self, deadline: float) -> TaskDeferred:
-        span = timedelta(seconds=max(0.0, deadline - time.time()))
-        return TaskDeferred(trigger=self._trigger(deadline), method_name="execute_complete", timeout=span)
-
-    def _trigger(self, deadline: float) -> ZkmqTaskTrigger:
+    def _trigger(self, deadline: float, left: Sequence[str]) -> ZkmqTaskTrigger:
         since = moment("since", self.since)
+        named = {} if self.task_ids is None else awaited_ids(named_ids(self.task_ids), None, left)
         return ZkmqTaskTrigger(
-            task_ids=None if self.task_ids is None else named_ids(self.task_ids),
+            **named,
             selector=self.selector,
             min_tasks=self.min_tasks,
             since=None if since is None else since.isoformat(),
@@ -194,6 +206,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
             queue=self.zkmq_queue or None,
             zkmq_conn_id=self.zkmq_conn_id,
             deadline=deadline,
+            deferred_at=time.time(),
         )
 
     def _span(self) -> float:
@@ -230,20 +243,3 @@ class ZkmqTaskSensor(BaseSensorOperator):
         except WaitTimeout as error:
             return next(iter(error.left), None)
         return None
-
-    @contextmanager
-    def _failing_softly(self) -> Iterator[None]:
-        """Turn the engine's errors into Airflow's, and failures into skips where `soft_fail` or `never_fail` ask."""
-        try:
-            try:
-                yield
-            except WaitTimeout:
-                raise
-            except ZkmqError as error:
-                raise AirflowException(str(error)) from error
-        except (AirflowSkipException, AirflowNotFoundException):
-            raise
-        except AirflowException as error:
-            if self.soft_fail or self.never_fail:
-                raise AirflowSkipException(f"Skipping instead of failing: {error}") from error
-            raise

@@ -10,20 +10,40 @@ import os
 import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine import AsyncZkmq
 from airflow_provider_zkmq.hooks.connections import async_connection_options
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine import AsyncZkmq
 
 _Key: TypeAlias = tuple[str, str]
 #: Of this process alone: nobody can try passwords until one gives the digest that he has seen.
 _PEPPER: Final = os.urandom(32)
+#: A connection is looked up again for a trigger that comes so many seconds after the last look.
+_FRESH: Final = 60.0
 
 
 def _key(conn_id: str, options: dict[str, Any]) -> _Key:
     """Return what tells connections apart: the options hold a password, so that only their digest is kept."""
     text = json.dumps(options, sort_keys=True, default=repr)
     return conn_id, hashlib.blake2b(text.encode(), key=_PEPPER, digest_size=16).hexdigest()
+
+
+def load_client() -> type[AsyncZkmq]:
+    """Import what opens sessions, kazoo among it: in a thread, as an event loop would stand still meanwhile."""
+    from airflow_provider_zkmq.engine import AsyncZkmq
+
+    return AsyncZkmq
+
+
+@dataclass(eq=False, slots=True)
+class _Lookup:
+    """An Airflow connection's options, from the first who asked; good until a moment of the loop's clock."""
+
+    until: float
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    options: dict[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(eq=False, slots=True)
@@ -43,9 +63,14 @@ class Lease:
     default_queue: str
     _entry: _Entry = field(repr=False)
     _table: dict[_Key, _Entry] = field(repr=False)
+    _lookups: dict[str, _Lookup] = field(repr=False)
 
     def forget(self) -> None:
-        """Give this session to no further user: it has ended. Those who use it now close it when they leave."""
+        """Give this session to no further user: it has ended. Those who use it now close it when they leave.
+
+        The connection is looked up anew for the next one: it may have been changed.
+        """
+        self._lookups.pop(self._entry.key[0], None)
         if self._table.get(self._entry.key) is self._entry:
             del self._table[self._entry.key]
 
@@ -53,12 +78,15 @@ class Lease:
 class SharedSessions:
     """Sessions by event loop and connection, counted: the first user opens one, the last one closes it.
 
-    An Airflow connection that was changed in between is another connection. No representation shows its password.
+    An Airflow connection is looked up once for all triggers that come within a minute; one that was changed in between
+    is another connection. No representation shows its password.
     """
 
     def __init__(self) -> None:
         self._tables: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, _Entry]]
         self._tables = weakref.WeakKeyDictionary()
+        self._lookups: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Lookup]]
+        self._lookups = weakref.WeakKeyDictionary()
         self._closing: set[asyncio.Task[None]] = set()
         self.opened = 0
 
@@ -69,15 +97,28 @@ class SharedSessions:
         Raises `AirflowNotFoundException` where there is none of this id, `ConfigError` for one that is not understood,
         and `Unavailable` where no server answered.
         """
-        options = await async_connection_options(conn_id)
+        loop = asyncio.get_running_loop()
+        lookups = self._lookups.setdefault(loop, {})
+        options = await self._options(lookups, conn_id)
         queue = options.pop("queue")
-        table = self._tables.setdefault(asyncio.get_running_loop(), {})
+        table = self._tables.setdefault(loop, {})
         entry = self._join(table, _key(conn_id, options), options)
         try:
             client = await asyncio.shield(entry.opening)
-            yield Lease(client, queue, entry, table)
+            yield Lease(client, queue, entry, table, lookups)
         finally:
             await self._leave(table, entry)
+
+    async def _options(self, lookups: dict[str, _Lookup], conn_id: str) -> dict[str, Any]:
+        """Return a connection's options, the caller's to change; those who ask together look once."""
+        now = asyncio.get_running_loop().time()
+        lookup = lookups.get(conn_id)
+        if lookup is None or now >= lookup.until:
+            lookup = lookups[conn_id] = _Lookup(now + _FRESH)
+        async with lookup.turn:  # where the first is cancelled or fails, the next one looks
+            if lookup.options is None:
+                lookup.options = await async_connection_options(conn_id)
+        return dict(lookup.options)
 
     def _join(self, table: dict[_Key, _Entry], key: _Key, options: dict[str, Any]) -> _Entry:
         """Find or make the entry without a pause in between, so that two first users open one session."""
@@ -88,7 +129,7 @@ class SharedSessions:
         return entry
 
     async def _open(self, options: dict[str, Any]) -> AsyncZkmq:
-        client = await AsyncZkmq.connect(gc=False, **options)
+        client = await (await asyncio.to_thread(load_client)).connect(gc=False, **options)
         self.opened += 1
         return client
 

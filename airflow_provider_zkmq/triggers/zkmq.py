@@ -13,6 +13,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_zkmq.engine import ConfigError, TransportError, Unavailable, WaitTimeout, ZkmqError
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.deferring import hold_back
+from airflow_provider_zkmq.hooks.naming import EVENT_BYTES, fits, series_ids
 from airflow_provider_zkmq.hooks.outcomes import progress_log
 from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _ARGUMENTS: Final = (
     "task_ids",
+    "series",
+    "partial",
     "selector",
     "min_tasks",
     "since",
@@ -31,6 +35,7 @@ _ARGUMENTS: Final = (
     "queue",
     "zkmq_conn_id",
     "deadline",
+    "deferred_at",
 )
 _FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 15.0
@@ -41,14 +46,17 @@ _GRACE: Final = 1.0
 class ZkmqTaskTrigger(BaseTrigger):
     """Waits on ZooKeeper watches; fires once, with a small event, and never the tasks' results.
 
-    The event is ``{"status": "done", "ids": […]}``, for a batch ``{"status": "done", "batch": …}``, or
-    ``{"status": "timeout" | "error", "message": …}``.
+    The event is ``{"status": "done", "ids": […]}``, with ``"count"`` in their place where they are many or `partial`;
+    for a batch ``{"status": "done", "batch": …}``; else ``{"status": "timeout" | "error", "message": …}``. Its size and
+    that of the arguments are bounded. It comes some seconds after the deferral at the earliest.
     ZooKeeper being away ends nothing: the trigger waits for it, too, until its deadline; so it does, with a `selector`,
     for a queue that is not there.
 
     Args:
         task_ids: the tasks to wait for; None without `batch`: those that `selector` matches, as soon as there are
             `min_tasks`.
+        series: instead of `task_ids`: a key and a number, for the tasks of that series.
+        partial: `task_ids` are some of those that the Airflow task waits for; the event names none.
         selector: see `task_ids`; as text.
         min_tasks: see `task_ids`.
         since: with `selector`: only tasks that were enqueued then or later; in ISO 8601, with a zone.
@@ -58,6 +66,7 @@ class ZkmqTaskTrigger(BaseTrigger):
         queue: the queue's name; None: the connection's.
         zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
         deadline: when to give up, in seconds since 1970; None: never.
+        deferred_at: when the Airflow task deferred, in seconds since 1970; None: no event is held back.
 
     """
 
@@ -65,6 +74,8 @@ class ZkmqTaskTrigger(BaseTrigger):
         self,
         *,
         task_ids: list[str] | None = None,
+        series: list[Any] | None = None,
+        partial: bool = False,
         selector: str | None = None,
         min_tasks: int = 1,
         since: str | None = None,
@@ -74,9 +85,12 @@ class ZkmqTaskTrigger(BaseTrigger):
         queue: str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         deadline: float | None = None,
+        deferred_at: float | None = None,
     ) -> None:
         super().__init__()
         self.task_ids = None if task_ids is None else list(task_ids)
+        self.series = None if series is None else list(series)
+        self.partial = partial
         self.selector = selector
         self.min_tasks = min_tasks
         self.since = since
@@ -86,6 +100,7 @@ class ZkmqTaskTrigger(BaseTrigger):
         self.queue = queue
         self.zkmq_conn_id = zkmq_conn_id
         self.deadline = deadline
+        self.deferred_at = deferred_at
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments, plain JSON."""
@@ -94,7 +109,9 @@ class ZkmqTaskTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield exactly one event; by then the shared session is given back."""
-        yield TriggerEvent(await self._outcome())
+        outcome = await self._outcome()
+        await asyncio.sleep(hold_back(self.deferred_at, time.time()))
+        yield TriggerEvent(outcome)
 
     async def _outcome(self) -> dict[str, object]:
         left = self._left()
@@ -139,7 +156,7 @@ class ZkmqTaskTrigger(BaseTrigger):
         if self.batch is not None:
             await queue.wait_batch(self.batch, self._left())
             return {"batch": self.batch}
-        ids = self.task_ids
+        ids = self.task_ids if self.series is None else series_ids(*self.series)
         if ids is None:
             since = moment("since", self.since)
             ids = await queue.find(
@@ -148,7 +165,7 @@ class ZkmqTaskTrigger(BaseTrigger):
         if not ids:
             raise ConfigError("no task was named: there is nothing to wait for")
         await queue.wait(ids, self.event, self._left(), progress_log(self.log) if self.log_progress else None)
-        return {"ids": ids}
+        return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
 
 
 class _Patience:

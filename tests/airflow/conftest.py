@@ -19,11 +19,18 @@ os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 
 from airflow_provider_zkmq.engine import Integer, Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.hooks import deferring
 
 
 def define(monkeypatch: pytest.MonkeyPatch, conn_id: str = "zkmq_default", **fields: Any) -> None:
     """Define an Airflow connection; `extra` is a mapping."""
     monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({"conn_type": "zkmq", **fields}))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No scheduler is there that could take an event amiss that follows its deferral at once."""
+    monkeypatch.setattr(deferring, "HELD_BACK", 0.0)
 
 
 @pytest.fixture
@@ -45,7 +52,13 @@ def queue(zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
 @pytest.fixture
 def context() -> dict[str, Any]:
     """The least of a context that the operators need."""
-    ti = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=3, try_number=2)
+    return instance()
+
+
+def instance(**fields: Any) -> dict[str, Any]:
+    """The least of a context for a task instance that differs from the others in these fields."""
+    origin = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": 3, "try_number": 2}
+    ti = SimpleNamespace(**origin | fields)
     return {"ti": ti, "task_instance": ti}
 
 

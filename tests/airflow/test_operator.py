@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 from datetime import timedelta
 
@@ -11,10 +13,15 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, TaskDeferred
 
 from airflow_provider_zkmq.engine import ConfigError, DuplicateTask, Message, OutcomeUnknown, RetryPolicy, SessionLost
-from airflow_provider_zkmq.engine.core.tasks import enqueue
+from airflow_provider_zkmq.engine.core.tasks import enqueue, enqueue_new
+from airflow_provider_zkmq.hooks import deferring
+from airflow_provider_zkmq.operators import once
+from airflow_provider_zkmq.operators.messages import origin_of
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
-from tests.airflow.conftest import finish, kill
+from airflow_provider_zkmq.triggers import zkmq
+from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+from tests.airflow.conftest import finish, instance, kill
 from tests.support import eventually
 
 
@@ -60,7 +67,7 @@ def test_an_enqueue_makes_an_overdue_clean_up(queue, context):
     finish(queue)
 
     def gone():
-        ZkmqEnqueueOperator(task_id="t", data="x").execute(context)
+        ZkmqEnqueueOperator(task_id="t", data="x", idempotency="none").execute(context)
         return "old" not in queue.ids()
 
     eventually(gone)
@@ -73,7 +80,10 @@ def test_templates_and_mapping(queue, context):
         operator = ZkmqEnqueueOperator(task_id="t", data="{{ word }}", zkmq_task_id="id-{{ word }}")
     operator.render_template_fields({"word": "hello"})
     assert operator.execute(context) == "id-hello"
-    ids = [mapped.unmap({"data": data, "task_id": "m", "zkmq_queue": "jobs"}).execute(context) for data in ("a", "b")]
+    ids = [
+        mapped.unmap({"data": data, "task_id": "m", "zkmq_queue": "jobs"}).execute(instance(map_index=at))
+        for at, data in enumerate(["a", "b"])
+    ]
     assert [queue.task(task_id).data for task_id in ["id-hello", *ids]] == [b"hello", b"a", b"b"]
 
 
@@ -118,12 +128,148 @@ def test_messages_not_understood(queue, context, messages):
 
 
 def test_own_id_makes_a_second_try_harmless(queue, context):
-    """A second try with the same id enqueues nothing."""
-    operator = ZkmqEnqueueOperator(task_id="t", data="x", zkmq_task_id="once")
-    operator.execute(context)
-    with pytest.raises(DuplicateTask):
-        operator.execute(context)
+    """A second try with the same id adopts the task that notes it; another operator's or run's is refused."""
+    arguments = {"task_id": "t", "data": "x", "zkmq_task_id": "once"}
+    operator = ZkmqEnqueueOperator(**arguments)
+    assert operator.execute(context) == operator.execute(instance(try_number=3)) == "once"
+    refused = [
+        (ZkmqEnqueueOperator(**arguments, on_duplicate="fail"), context),
+        (ZkmqEnqueueOperator(**arguments, idempotency="none"), context),
+        (ZkmqEnqueueOperator(**arguments, idempotency="try"), instance(try_number=3)),
+        *((operator, instance(**other)) for other in ({"run_id": "s"}, {"map_index": 4}, {"task_id": "u"})),
+    ]
+    for each, where in refused:
+        with pytest.raises(DuplicateTask):
+            each.execute(where)
     assert queue.counts()["inserted"] == 1
+
+
+def test_an_own_id_that_has_ended_runs_again_for_another_run_only(queue, context):
+    """A retry leaves what its first try has had done; the next run does the work of the same id anew."""
+    operator = ZkmqEnqueueOperator(task_id="t", data="x", zkmq_task_id="nightly")
+    operator.execute(instance(try_number=1))
+    finish(queue)
+    operator.execute(instance(try_number=2))
+    assert queue.task("nightly").state == "finished"
+    operator.execute(instance(run_id="next", try_number=1))
+    assert queue.task("nightly").state == "inserted"
+
+
+def test_what_a_try_wrote_is_adopted_by_the_next(queue, context):
+    """Killed after its write, cleared, tried again: the tasks of a run are enqueued once, whatever became of them."""
+    operator = ZkmqEnqueueOperator(task_id="t", messages=["a", {"data": "b", "task_id": "own"}, "c"])
+    ids = operator.execute(instance(try_number=1))
+    finish(queue)
+    assert operator.execute(instance(try_number=2)) == operator.execute(instance(try_number=3)) == ids
+    assert sorted(task.id for task in queue.tasks()) == sorted(ids)
+    assert queue.counts()["inserted"] == 2
+    others = [{"run_id": "s"}, {"dag_id": "e"}, {"map_index": 4}, {"task_id": "u"}]
+    plain = ZkmqEnqueueOperator(task_id="t", messages=["a", "c"])
+    told = [tuple(plain.execute(instance(**fields))) for fields in ({}, *others)]
+    assert len({task_id for each in told for task_id in each}) == 2 * len(told)
+
+
+def test_what_is_missing_is_written_by_the_next_try(queue, context, monkeypatch):
+    """A try that was cut off half way leaves tasks that are adopted; the others come once."""
+    operator = ZkmqEnqueueOperator(task_id="t", messages=["a", "b", "c"])
+    ids = [message.task_id for message in once.named([Message("x")] * 3, key_of(context))]
+    queue.enqueue_new([Message("b", task_id=ids[1])])
+    assert operator.execute(context) == ids
+    assert sorted(queue.task(task_id).data for task_id in ids) == [b"a", b"b", b"c"]
+    assert len(queue.tasks()) == 3
+
+
+def key_of(context):
+    return once.series_key("run", origin_of(context))
+
+
+def test_each_try_or_each_call_enqueues_again_where_asked(queue, context):
+    """``try``: once by each try; ``none``: by each call. Both let what an earlier try wrote alone."""
+    for idempotency, told in (("try", 2), ("none", 3)):
+        operator = ZkmqEnqueueOperator(task_id="t", data="x", idempotency=idempotency)
+        tries = [instance(task_id=idempotency, try_number=number) for number in (1, 1, 2)]
+        assert len({operator.execute(each) for each in tries}) == told
+
+
+def test_a_duplicate_fails_where_asked(queue, context):
+    """With ``on_duplicate="fail"`` a second try tells what stands there, and enqueues nothing twice."""
+    operator = ZkmqEnqueueOperator(task_id="t", messages=["a", "b"], on_duplicate="fail")
+    first, _ = operator.execute(context)
+    with pytest.raises(DuplicateTask, match=rf"2 task\(s\) of queue 'jobs' .* the first is {first}") as caught:
+        operator.execute(context)
+    assert len(caught.value.duplicates) == len(queue.tasks()) == 2
+
+
+@pytest.mark.parametrize("arguments", [{"idempotency": "once"}, {"on_duplicate": "ignore"}])
+def test_unknown_ways_are_found_when_the_dag_is_parsed(arguments):
+    """What is neither known is refused with what is."""
+    with pytest.raises(ValueError, match="is not known: give"):
+        ZkmqEnqueueOperator(task_id="t", data="x", **arguments)
+
+
+def test_names_are_short_whatever_the_run_is_called(queue):
+    """A DAG, run and task with the longest names Airflow takes still make ids that the queue takes."""
+    far = instance(dag_id="d" * 250, run_id="r" * 250, task_id="t" * 250)
+    assert len(ZkmqEnqueueOperator(task_id="t", data="x").execute(far)) < 121
+
+
+def test_what_has_ended_is_not_deferred(queue, context):
+    """The operator looks before it defers: an adopted task that is done, or dead, tells at once."""
+    operator = ZkmqEnqueueOperator(task_id="t", data="x", wait_for_completion=True, deferrable=True)
+    with pytest.raises(TaskDeferred):
+        operator.execute(instance(try_number=1))
+    task_id = finish(queue)
+    assert operator.execute(instance(try_number=2)) == task_id
+    with pytest.raises(TaskDeferred):
+        operator.execute(instance(run_id="s", try_number=1))
+    kill(queue, "no such file")
+    with pytest.raises(AirflowException, match="no such file"):
+        operator.execute(instance(run_id="s", try_number=2))
+
+
+async def test_a_series_is_deferred_in_little_room(queue, context, monkeypatch):
+    """Many tasks go by their key and number; the event names none, and the Airflow task knows them all the same."""
+    for module in (deferring, zkmq):
+        monkeypatch.setattr(module, "EVENT_BYTES", 100)
+    operator = ZkmqEnqueueOperator(task_id="t", messages=["x"] * 20, wait_for_completion=True, deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(operator.execute, context)
+    kwargs = json.loads(json.dumps(deferred.value.trigger.serialize()[1]))
+    assert (kwargs["series"], kwargs["task_ids"]) == ([key_of(context), 20], None)
+    done = await asyncio.to_thread(lambda: [finish(queue) for _ in range(20)])
+    (event,) = [event.payload async for event in ZkmqTaskTrigger(**kwargs).run()]
+    assert event == {"status": "done", "count": 20}
+    told = await asyncio.to_thread(operator.execute_complete, context, event, **deferred.value.kwargs)
+    assert sorted(told) == sorted(done)
+
+
+def test_own_ids_are_waited_for_in_rounds(queue, context, monkeypatch):
+    """Those that the trigger was given have ended: the Airflow task defers for the others, within the same time."""
+    monkeypatch.setattr(deferring, "EVENT_BYTES", 20)
+    monkeypatch.setattr(deferring, "ARGUMENT_BYTES", 20)
+    messages = [{"data": "x", "task_id": f"own-{at}"} for at in range(4)]
+    operator = ZkmqEnqueueOperator(
+        task_id="t", messages=messages, wait_for_completion=True, deferrable=True, timeout=600
+    )
+    asked = []
+
+    def deferral(call, *arguments, **more):
+        with pytest.raises(TaskDeferred) as deferred:
+            call(*arguments, **more)
+        asked.append(deferred.value.trigger.task_ids)
+        return deferred.value
+
+    deferred = deferral(operator.execute, context)
+    deadline = deferred.kwargs["deadline"]
+    for _ in range(2):
+        finish(queue)
+    deferred = deferral(operator.execute_complete, context, {"status": "done", "count": 2}, **deferred.kwargs)
+    assert deferred.kwargs["deadline"] == deadline == deferred.trigger.deadline
+    for _ in range(2):
+        finish(queue)
+    told = operator.execute_complete(context, {"status": "done", "count": 2}, **deferred.kwargs)
+    assert asked == [["own-0", "own-1"], ["own-2", "own-3"]]
+    assert told == [f"own-{at}" for at in range(4)]
 
 
 def test_wait_on_the_worker(queue, context):
@@ -180,7 +326,7 @@ def test_wait_deferred(queue, context):
 def test_what_a_message_asks_for(queue, context, monkeypatch):
     """Lock and policy of a mapping arrive in the task, spelled as values or as the texts that templates make."""
     made = []
-    monkeypatch.setattr(enqueue, "prepare_many", spying(enqueue.prepare_many, made))
+    monkeypatch.setattr(enqueue_new, "prepare_new", spying(enqueue_new.prepare_new, made))
     plain = {"data": "a", "priority": 1, "lock": 30, "policy": {"attempts": 2}}
     ZkmqEnqueueOperator(task_id="t", messages=[plain, {"data": "b", "lock": "7", "requeue": "False"}]).execute(context)
     assert [(m.lock, m.policy, m.update, m.requeue) for m in made] == [
@@ -211,7 +357,8 @@ def test_a_moment_is_a_template_too(queue, context, moment):
     operator.render_template_fields({"data_interval_end": moment})
     task = queue.task(operator.execute(context))
     assert (task.due_at, task.status) == (MOMENT, "queued-with-backoff")
-    assert queue.task(ZkmqEnqueueOperator(task_id="t", data="x", not_before=moment).execute(context)).due_at == MOMENT
+    again = ZkmqEnqueueOperator(task_id="t", data="x", not_before=moment, idempotency="none")
+    assert queue.task(again.execute(context)).due_at == MOMENT
 
 
 def test_a_message_s_own_time_comes_before_the_operator_s(queue, context):
@@ -219,7 +366,8 @@ def test_a_message_s_own_time_comes_before_the_operator_s(queue, context):
     messages = ["a", {"data": "b", "delay": "0"}, {"data": "c", "not_before": str(MOMENT.add(days=1))}]
     ids = ZkmqEnqueueOperator(task_id="t", messages=messages, not_before=MOMENT).execute(context)
     assert [queue.task(task_id).due_at for task_id in ids] == [MOMENT, None, MOMENT.add(days=1)]
-    ids = ZkmqEnqueueOperator(task_id="t", messages=["a", Message("b", not_before=MOMENT)], delay=0).execute(context)
+    others = ["a", Message("b", not_before=MOMENT)]
+    ids = ZkmqEnqueueOperator(task_id="t", messages=others, delay=0).execute(instance(task_id="u"))
     assert [queue.task(task_id).due_at for task_id in ids] == [None, MOMENT]
 
 
@@ -245,9 +393,9 @@ def test_how_long_to_wait_is_a_duration_or_its_text(queue, context, timeout):
 
 
 def spying(real, made):
-    def prepared(context, messages, batch=None):
-        made.extend(messages)
-        return real(context, messages, batch)
+    def prepared(context, conf, position, message, batch):
+        made.append(message)
+        return real(context, conf, position, message, batch)
 
     return prepared
 
@@ -306,7 +454,7 @@ def test_a_batch_of_nothing(queue, context):
 
 @pytest.mark.parametrize("step", ["write_trees", "seal_batch"])
 def test_a_second_try_goes_on_with_a_half_written_batch(queue, context, monkeypatch, step):
-    """Whatever the first try had written, the second leaves each member once; a third finds the batch complete."""
+    """Whatever the first try had written, the second leaves each member once; a third adopts the batch, or fails."""
     operator = ZkmqEnqueueOperator(task_id="t", messages=["a", "b", "c"], batch="b", then={"data": "d"})
     with monkeypatch.context() as patch:
         patch.setattr(enqueue, step, dying(getattr(enqueue, step)))
@@ -317,6 +465,8 @@ def test_a_second_try_goes_on_with_a_half_written_batch(queue, context, monkeypa
     assert queue.batch("b").done
     assert queue.claim().task.data == b"d"
     assert queue.claim() is None
+    assert operator.execute(context) == "b"
+    operator.on_duplicate = "fail"
     with pytest.raises(DuplicateTask, match="enqueued before, completely"):
         operator.execute(context)
 
@@ -334,13 +484,37 @@ def dying(real):
 
 
 def test_a_complete_batch_is_told_as_it_stands(queue, context):
-    """A second try of a batch that was written fails, and tells how the batch stands; nothing is enqueued."""
-    operator = ZkmqEnqueueOperator(task_id="t", messages=["a", "b"], batch="b")
-    operator.execute(context)
+    """A batch that another run wrote is refused, with how it stands; so is one that does not note who wrote it."""
+    arguments = {"task_id": "t", "messages": ["a", "b"], "batch": "b"}
+    ZkmqEnqueueOperator(**arguments).execute(context)
     bad = kill(queue, "x")
-    with pytest.raises(DuplicateTask, match=rf"2 task\(s\), 1 open, 1 failed \(first: {bad}\)"):
-        operator.execute(context)
-    assert len(queue.tasks()) == 2
+    refused = [
+        (ZkmqEnqueueOperator(**arguments), instance(run_id="s")),
+        (ZkmqEnqueueOperator(**arguments, on_duplicate="fail"), context),
+        (ZkmqEnqueueOperator(**arguments, idempotency="none"), context),
+    ]
+    for operator, where in refused:
+        with pytest.raises(DuplicateTask, match=rf"2 task\(s\), 1 open, 1 failed \(first: {bad}\)"):
+            operator.execute(where)
+    plain = ZkmqEnqueueOperator(task_id="t", messages=["a"], batch="plain", add_origin=False)
+    plain.execute(context)
+    with pytest.raises(DuplicateTask, match="enqueued before, completely"):
+        plain.execute(context)
+    assert len(queue.tasks()) == 3
+
+
+def test_a_batch_is_adopted_and_waited_for(queue, context):
+    """A retry of the same run goes on waiting for the batch that its first try wrote."""
+    operator = ZkmqEnqueueOperator(
+        task_id="t", messages=["a", "b"], batch="b", wait_for_completion=True, deferrable=True
+    )
+    for number in (1, 2):
+        with pytest.raises(TaskDeferred) as deferred:
+            operator.execute(instance(try_number=number))
+        assert deferred.value.trigger.batch == "b"
+    assert [finish(queue), finish(queue)] == ["b.000000", "b.000001"]
+    assert operator.execute(instance(try_number=3)) == "b"
+    assert queue.claim() is None
 
 
 def test_an_id_in_use_is_no_batch_in_use(queue, context):

@@ -21,10 +21,12 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
+from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import ConfigError, Message, Zkmq
 from airflow_provider_zkmq.engine.fronts import runtime
+from airflow_provider_zkmq.hooks import deferring
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
-from tests.airflow.conftest import Heard, finish, kill
+from tests.airflow.conftest import Heard, define, finish, kill
 from tests.support import eventually
 
 
@@ -131,8 +133,11 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
     assert timedelta(seconds=200) < deferred.value.timeout <= timedelta(seconds=300)
     _, kwargs = deferred.value.trigger.serialize()
     assert kwargs.pop("deadline") > 0
+    assert kwargs.pop("deferred_at") > 0
     assert kwargs == {
         "task_ids": [task_id],
+        "series": None,
+        "partial": False,
         "selector": None,
         "min_tasks": 1,
         "since": None,
@@ -503,3 +508,125 @@ def test_a_selector_waits_for_a_queue_that_comes_later(queue, context, caplog, m
     assert caplog.text.count("did you mean 'jobs'") == 1
     with pytest.raises(AirflowSensorTimeout, match="'absent' did not come in time"):
         sensor(selector="all()", zkmq_queue="absent", timeout=0.2).execute(context)
+
+
+def test_soft_fail_keeps_the_reason_of_a_time_out(queue, context):
+    """Skipped for want of time, in whichever mode: the skip says what the time-out would have said, and why."""
+    queue.enqueue("b", task_id="slow")
+    context["ti"].get_first_reschedule_date = lambda _context: datetime.now(UTC) - timedelta(hours=1)
+    late = {"event": {"status": "timeout", "message": "too late"}}
+    deferred = sensor(task_ids=["slow"], deferrable=True, soft_fail=True)
+    calls = [
+        lambda: sensor(task_ids="slow", timeout=0.1, soft_fail=True).execute(context),
+        lambda: sensor(task_ids="slow", mode="reschedule", soft_fail=True).execute(context),
+        lambda: sensor(task_ids="slow", mode="reschedule", never_fail=True).execute(context),
+        lambda: deferred.resume_execution("execute_complete", late, context),
+        lambda: deferred.resume_execution("__fail__", {"error": "Trigger timeout"}, context),
+    ]
+    for call in calls:
+        with pytest.raises(AirflowSkipException, match=WHY):
+            call()
+    assert deferred.soft_fail
+
+
+def test_a_selector_says_which_tasks_count(queue, context, monkeypatch):
+    """The log tells since when: without a moment, an earlier run's tasks count as well."""
+    queue.enqueue("a", {"size": 9})
+    finish(queue)
+    log = Heard()
+    monkeypatch.setattr(ZkmqTaskSensor, "log", log)
+    start = "2026-01-02T03:04:05+00:00"
+    for since in (None, start):
+        sensor(selector="size>5", since=since).execute(context)
+    without, with_moment = log.lines
+    assert "at least 1 task(s) that match size>5" in without
+    assert "also by an earlier run" in without
+    assert f"enqueued since {start}" in with_moment
+
+
+def test_a_redriven_task_is_waited_for_again(queue, context):
+    """It had ended when the trigger looked and is open again: the sensor defers, within the same time."""
+    task_id = queue.enqueue("a")
+    kill(queue, "broken")
+    queue.redrive(task_id)
+    waiting, deadline = sensor(task_ids=task_id, deferrable=True), datetime.now(UTC).timestamp() + 100
+    with pytest.raises(TaskDeferred) as deferred:
+        waiting.execute_complete(context, {"status": "done", "ids": [task_id]}, deadline=deadline)
+    assert deferred.value.trigger.deadline == deferred.value.kwargs["deadline"] == deadline
+    with pytest.raises(AirflowSensorTimeout, match=task_id):
+        waiting.execute_complete(context, {"status": "done", "ids": [task_id]}, deadline=deadline - 200)
+
+
+def test_many_ids_are_waited_for_in_rounds(queue, context, monkeypatch):
+    """The trigger is given those that fit and have not ended; then the sensor looks at all, and tells of all."""
+    monkeypatch.setattr(deferring, "EVENT_BYTES", 20)
+    monkeypatch.setattr(deferring, "ARGUMENT_BYTES", 20)
+    ids = [queue.enqueue("x", task_id=f"own-{at}") for at in range(5)]
+    finish(queue)
+    waiting, given = sensor(task_ids=ids, deferrable=True), []
+    call, kwargs = waiting.execute, {}
+    for _ in range(2):
+        with pytest.raises(TaskDeferred) as deferred:
+            call(context, **kwargs)
+        given.append((deferred.value.trigger.task_ids, deferred.value.trigger.partial))
+        finish(queue)
+        finish(queue)
+        call, kwargs = waiting.execute_complete, {"event": {"status": "done", "count": 2}, **deferred.value.kwargs}
+    assert given == [(["own-1", "own-2"], True), (["own-3", "own-4"], True)]
+    assert [told["id"] for told in call(context, **kwargs)] == ids
+
+
+def test_many_that_match_are_found_again(queue, context):
+    """An event that names none: the sensor tells of the tasks that match and have ended, not of those come since."""
+    done = [queue.enqueue("x", {"size": 9}) for _ in range(3)]
+    for _ in done:
+        finish(queue)
+    queue.enqueue("late", {"size": 9})
+    event = {"status": "done", "count": 3}
+    told = sensor(selector="size>5", deferrable=True).execute_complete(context, event)
+    assert sorted(each["id"] for each in told) == sorted(done)
+    with pytest.raises(TaskDeferred):
+        sensor(selector="size>5", min_tasks=4, deferrable=True).execute_complete(context, event)
+
+
+def test_a_sensor_outlives_zookeeper_being_away(tmp_path, context, monkeypatch):
+    """At its first look, on resume, at a poke and on the worker: it waits on, and succeeds when ZooKeeper is back."""
+    context["ti"].get_first_reschedule_date = lambda _context: None
+    with EmbeddedServer(tmp_path, force_sync=False) as server:
+        define(monkeypatch, host=server.hosts, extra={"connect_timeout": 0.5, "request_timeout": 1})
+        with Zkmq.connect(server.hosts, gc=False, connect_timeout=30) as zk:
+            task_id = zk.queue("queue").enqueue("a")
+            finish(zk.queue("queue"), "r")
+        server.kill(0)
+        deferrable = sensor(task_ids=task_id, deferrable=True)
+        for call, arguments in (
+            (deferrable.execute, ()),
+            (deferrable.execute_complete, ({"status": "done", "ids": [task_id]},)),
+        ):
+            with pytest.raises(TaskDeferred):
+                call(context, *arguments)
+        with pytest.raises(AirflowRescheduleException):
+            sensor(task_ids=task_id, mode="reschedule").execute(context)
+        with pytest.raises(AirflowSensorTimeout):
+            sensor(task_ids=task_id, timeout=0.1).execute(context)
+        log, told = Warned(), []
+        monkeypatch.setattr(ZkmqTaskSensor, "log", log)
+        waiting = threading.Thread(target=lambda: told.extend(sensor(task_ids=task_id).execute(context)))
+        waiting.start()
+        eventually(lambda: log.warnings)
+        server.restart(0)
+        waiting.join(60)
+    assert [each["result"] for each in told] == ["r"]
+    assert len([line for line in log.warnings if "Waiting goes on" in line]) == 1
+
+
+class Warned(Heard):
+    """Keeps what it was warned of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+
+    def warning(self, text: str, *values: object) -> None:
+        """Keep it."""
+        self.warnings.append(text % values)

@@ -8,9 +8,11 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import AsyncZkmq, ConnectionConfig, Message, Tls
@@ -126,7 +128,7 @@ async def test_what_waiting_cannot_mend_is_an_error_event(queue, shared, argumen
 
 
 async def test_two_hundred_triggers_share_one_session(queue, shared, monkeypatch):
-    """Triggers that start together open one session, and the last one to leave closes it."""
+    """Triggers that start together look once for the connection and open one session; the last one closes it."""
     closed = []
 
     class Counted(AsyncZkmq):
@@ -134,7 +136,9 @@ async def test_two_hundred_triggers_share_one_session(queue, shared, monkeypatch
             closed.append(self)
             await super().close()
 
-    monkeypatch.setattr(sessions, "AsyncZkmq", Counted)
+    monkeypatch.setattr(sessions, "load_client", lambda: Counted)
+    looked = []
+    monkeypatch.setattr(sessions, "async_connection_options", counting(sessions.async_connection_options, looked))
     ids = queue.enqueue_many([zkmq_message(n) for n in range(200)])
     firing = [asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id]))) for task_id in ids]
     await until(lambda: shared.users() == [200])
@@ -143,6 +147,38 @@ async def test_two_hundred_triggers_share_one_session(queue, shared, monkeypatch
     events = await asyncio.gather(*firing)
     assert [event["ids"] for [event] in events] == [[task_id] for task_id in ids]
     assert (shared.opened, len(closed), shared.users()) == (1, 1, [])
+    assert looked == ["zkmq_default"]
+
+
+def counting(real, looked):
+    """A look-up that notes whose it was."""
+
+    async def looking(conn_id):
+        looked.append(conn_id)
+        return await real(conn_id)
+
+    return looking
+
+
+async def test_a_connection_is_looked_up_again_when_its_session_ended_or_the_look_up_failed(
+    queue, shared, zookeeper, monkeypatch
+):
+    """What one trigger was told holds for those that come soon after, unless it is known not to hold any more."""
+    looked = []
+    monkeypatch.setattr(sessions, "async_connection_options", counting(sessions.async_connection_options, looked))
+    for forgotten in (False, True, False):
+        async with shared.lease("zkmq_default") as lease:
+            if forgotten:
+                lease.forget()
+    assert len(looked) == 2
+    for _ in range(2):
+        with pytest.raises(AirflowNotFoundException):
+            async with shared.lease("other"):
+                pass
+    define(monkeypatch, "other", host=zookeeper, extra={"root": "/elsewhere", "connect_timeout": 20})
+    async with shared.lease("other") as lease:
+        assert lease.default_queue == "queue"
+    assert looked[2:] == ["other"] * 3
 
 
 def zkmq_message(number):
@@ -150,7 +186,8 @@ def zkmq_message(number):
 
 
 async def test_a_changed_connection_opens_another_session(queue, shared, zookeeper, monkeypatch):
-    """What an Airflow connection is changed to holds for the next trigger; those that wait keep what they have."""
+    """What an Airflow connection is changed to holds for later triggers; those that wait keep what they have."""
+    monkeypatch.setattr(sessions, "_FRESH", 0.0)
     async with shared.lease("zkmq_default") as first:
         async with shared.lease("zkmq_default") as second:
             assert second.client is first.client
@@ -180,8 +217,9 @@ async def test_nothing_that_is_shown_or_logged_has_a_password(zookeeper, root, s
         hook = ZkmqHook()
         conn = hook.get_conn()
         shown = [
-            shared, lease, lease._entry, lease._entry.opening, table, [*table], config, lease.client, conn, hook,
-            vars(hook), conn.queue("jobs"), lease.client.queue("jobs"), ZkmqTaskTrigger(task_ids=["a"]).serialize(),
+            shared, lease, lease._entry, lease._entry.opening, table, [*table], lease._lookups, config, lease.client,
+            conn, hook, vars(hook), conn.queue("jobs"), lease.client.queue("jobs"),
+            ZkmqTaskTrigger(task_ids=["a"]).serialize(),
             ConnectionConfig.of(auth=("ann", secrets[0]), tls={"key_password": secrets[1]}), conn._session, Tls(),
         ]  # fmt: skip
         hook.close()
@@ -192,6 +230,7 @@ async def test_nothing_that_is_shown_or_logged_has_a_password(zookeeper, root, s
 
 async def test_the_same_connection_is_the_same_session_however_often_it_is_read(queue, shared, zookeeper, monkeypatch):
     """What is kept of a connection tells it from another one, also where only the password differs."""
+    monkeypatch.setattr(sessions, "_FRESH", 0.0)
     extra = {"root": "/elsewhere", "connect_timeout": 20}
     async with contextlib.AsyncExitStack() as stack:
         for password in ("one", "two", "two"):
@@ -261,16 +300,32 @@ async def test_waits_for_a_zookeeper_that_comes_later(tmp_path, shared, monkeypa
             assert await firing == [{"status": "done", "ids": [task_id]}]
 
 
-def test_the_trigger_imports_nothing_that_airflow_has_not():
-    """Besides kazoo nothing new is loaded into the triggerer, whose loop stands still meanwhile: pendulum is there."""
+def test_the_trigger_brings_little_into_the_triggerer():
+    """Its module is imported on the loop, which stands still meanwhile: no kazoo, and few and small modules of ours."""
     code = (
         "import sys, airflow.triggers.base, airflow.sdk; before = set(sys.modules); assert 'pendulum' in before; "
-        "import airflow_provider_zkmq.triggers.zkmq; "
-        "new = {name.partition('.')[0] for name in set(sys.modules) - before}; "
-        "print(*sorted(new - set(sys.stdlib_module_names)))"
+        "import airflow_provider_zkmq.triggers.zkmq; print(*sorted(set(sys.modules) - before))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
-    assert set(told.split()) <= {"airflow", "airflow_provider_zkmq", "kazoo"}
+    new = [name for name in told.split() if name.partition(".")[0] not in sys.stdlib_module_names]
+    ours = [name for name in new if name.startswith("airflow_provider_zkmq")]
+    assert {name.partition(".")[0] for name in new} <= {"airflow", "airflow_provider_zkmq"}
+    assert not [name for name in ours if ".engine.zk" in name or ".engine.fronts" in name]
+    assert len(ours) <= 20
+
+
+async def test_what_opens_sessions_is_imported_beside_the_loop(queue, shared, monkeypatch):
+    """kazoo and the fronts come into the triggerer in a thread of their own, while its loop serves other triggers."""
+    threads, real = [], sessions.load_client
+
+    def load():
+        threads.append(threading.get_ident())
+        return real()
+
+    monkeypatch.setattr(sessions, "load_client", load)
+    async with shared.lease("zkmq_default"):
+        assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 def test_arguments_survive_airflows_serialisation():

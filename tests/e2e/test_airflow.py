@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -132,6 +134,29 @@ def test_a_run_s_own_moment_reaches_the_queue(demo: ModuleType, tmp_path: Path) 
         xcom = api.call("GET", "/api/v2/dags/this_run/dagRuns/r/taskInstances/wait/xcomEntries/return_value")
         assert "late" in str(xcom["value"])
         assert "early" not in str(xcom["value"])
+
+
+def test_waiting_enqueues_with_fast_workers(demo: ModuleType, tmp_path: Path) -> None:
+    """Workers finish within seconds of the deferrals: no try fails, none is made again, and nothing comes twice."""
+    with (
+        EmbeddedServer(tmp_path / "zk", force_sync=False) as server,
+        Zkmq.connect(server.hosts, "/zkmq", gc=False) as zk,
+        airflow(demo, tmp_path, server.hosts) as (api, processes, _),
+    ):
+        q = zk.queue("fast")
+        q.configure()
+        worker = q.worker(lambda _: time.sleep(random.uniform(0, 5)), threads=8)
+        worker.start()
+        demo.wait_until("the DAG", processes, lambda: api.knows("waiting_enqueues"))
+        api.call("PATCH", "/api/v2/dags/waiting_enqueues", {"is_paused": False})
+        api.call("POST", "/api/v2/dags/waiting_enqueues/dagRuns", {"dag_run_id": "r", "logical_date": None})
+        eventually(lambda: api.run_state("waiting_enqueues", "r") in {"success", "failed"}, within=900)
+        worker.stop()
+        path = "/api/v2/dags/waiting_enqueues/dagRuns/r/taskInstances?limit=1000"
+        told = [(each["state"], each["try_number"]) for each in api.call("GET", path)["task_instances"]]
+        assert set(told) == {("success", 1)}, said(tmp_path)
+        assert len(q.tasks()) == len(told)
+        assert "state attribute is" not in (tmp_path / "logs" / "scheduler.log").read_text(errors="replace")
 
 
 def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:

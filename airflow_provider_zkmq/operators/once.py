@@ -1,0 +1,143 @@
+"""Enqueue once, however often an Airflow task is tried: what an earlier try wrote is adopted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_zkmq.engine import BadMessage, DuplicateTask, TaskNotFound
+from airflow_provider_zkmq.hooks.naming import series_id
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine import AnyQueue, Message
+
+_INSTANCE: Final = ("dag_id", "run_id", "task_id", "map_index")
+_IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": _INSTANCE, "try": (*_INSTANCE, "try_number"), "none": ()}
+_ON_DUPLICATE: Final = ("adopt", "fail")
+
+
+def check_once(idempotency: str, on_duplicate: str) -> None:
+    """Raise `ValueError` for values that are not known."""
+    if idempotency not in _IDENTITIES:
+        raise ValueError(f"ZkmqEnqueueOperator: idempotency {idempotency!r} is not known: give run, try or none")
+    if on_duplicate not in _ON_DUPLICATE:
+        raise ValueError(f"ZkmqEnqueueOperator: on_duplicate {on_duplicate!r} is not known: give adopt or fail")
+
+
+def series_key(idempotency: str, origin: Mapping[str, object]) -> str:
+    """Return what the ids of an operator's tasks begin with: the same for each try that is to enqueue nothing more.
+
+    It is a digest, since names end at 121 characters, and a DAG's and a run's may be longer.
+    """
+    parts = [origin[name] for name in _IDENTITIES[idempotency]]
+    if not parts:
+        return secrets.token_hex(16)
+    return hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=16).hexdigest()
+
+
+def named(messages: Sequence[Message], key: str) -> list[Message]:
+    """Return the messages, each with an id: its own, or that of its position in the series."""
+    return [
+        message if message.task_id is not None else replace(message, task_id=series_id(key, position))
+        for position, message in enumerate(messages)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """One try's enqueue. `origin`: the task instance; `key`: that of the series its tasks without ids belong to."""
+
+    queue: AnyQueue
+    origin: Mapping[str, object]
+    idempotency: str
+    on_duplicate: str
+    key: str
+
+    def enqueue(self, messages: Sequence[Message]) -> int:
+        """Write what is missing; return how many tasks were adopted. Raises what `Queue.enqueue_many` does."""
+        own: list[Message] = []
+        series: list[Message] = []
+        for given, message in zip(messages, named(messages, self.key), strict=True):
+            (own if given.task_id is not None or given.update or given.requeue else series).append(message)
+        return self._enqueue_series(series) + self._enqueue_own(own)
+
+    def enqueue_batch(self, messages: Sequence[Message], batch: str, then: Message | None) -> int:
+        """Write a batch, or what an earlier try left unwritten of it; return how many tasks were adopted.
+
+        Raises what `Queue.enqueue_many` does; `DuplicateTask` for a batch that is not known to be this operator's.
+        """
+        try:
+            self.queue.enqueue_many(messages, batch=batch, then=then)
+        except DuplicateTask as error:
+            if error.duplicates:
+                raise
+            if self._adopts and self._wrote(messages[0].task_id or series_id(batch, 0)):
+                return len(messages)
+            raise DuplicateTask(_written_before(self.queue, batch)) from error
+        return 0
+
+    @property
+    def _adopts(self) -> bool:
+        return self.on_duplicate == "adopt" and self.idempotency != "none"
+
+    def _enqueue_series(self, messages: list[Message]) -> int:
+        """Whatever state a task of the series is in, it is left as it is: only an earlier try can have written it."""
+        if not messages:
+            return 0
+        try:
+            tasks = self.queue.enqueue_new(messages)
+        except BadMessage as error:
+            raise error.__cause__ or error from None
+        if tasks.existing and self.on_duplicate == "fail":
+            raise DuplicateTask(
+                f"{len(tasks.existing)} task(s) of queue {self.queue.name!r} were enqueued by an earlier try, the "
+                f"first is {tasks.existing[0]}; on_duplicate='adopt' goes on with them",
+                duplicates=tasks.existing,
+                enqueued=tasks.written,
+            )
+        return len(tasks.existing)
+
+    def _enqueue_own(self, messages: list[Message]) -> int:
+        """Ids that the caller chose may be another's: adopted is what notes this operator as its origin.
+
+        A later try looks first, as an id whose task has ended would run again; the first try has nothing to find.
+        """
+        looks = self._adopts and self.idempotency == "run" and self.origin["try_number"] != 1
+        left = [message for message in messages if not (looks and self._adoptable(message))]
+        met: list[Message] = []
+        try:
+            if left:
+                self.queue.enqueue_many(left)
+        except DuplicateTask as error:
+            used = set(error.duplicates)
+            met = [message for message in left if message.task_id in used]
+            if not (self._adopts and met and all(map(self._adoptable, met))):
+                raise
+        return len(messages) - len(left) + len(met)
+
+    def _adoptable(self, message: Message) -> bool:
+        """Whether the task is there already by an earlier try; update and requeue are about others' tasks."""
+        return not (message.update or message.requeue) and self._wrote(message.task_id or "")
+
+    def _wrote(self, task_id: str) -> bool:
+        """Whether a task notes this operator in this run (with ``"try"``: in this try) as its origin."""
+        try:
+            noted = self.queue.task(task_id).metadata.get("airflow")
+        except TaskNotFound:
+            return False
+        names = _IDENTITIES[self.idempotency]
+        return isinstance(noted, Mapping) and all(noted.get(name) == self.origin[name] for name in names)
+
+
+def _written_before(queue: AnyQueue, name: str) -> str:
+    batch = queue.batch(name)
+    failed = f", {len(batch.failed)} failed (first: {batch.failed[0]})" if batch.failed else ""
+    return (
+        f"batch {name!r} of queue {queue.name!r} was enqueued before, completely ({batch.total} task(s), {batch.open} "
+        f"open{failed}); nothing was enqueued. ZkmqTaskSensor(batch=…) waits for it; for another, put what tells them "
+        "apart into the name, such as {{ ti.try_number }}"
+    )
