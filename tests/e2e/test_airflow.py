@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,6 +133,43 @@ def test_a_run_s_own_moment_reaches_the_queue(demo: ModuleType, tmp_path: Path) 
         xcom = api.call("GET", "/api/v2/dags/this_run/dagRuns/r/taskInstances/wait/xcomEntries/return_value")
         assert "late" in str(xcom["value"])
         assert "early" not in str(xcom["value"])
+
+
+def test_work_starts_runs_of_a_dag_that_its_triggerer_watches_for(
+    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks of bursts before and after the triggerer was killed are done on their first attempt; no payload is logged.
+
+    What was enqueued while the DAG was paused is told of when it is not any more; the watch claims nothing.
+    """
+    monkeypatch.setattr(demo, "DAGS", tmp_path / "dags")
+    monkeypatch.setenv("ZKMQ_EVENTS_REFIRE", "5")
+    demo.DAGS.mkdir()
+    shutil.copy(TOP / "example_dags" / "zkmq_events.py", demo.DAGS)
+    with (
+        EmbeddedServer(tmp_path / "zk", force_sync=False) as server,
+        Zkmq.connect(server.hosts, "/zkmq", gc=False) as zk,
+        airflow(demo, tmp_path, server.hosts) as (api, processes, environment),
+    ):
+        q = zk.queue("orders")
+        q.enqueue_many([Message(b"marker-payload", task_id=f"early-{number}") for number in range(5)])
+        demo.wait_until("the DAG", processes, lambda: api.knows("zkmq_events"))
+        api.call("PATCH", "/api/v2/dags/zkmq_events", {"is_paused": False})
+        eventually(lambda: q.counts()["finished"] == 5, within=300)
+        triggerer = processes._started.pop("triggerer")
+        os.killpg(triggerer.pid, signal.SIGKILL)
+        triggerer.wait()
+        late = q.enqueue_many([Message(b"marker-payload", task_id=f"late-{number}") for number in range(5)])
+        processes.start("triggerer", [sys.executable, "-m", "airflow", "triggerer"], environment)
+        eventually(lambda: q.counts()["finished"] == 10, within=300)
+        assert {q.task(task_id).attempt for task_id in late} == {1}
+        runs = api.call("GET", "/api/v2/dags/zkmq_events/dagRuns")["dag_runs"]
+        assert {run["state"] for run in runs} <= {"success", "running", "queued"}, said(tmp_path)
+        (event, *_) = api.call("GET", "/api/v2/assets/events")["asset_events"]
+        assert set(event["extra"]["payload"]) == {"queue", "selector", "counts"}
+    logs = "".join(log.read_text(errors="replace") for log in (tmp_path / "logs").rglob("*.log"))
+    assert "marker-payload" not in logs
+    assert "async thread was blocked" not in logs
 
 
 def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
