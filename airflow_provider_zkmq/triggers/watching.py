@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine import QueueNotFound, TransportError, Unavailable
+from airflow_provider_zkmq.hooks.quiet import keep_kazoo_quiet
 from airflow_provider_zkmq.triggers.backoff import Backoff
 from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
 
@@ -21,6 +22,7 @@ class Watch:
     """Waits for work in a queue, event by event, through a shared session that it keeps in between. One coroutine's."""
 
     def __init__(self, conn_id: str, queue: str | None, selector: str | None, refire: float, log: Any) -> None:
+        keep_kazoo_quiet()
         self._conn_id = conn_id
         self._name = queue
         self._selector = selector

@@ -21,6 +21,7 @@ from airflow_provider_zkmq.engine import (
     String,
     Unavailable,
 )
+from airflow_provider_zkmq.hooks.quiet import OneAMinute, keep_kazoo_quiet
 from airflow_provider_zkmq.triggers import backoff, watching
 from airflow_provider_zkmq.triggers.backoff import Backoff
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
@@ -168,7 +169,7 @@ async def test_what_is_mended_later_is_found_without_a_restart(queue, shared, zo
     assert shared.users() == []
 
 
-async def test_zookeeper_may_go_and_come_back(tmp_path, shared, monkeypatch, log):
+async def test_zookeeper_may_go_and_come_back(tmp_path, shared, monkeypatch, log, caplog):
     """Down at the start, killed while the watch waits: work that comes afterwards is told of, with a line a minute."""
     with EmbeddedServer(tmp_path, force_sync=False) as server:
         define(monkeypatch, host=server.hosts, extra={"connect_timeout": 1, "session_timeout": 4, "request_timeout": 2})
@@ -186,6 +187,23 @@ async def test_zookeeper_may_go_and_come_back(tmp_path, shared, monkeypatch, log
                 await zk.queue("queue").enqueue("b")
                 assert (await events.get())["counts"]["finished"] == 1
     assert len(log.lines) <= 2
+    assert sum(record.name == "airflow_provider_zkmq.kazoo" for record in caplog.records) <= 2
+
+
+def test_kazoo_logs_a_line_a_minute_and_each_error():
+    """It tries a connection that is away each second, and says so each time."""
+    now = [0.0]
+    thinned = OneAMinute(clock=lambda: now[0])
+    passed = []
+    for second in range(300):
+        now[0] = second
+        passed += [second] * thinned.filter(logging.makeLogRecord({"levelno": logging.WARNING}))
+    assert passed == [0, 60, 120, 180, 240]
+    assert all(thinned.filter(logging.makeLogRecord({"levelno": logging.ERROR})) for _ in range(3))
+    for _ in range(2):
+        keep_kazoo_quiet()
+    filters = logging.getLogger("airflow_provider_zkmq.kazoo").filters
+    assert sum(isinstance(each, OneAMinute) for each in filters) == 1
 
 
 async def test_a_session_that_ended_is_replaced(shared, log, monkeypatch):
