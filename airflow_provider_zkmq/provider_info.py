@@ -23,7 +23,17 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [_modules("hooks")],
         "operators": [_modules("operators", "zkmq", "bridge")],
         "sensors": [_modules("sensors")],
-        "triggers": [_modules("triggers")],
+        "triggers": [_modules("triggers", "zkmq", "events")],
+        # Airflow imports it, and knows by its exception where the common messaging provider is not installed.
+        "queues": ["airflow_provider_zkmq.queues.zkmq.ZkmqMessageQueueProvider"],
+        "asset-uris": [
+            {
+                "schemes": ["zkmq"],
+                "handler": "airflow_provider_zkmq.assets.zkmq.sanitize_uri",
+                "factory": "airflow_provider_zkmq.assets.zkmq.create_asset",
+                "to_openlineage_converter": "airflow_provider_zkmq.assets.zkmq.convert_asset_to_openlineage",
+            }
+        ],
         "connection-types": [
             {
                 "connection-type": "zkmq",

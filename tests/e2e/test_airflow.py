@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -157,6 +158,55 @@ def test_waiting_enqueues_with_fast_workers(demo: ModuleType, tmp_path: Path) ->
         assert set(told) == {("success", 1)}, said(tmp_path)
         assert len(q.tasks()) == len(told)
         assert "state attribute is" not in (tmp_path / "logs" / "scheduler.log").read_text(errors="replace")
+
+
+def test_work_starts_runs_of_a_dag_that_its_triggerer_watches_for(
+    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks of bursts before and after the triggerer was killed are done on their first attempt; no payload is logged.
+
+    What was enqueued while the DAG was paused is told of when it is not any more; the watch claims nothing.
+    """
+    monkeypatch.setattr(demo, "DAGS", tmp_path / "dags")
+    monkeypatch.setenv("ZKMQ_EVENTS_REFIRE", "5")
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # what a killed triggerer has logged is in its file
+    demo.DAGS.mkdir()
+    shutil.copy(TOP / "example_dags" / "zkmq_events.py", demo.DAGS)
+    with (
+        EmbeddedServer(tmp_path / "zk", force_sync=False) as server,
+        Zkmq.connect(server.hosts, "/zkmq", gc=False) as zk,
+        airflow(demo, tmp_path, server.hosts) as (api, processes, environment),
+    ):
+        q = zk.queue("orders")
+        early = q.enqueue_many([Message(b"marker-payload", task_id=f"early-{number}") for number in range(5)])
+        demo.wait_until("the DAG", processes, lambda: api.knows("zkmq_events"))
+        api.call("PATCH", "/api/v2/dags/zkmq_events", {"is_paused": False})
+        eventually(lambda: q.counts()["finished"] == 5, within=300)
+
+        def states() -> set[str]:
+            return {run["state"] for run in api.call("GET", "/api/v2/dags/zkmq_events/dagRuns")["dag_runs"]}
+
+        triggerer = processes._started.pop("triggerer")
+        os.killpg(triggerer.pid, signal.SIGKILL)
+        triggerer.wait()
+        processes.start("triggerer-2", [sys.executable, "-m", "airflow", "triggerer"], environment)
+        late: list[str] = []
+
+        def told_again() -> bool:
+            """A run for events of before may take what is there: there is always some."""
+            if not q.counts()["inserted"]:
+                late.append(q.enqueue(b"marker-payload"))
+            return "Trigger fired event" in (tmp_path / "logs" / "triggerer-2.log").read_text(errors="replace")
+
+        eventually(told_again, within=300)
+        eventually(lambda: q.counts()["finished"] == 5 + len(late), within=300)
+        assert {q.task(task_id).attempt for task_id in early + late} == {1}
+        assert states() <= {"success", "running", "queued"}, said(tmp_path)
+        (event, *_) = api.call("GET", "/api/v2/assets/events")["asset_events"]
+        assert set(event["extra"]["payload"]) == {"queue", "selector", "counts"}
+    logs = "".join(log.read_text(errors="replace") for log in tmp_path.rglob("*.log") if log.is_file())
+    assert "Trigger fired event" in logs
+    assert "marker-payload" not in logs
 
 
 def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:

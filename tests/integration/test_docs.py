@@ -139,6 +139,7 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
         "docs/performance.md",
         "docs/architecture.md",
         "docs/contributing.md",
+        "docs/events.md",
         "docs/scale.md",
         "docs/semantics.md",
         "docs/simulator.md",
@@ -204,7 +205,18 @@ def test_every_call_of_the_semantics_exists() -> None:
 def test_the_readme_s_first_dag_is_a_dag() -> None:
     """The DAG of the README parses with the installed Airflow and has the tasks it shows."""
     (code,) = blocks("README.md", "python")
-    code += "print(sorted(send.dag.task_ids))\n"
+    assert shown(code + "print(sorted(send.dag.task_ids))\n").endswith("['send', 'wait']")
+
+
+def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
+    """It parses with the installed Airflow, and our trigger watches its asset."""
+    (code,) = blocks("docs/events.md", "python")
+    told = shown(code + "print(type(orders.watchers[0].trigger).__name__, take_orders().task_ids)\n")
+    assert told.endswith("ZkmqEventTrigger ['handle']")
+
+
+def shown(code: str) -> str:
+    """What a piece of a page prints, in a process of its own."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith("['send', 'wait']")
+    return done.stdout.strip()

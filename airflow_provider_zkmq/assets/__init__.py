@@ -1,0 +1,1 @@
+"""Queues as Airflow's assets."""

@@ -1,0 +1,59 @@
+"""Asset URIs of queues, ``zkmq://host:port/root/queue``: one spelling for each queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.openlineage.facet import Dataset as OpenLineageDataset
+    from airflow.sdk import Asset
+
+_SHAPE = "write zkmq://host:port/root/queue, or zkmq://host1:port,host2:port/root/queue"
+
+
+def sanitize_uri(uri: SplitResult) -> SplitResult:
+    """Return the URI in the one spelling of its queue: hosts in lower case and in order, each with its port.
+
+    Raises:
+        ConfigError: a part is missing, or is not allowed where queues are; credentials belong to the connection.
+
+    """
+    from airflow_provider_zkmq.engine import ConfigError, ConnectionConfig, check_name
+
+    root, _, queue = uri.path.rpartition("/")
+    if not (uri.netloc and root and queue):
+        raise ConfigError(f"asset URI {_shown(uri)!r} names no queue: {_SHAPE}")
+    if uri.query or "@" in uri.netloc:
+        raise ConfigError(f"asset URI {_shown(uri)!r} says more than which queue it is: {_SHAPE}")
+    config = ConnectionConfig.of(uri.netloc.lower(), root)
+    hosts = ",".join(sorted(set(config.hosts.split(","))))
+    return uri._replace(netloc=hosts, path=f"{config.root}/{check_name('queue', queue)}")
+
+
+def create_asset(*, hosts: str, queue: str, root: str = "/zkmq", extra: dict[str, Any] | None = None) -> Asset:
+    """Return the asset that stands for a queue. Raises what `sanitize_uri` does.
+
+    Args:
+        hosts: the servers, ``host:port,host:port``; the port is 2181 where none is said.
+        queue: the queue's name.
+        root: the znode under which the queue lives.
+        extra: the asset's extra.
+
+    """
+    from airflow.sdk import Asset
+
+    return Asset(uri=f"zkmq://{hosts}/{root.strip('/')}/{queue}", extra=extra)
+
+
+def convert_asset_to_openlineage(asset: Asset, lineage_context: object) -> OpenLineageDataset:  # noqa: ARG001
+    """Return the queue as OpenLineage's dataset: the servers are its namespace, the znode is its name."""
+    from airflow.providers.common.compat.openlineage.facet import Dataset as OpenLineageDataset
+
+    uri = urlsplit(asset.uri)
+    return OpenLineageDataset(namespace=f"zkmq://{uri.netloc}", name=uri.path.lstrip("/"))
+
+
+def _shown(uri: SplitResult) -> str:
+    """Return what may be shown of a URI: who wrote credentials into it would find them in the log."""
+    return uri._replace(netloc=uri.netloc.rpartition("@")[2], query="").geturl()

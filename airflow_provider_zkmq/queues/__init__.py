@@ -1,0 +1,1 @@
+"""The queue as Airflow's common messaging provider knows it."""

@@ -1,0 +1,358 @@
+"""`ZkmqEventTrigger`: events for DAGs that are scheduled on an asset, on a real event loop and a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from airflow_provider_zkmq.embedded import EmbeddedServer
+from airflow_provider_zkmq.engine import (
+    AsyncZkmq,
+    ConfigError,
+    Integer,
+    QueueNotFound,
+    SessionLost,
+    String,
+    Unavailable,
+)
+from airflow_provider_zkmq.hooks.quiet import OneAMinute, keep_kazoo_quiet
+from airflow_provider_zkmq.triggers import backoff, watching
+from airflow_provider_zkmq.triggers.backoff import Backoff
+from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+from airflow_provider_zkmq.triggers.sessions import SharedSessions
+from tests.airflow.conftest import Heard, define, finish
+
+
+class Warned(Heard):
+    """Keeps warnings, too."""
+
+    def warning(self, text, *values):
+        self.lines.append(text % values)
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """A registry of the test's own, and watches that look often and pause little."""
+    made = SharedSessions()
+    monkeypatch.setattr(watching, "SESSIONS", made)
+    monkeypatch.setattr(watching, "_LOOK", 0.01)
+    monkeypatch.setattr(backoff, "_LONGEST_PAUSE", 0.1)
+    return made
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What the trigger logs."""
+    heard = Warned()
+    monkeypatch.setattr(ZkmqEventTrigger, "log", heard)
+    return heard
+
+
+@pytest.fixture
+def met(monkeypatch):
+    """The errors after which the watch pauses."""
+    errors, after = [], Backoff.after
+
+    async def noted(self, error):
+        errors.append(error)
+        await after(self, error)
+
+    monkeypatch.setattr(Backoff, "after", noted)
+    return errors
+
+
+@contextlib.asynccontextmanager
+async def watching_with(**arguments):
+    """The events of a trigger, as they come; it is cancelled at the end, as the triggerer does it."""
+    trigger, events = ZkmqEventTrigger(**arguments), asyncio.Queue()
+    events.trigger = trigger
+
+    async def run():
+        async for event in trigger.run():
+            events.put_nowait(event.payload)
+
+    running = asyncio.create_task(run())
+    try:
+        async with asyncio.timeout(90):
+            yield events
+        assert not running.done()
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await trigger.cleanup()
+
+
+async def until(condition):
+    """Let the loop turn until `condition` holds."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_it_tells_of_work_that_fits_and_claims_nothing(queue, shared, caplog):
+    """One event with the queue, the selector and the counts; the task stays pending, and its payload is nowhere."""
+    caplog.set_level(logging.DEBUG)
+    async with watching_with(zkmq_queue="jobs", selector="size>5", refire=3600) as events:
+        await asyncio.to_thread(queue.enqueue, "small", {"size": 1})
+        wanted = await asyncio.to_thread(queue.enqueue, "marker-payload", {"size": 9})
+        event = await events.get()
+        counts = event.pop("counts")
+        assert event == {"queue": "jobs", "selector": "size>5"}
+        assert (counts["inserted"], counts["claimed"]) == (2, 0)
+        assert json.loads(json.dumps(counts)) == counts
+    assert (queue.task(wanted).state, queue.task(wanted).attempt) == ("inserted", 0)
+    assert queue.counts()["inserted"] == 2
+    assert "marker-payload" not in caplog.text + str(event)
+    assert shared.users() == []
+
+
+async def test_it_tells_again_while_any_is_pending(queue, shared):
+    """After `refire` seconds work that is still there is told of again, and again."""
+    queue.enqueue("a")
+    async with watching_with(refire=1) as events:
+        told = [await events.get() for _ in range(3)]
+    assert [event["counts"]["inserted"] for event in told] == [1, 1, 1]
+
+
+async def test_what_comes_after_the_queue_was_seen_without_work_is_told_at_once(queue, shared):
+    """Long before `refire` is over, and what is gone is not told of again."""
+    queue.enqueue("a")
+    async with watching_with(refire=3600) as events:
+        await events.get()
+        await asyncio.to_thread(finish, queue)
+        await until(lambda: events.trigger._watch._quiet_until is None)
+        await asyncio.to_thread(queue.enqueue, "b")
+        event = await events.get()
+        assert (event["counts"]["inserted"], event["counts"]["finished"]) == (1, 1)
+        assert events.empty()
+
+
+async def test_tasks_that_are_leased_or_delayed_wake_it_when_they_may_be_delivered(queue, shared):
+    """A lease that runs out, and a delay that is over, are work; nobody else need look after them."""
+    queue.enqueue("a")
+    assert queue.claim(lease=1) is not None
+    async with watching_with(refire=3600) as events:
+        assert (await events.get())["counts"]["inserted"] == 1
+
+
+async def test_a_queue_that_comes_later(queue, shared, zookeeper, log):
+    """It is waited for, and the log says once that it is not there; so it is when a queue is deleted meanwhile."""
+    async with watching_with(zkmq_queue="later") as events:
+        async with AsyncZkmq.connect(zookeeper, queue.root, gc=False) as zk:
+            await until(lambda: log.lines)
+            await zk.queue("later").enqueue("x")
+            assert (await events.get())["queue"] == "later"
+    assert [line for line in log.lines if "later" not in line] == []
+    assert len(log.lines) == 1
+
+
+async def test_what_is_mended_later_is_found_without_a_restart(queue, shared, zookeeper, monkeypatch, log, met):
+    """A connection that is missing, then one that is not understood, then a filter that is not declared."""
+    async with watching_with(zkmq_conn_id="other", zkmq_queue="jobs", selector="colour==red") as events:
+        await until(lambda: "other" in str(met))
+        define(monkeypatch, "other", host=zookeeper, extra={"no_such": 1})
+        await until(lambda: "no_such" in str(met))
+        define(monkeypatch, "other", host=zookeeper, extra={"root": queue.root, "connect_timeout": 20})
+        await until(lambda: "colour" in str(met))
+        assert events.empty()
+        await asyncio.to_thread(lambda: queue.configure(filters={"size": Integer(), "colour": String()}))
+        await asyncio.to_thread(queue.enqueue, "y", {"colour": "red"})
+        await events.get()
+    assert len(log.lines) == 1
+    assert shared.users() == []
+
+
+async def test_zookeeper_may_go_and_come_back(tmp_path, shared, monkeypatch, log, caplog):
+    """Down at the start, killed while the watch waits: work that comes afterwards is told of, with a line a minute."""
+    with EmbeddedServer(tmp_path, force_sync=False) as server:
+        define(monkeypatch, host=server.hosts, extra={"connect_timeout": 1, "session_timeout": 4, "request_timeout": 2})
+        async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
+            await zk.queue("queue").enqueue("a")
+        await asyncio.to_thread(server.kill, 0)
+        async with watching_with(refire=3600) as events:
+            await until(lambda: log.lines)
+            await asyncio.to_thread(server.restart, 0)
+            await events.get()
+            async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
+                claim = await zk.queue("queue").claim(timeout=60)
+                await claim.complete()
+                await asyncio.to_thread(server.restart, 0)
+                await zk.queue("queue").enqueue("b")
+                assert (await events.get())["counts"]["finished"] == 1
+    assert len(log.lines) <= 2
+    assert sum(record.name == "airflow_provider_zkmq.kazoo" for record in caplog.records) <= 2
+
+
+def test_kazoo_logs_a_line_a_minute_and_each_error():
+    """It tries a connection that is away each second, and says so each time."""
+    now = [0.0]
+    thinned = OneAMinute(clock=lambda: now[0])
+    passed = []
+    for second in range(300):
+        now[0] = second
+        passed += [second] * thinned.filter(logging.makeLogRecord({"levelno": logging.WARNING}))
+    assert passed == [0, 60, 120, 180, 240]
+    assert all(thinned.filter(logging.makeLogRecord({"levelno": logging.ERROR})) for _ in range(3))
+    for _ in range(2):
+        keep_kazoo_quiet()
+    filters = logging.getLogger("airflow_provider_zkmq.kazoo").filters
+    assert sum(isinstance(each, OneAMinute) for each in filters) == 1
+
+
+async def test_a_session_that_ended_is_replaced(shared, log, monkeypatch):
+    """The watch leaves an ended session to nobody; where servers are only away, it keeps it."""
+    raised = [Unavailable("away"), SessionLost("over"), RuntimeError("a bug"), QueueNotFound("q"), None]
+    stood_in = []
+
+    class StandIn:
+        name = "q"
+
+        async def ready(self, **_asked):
+            error = raised.pop(0)
+            stood_in.append(self)
+            if error is not None:
+                raise error
+            return True
+
+        async def exists(self, **_asked):
+            return True
+
+        async def counts(self):
+            return {"inserted": 1}
+
+    class LeaseStandIn:
+        default_queue = "q"
+        forgotten = 0
+
+        def __init__(self):
+            self.client = self
+            self.made = StandIn()
+
+        def queue(self, _name):
+            return self.made
+
+        def forget(self):
+            LeaseStandIn.forgotten += 1
+
+    class Sessions:
+        @contextlib.asynccontextmanager
+        async def lease(self, _conn_id):
+            yield LeaseStandIn()
+
+    monkeypatch.setattr(watching, "SESSIONS", Sessions())
+    async with watching_with() as events:
+        assert await events.get() == {"queue": "q", "selector": None, "counts": {"inserted": 1}}
+    first, second, third, fourth, fifth = stood_in
+    assert (first is second, second is third, third is fourth, fourth is fifth) == (True, False, False, True)
+    assert LeaseStandIn.forgotten == 1
+
+
+async def test_it_gives_its_session_back_however_it_ends(queue, shared):
+    """Cancelled while it waits, and dropped between two events, as where the triggerer stops."""
+    async with watching_with():
+        await until(lambda: shared.users() == [1] and shared.opened == 1)
+    assert shared.users() == []
+    await asyncio.to_thread(queue.enqueue, "a")
+    trigger = ZkmqEventTrigger()
+    events = trigger.run()
+    await anext(events)
+    assert shared.users() == [1]
+    await trigger.on_kill()
+    await trigger.cleanup()
+    await trigger.cleanup()
+    assert shared.users() == []
+    await events.aclose()
+    assert queue.counts()["inserted"] == 1
+
+
+async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
+    """An hour without ZooKeeper: first pauses of a second or two, later of a minute at most, at most 60 lines."""
+    now, pauses, log = [0.0], [], Warned()
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    made = Backoff(log, clock=lambda: now[0])
+    while now[0] < 3600:
+        await made.after(Unavailable("nobody answers"))
+        now[0] += 10
+    assert 1 <= pauses[0] <= 2
+    assert max(pauses) <= 60
+    assert min(pauses[-20:]) >= 30
+    assert 2 <= len(log.lines) <= 61
+    assert all("nobody answers" in line for line in log.lines)
+    now[0] += 1000
+    await made.after(Unavailable("again"))
+    assert pauses[-1] <= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"mode": "claim"}, "not there yet"),
+        ({"mode": "sleep"}, "'sleep' is not allowed"),
+        ({"max_in_flight": 3}, "max_in_flight would go with mode='claim'"),
+        ({"lease": 5, "include_data": True}, "lease, include_data would go with"),
+        ({"refire": 0.5}, "1 second or more"),
+        ({"refire": None}, "1 second or more"),
+        ({"refire": "soon"}, "refire 'soon' is no duration"),
+        ({"selector": "size>"}, "selector"),
+        ({"selector": 5}, "must be text"),
+        ({"zkmq_queue": "a/b"}, "queue 'a/b' is not allowed"),
+    ],
+)
+def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(arguments, told):
+    """Each with the argument's name."""
+    with pytest.raises(ConfigError, match=told):
+        ZkmqEventTrigger(**arguments)
+
+
+def test_arguments_survive_airflows_serialisation():
+    """What Airflow stores makes an equal trigger with an equal hash, is small, and no attribute is named `queue`."""
+    from airflow.serialization.serialized_objects import BaseSerialization
+    from airflow.triggers.base import BaseEventTrigger
+
+    made = ZkmqEventTrigger(zkmq_queue="q", selector="size>5", refire="5m", max_in_flight=16, zkmq_conn_id="c")
+    path, kwargs = made.serialize()
+    stored = json.loads(json.dumps(kwargs))
+    assert stored == BaseSerialization.deserialize(BaseSerialization.serialize(kwargs)) == kwargs
+    assert path == f"{ZkmqEventTrigger.__module__}.{ZkmqEventTrigger.__qualname__}"
+    again = ZkmqEventTrigger(**stored)
+    assert again.serialize() == (path, kwargs)
+    assert BaseEventTrigger.hash(*again.serialize()) == BaseEventTrigger.hash(path, kwargs)
+    assert kwargs["refire"] == 300
+    assert len(json.dumps(kwargs)) < 200
+    assert not hasattr(made, "queue")
+    assert repr(again) == repr(made)
+
+
+def test_a_watcher_survives_the_serialisation_of_its_dag():
+    """Airflow's own form of a DAG that is scheduled on a watched asset holds the trigger, to be made again."""
+    from airflow.sdk import DAG, Asset, AssetWatcher
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    watcher = AssetWatcher(name="w", trigger=ZkmqEventTrigger(zkmq_queue="q"))
+    with DAG("d", schedule=Asset("a", watchers=[watcher])) as dag:
+        pass
+    assert "airflow_provider_zkmq.triggers.events.ZkmqEventTrigger" in json.dumps(DagSerialization.to_dict(dag))
+
+
+def test_the_trigger_imports_nothing_that_airflow_has_not():
+    """Besides kazoo nothing new is loaded into the triggerer, whose loop stands still meanwhile."""
+    code = (
+        "import sys, airflow.triggers.base, airflow.sdk; before = set(sys.modules); "
+        "import airflow_provider_zkmq.triggers.events; "
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}; "
+        "print(*sorted(new - set(sys.stdlib_module_names)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert set(told.split()) <= {"airflow", "airflow_provider_zkmq", "kazoo"}
