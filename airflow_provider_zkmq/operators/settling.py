@@ -80,7 +80,8 @@ class ZkmqSettleOperator(BaseOperator):
         self.work = sorted({task_id for node in nodes for task_id in work_ids(node)})
         if not self.work:
             raise ValueError("ZkmqSettleOperator: work names no task: what would the claims be settled by?")
-        self.result = result
+        self.result_of = _mapped_task(result) if each else None
+        self.result = None if self.result_of else result
         self.each = each
         self.on_skipped = on_skipped
         self.on_lost = on_lost
@@ -102,7 +103,7 @@ class ZkmqSettleOperator(BaseOperator):
         claims = read_claims("claims", self.claims)
         work = self._work(context)
         verdicts = self._verdicts(context, work, len(claims))
-        results = [self._result(position) for position in range(len(claims))]
+        results = [as_result(self._result(context, position)) for position in range(len(claims))]
         with ZkmqHook(self.zkmq_conn_id) as hook:
             again = context["ti"].try_number > 1
             settlements = Settlements(hook, Memory(context), self.log, again=again)
@@ -129,21 +130,15 @@ class ZkmqSettleOperator(BaseOperator):
         shares = [[each for each in work if each.map_index in {-1, position}] for position in range(count)]
         return [judge(share, self.on_skipped, reasons) for share in shares]
 
-    def _result(self, position: int) -> bytes | str | None:
-        value = self.result
-        if self.each and value is not None and not isinstance(value, str | bytes):
-            values = list(value)  # type: ignore[call-overload]
-            value = values[position] if position < len(values) else None
-        if value is None or isinstance(value, str | bytes):
-            return value
-        try:
-            return json.dumps(value)
-        except (TypeError, ValueError):
-            pass
-        try:
-            return json.dumps(list(value))  # type: ignore[call-overload]
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"result is neither bytes, text nor JSON: {error}") from None
+    def _result(self, context: Context, position: int) -> Any:
+        """Return the result of the claim at a position: of a mapped task, what that instance returned."""
+        if self.result_of is not None:
+            instance: Any = context["ti"]
+            return instance.xcom_pull(task_ids=self.result_of, map_indexes=position)
+        if not self.each or isinstance(self.result, str | bytes | None):
+            return self.result
+        values = list(self.result)  # type: ignore[call-overload]
+        return values[position] if position < len(values) else None
 
     def _tell(self, claims: list[Claim], settlements: Settlements) -> None:
         """Raise what the run is to be seen by. What is tried again comes first: it may go well."""
@@ -165,3 +160,22 @@ def work_ids(node: Any) -> Iterable[str]:
         return [node]
     tasks = list(node) if isinstance(node, TaskGroup) else [getattr(node, "operator", node)]
     return [task.task_id for task in tasks if not task.is_teardown or task.on_failure_fail_dagrun]
+
+
+def as_result(value: Any) -> bytes | str | None:
+    """Return what a queue's task keeps as its result. Raises `ConfigError` for what is neither text nor JSON."""
+    if value is None or isinstance(value, str | bytes):
+        return value
+    try:
+        # What mapped tasks returned is read from Airflow one by one, and is no list.
+        return json.dumps(value, default=list)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"result is neither bytes, text nor JSON: {error}") from None
+
+
+def _mapped_task(result: Any) -> str | None:
+    """Return the id of the mapped task whose XCom a result is: its instances that failed have none."""
+    operator = getattr(result, "operator", None)
+    if operator is None or not (operator.is_mapped or operator.get_closest_mapped_task_group()):
+        return None
+    return str(operator.task_id)
