@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _NOTE: Final = "zkmq_claims"
 _ON_EMPTY: Final = ("skip", "wait", "fail")
+#: So many seconds the claims hold at first at least: Airflow must start what extends them, also where slots are few.
+_UNTIL_KEPT: Final = 60.0
 #: A wait on the worker asks in steps of so many seconds, so that it ends soon after Airflow ends the task.
 _STEP: Final = 30.0
 
@@ -38,13 +40,15 @@ class ZkmqClaimOperator(BaseOperator):
     What it took is noted where Airflow keeps it beyond a try, before the XCom. A later try, and one after a clear,
     takes back the same tasks by their ids and never another: as they are where the claim still holds, claimed anew
     where they are pending. What has ended meanwhile, or is another's, is left out; where nothing is left, the task
-    skips and says why. What was claimed by a process that died before it noted it is delivered again after `lease`.
+    skips and says why. What was claimed by a process that died before it noted it is delivered again when the claim
+    runs out.
 
     Args:
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         selector: only tasks whose filters it accepts.
         max_tasks: take so many at the most, 1 to 100; it takes what is there and waits for no more.
-        lease: seconds, a duration or their text, 3 s or more: for so long the claims hold if nobody extends them.
+        lease: seconds, a duration or their text, 3 s or more: for so long the claims hold if nobody extends them; for
+            a minute at least at first, until `ZkmqKeepOperator` has begun.
         claims: take over these, which another run or process took, such as ``"{{ dag_run.conf['claims'] }}"``, instead
             of claiming: each that still holds is extended, the others are left out.
         from_events: take over those that the asset events tell of which started the run; where these tell of none,
@@ -81,6 +85,7 @@ class ZkmqClaimOperator(BaseOperator):
         self.selector = selector
         self.max_tasks = max_tasks
         self.lease = checked_lease(lease)
+        self._first_lease = max(_UNTIL_KEPT, self.lease)
         self.claims = claims
         self.from_events = from_events
         self.on_empty = on_empty
@@ -108,7 +113,7 @@ class ZkmqClaimOperator(BaseOperator):
         memory = Memory(context)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             if noted := memory.read(_NOTE):
-                taken = take_back(hook, noted, self.lease, self.log)
+                taken = take_back(hook, noted, self._first_lease, self.log)
                 if not taken:
                     raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
             else:
@@ -132,9 +137,10 @@ class ZkmqClaimOperator(BaseOperator):
         if self.claims is not None:
             given = read_claims("claims", self.claims)
         if given is not None:
-            return accept(hook, given, self.lease, self.log) or self._nothing("none of the claims holds any more")
+            taken = accept(hook, given, self._first_lease, self.log)
+            return taken or self._nothing("none of the claims holds any more")
         queue = hook.queue()
-        while not (taken := take_new(queue, self.selector or None, self.max_tasks, self.lease)):
+        while not (taken := take_new(queue, self.selector or None, self.max_tasks, self._first_lease)):
             if self.on_empty != "wait":
                 self._nothing(f"there is no task of queue {queue.name!r} to take")
             if self.deferrable:

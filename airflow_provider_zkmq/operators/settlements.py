@@ -39,6 +39,7 @@ class Settlements:
         self._noted: list[str] = memory.read(_NOTE) or []
         self._done: dict[str, int] = {"completed": 0, "failed": 0, "released": 0}
         self.failed: list[str] = []
+        self.released: list[str] = []
         self.lost: list[str] = []
         self.trouble: list[str] = []
 
@@ -82,8 +83,13 @@ class Settlements:
             self.failed.append(f"{shown(claim)} {outlook}: {verdict.reason}")
             self._log.error("%s has failed, and %s: %s", shown(claim), outlook, verdict.reason)
             return
-        self._done["completed" if verdict.kind == "complete" else "released"] += 1
-        self._log.info("%s is %sd", shown(claim), verdict.kind)
+        if verdict.kind == "release":
+            self._done["released"] += 1
+            self.released.append(f"{shown(claim)}: {verdict.reason}")
+            self._log.warning("%s is given back: %s", shown(claim), verdict.reason)
+            return
+        self._done["completed"] += 1
+        self._log.info("%s is completed", shown(claim))
 
 
 def _settle(queue: AnyQueue, claim: Claim, verdict: Verdict, result: bytes | str | None) -> Verdict:

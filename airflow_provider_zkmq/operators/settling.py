@@ -34,7 +34,8 @@ class ZkmqSettleOperator(BaseOperator):
     dead. Else, where some were skipped, they are given back, and the delivery counts no attempt: so it is with what is
     pending when a run is marked failed.
 
-    It is a teardown task whose failure fails the run: it fails, without another try, after it has settled what failed,
+    It is a teardown task whose failure fails the run: it fails, without another try, after it has settled what failed
+    or given back what was not done, since Airflow judges the run by it alone, also one that a user has marked failed;
     and where a claim was lost, since the work may be done twice. What the queue or ZooKeeper keeps from being settled
     does not keep the others from it, and is tried again by Airflow's retries. A later try, and one after a clear, knows
     what was settled before, and settles nothing twice.
@@ -95,7 +96,8 @@ class ZkmqSettleOperator(BaseOperator):
         """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
 
         Raises:
-            AirflowFailException: work failed, or a claim was lost (see `on_lost`); there is no other try.
+            AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`); there is no other
+                try.
             AirflowException: ZooKeeper kept a claim from being settled.
             ConfigError: the result is none that can be kept; nothing was settled.
 
@@ -152,6 +154,8 @@ class ZkmqSettleOperator(BaseOperator):
             )
         if settlements.failed:
             raise AirflowFailException(f"the work failed: {few(settlements.failed)}")
+        if settlements.released:
+            raise AirflowFailException(f"the work was not done, and given back is {few(settlements.released)}")
 
 
 def work_ids(node: Any) -> Iterable[str]:
