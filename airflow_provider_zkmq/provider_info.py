@@ -21,9 +21,9 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "hooks": [_modules("hooks")],
-        "operators": [_modules("operators", "zkmq", "bridge")],
+        "operators": [_modules("operators", "zkmq", "bridge", "claiming", "keeping", "settling", "groups")],
         "sensors": [_modules("sensors")],
-        "triggers": [_modules("triggers", "zkmq", "events")],
+        "triggers": [_modules("triggers", "zkmq", "events", "leases")],
         # Airflow imports it, and knows by its exception where the common messaging provider is not installed.
         "queues": ["airflow_provider_zkmq.queues.zkmq.ZkmqMessageQueueProvider"],
         "asset-uris": [

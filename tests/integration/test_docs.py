@@ -135,6 +135,7 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
     [
         "README.md",
         "docs/quickstart.md",
+        "docs/acknowledge.md",
         "docs/guide.md",
         "docs/performance.md",
         "docs/architecture.md",
@@ -213,6 +214,20 @@ def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
     (code,) = blocks("docs/events.md", "python")
     told = shown(code + "print(type(orders.watchers[0].trigger).__name__, take_orders().task_ids)\n")
     assert told.endswith("ZkmqEventTrigger ['handle']")
+
+
+def test_the_acknowledging_dags_of_their_page_are_dags() -> None:
+    """They parse with the installed Airflow, and the group has laid what the page says around the work."""
+    for code, names in zip(
+        blocks("docs/acknowledge.md", "python"),
+        (
+            "ship_orders().task_ids, ['orders.claim', 'orders.ship', 'orders.settle', 'orders.keep']",
+            "claim.dag.task_ids, ['claim', 'keep', 'ship', 'settle']",
+        ),
+        strict=True,
+    ):
+        told = shown(f"{code}ids, wanted = {names}\nprint(sorted(ids) == sorted(wanted))\n")
+        assert told.endswith("True"), told
 
 
 def shown(code: str) -> str:
