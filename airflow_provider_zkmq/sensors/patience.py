@@ -27,5 +27,5 @@ def persist(log: Any, deadline: float, wait: Callable[[float], T]) -> T:
         except (WaitTimeout, AWAY) as error:
             left = deadline - time.time()
             if isinstance(error, WaitTimeout) or left <= 0:
-                raise AirflowSensorTimeout(str(error)) from error
+                raise AirflowSensorTimeout(str(error)) from None
             backoff.block_after(error, left)

@@ -5,17 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+from airflow.sdk.exceptions import AirflowException
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_zkmq.engine import ConfigError, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.naming import EVENT_BYTES, fits, series_ids
-from airflow_provider_zkmq.hooks.outcomes import progress_log
+from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
+from airflow_provider_zkmq.hooks.telling import Telling, size
 from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.triggers.waiting import WaitingTrigger
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AsyncQueue
+    from airflow_provider_zkmq.engine import AsyncQueue, Batch, Task
 
 _ARGUMENTS: Final = (
     "task_ids",
@@ -27,6 +32,7 @@ _ARGUMENTS: Final = (
     "batch",
     "event",
     "log_progress",
+    "success",
     "queue",
     "zkmq_conn_id",
     "deadline",
@@ -38,8 +44,9 @@ class ZkmqTaskTrigger(WaitingTrigger):
     """Waits on ZooKeeper watches; fires once, with a small event, and never the tasks' results.
 
     The event is ``{"status": "done", "ids": […]}``, with ``"count"`` in their place where they are many or `partial`;
-    for a batch ``{"status": "done", "batch": …}``; else ``{"status": "timeout" | "error", "message": …}``. Its size and
-    that of the arguments are bounded. It comes some seconds after the deferral at the earliest.
+    for a batch ``{"status": "done", "batch": …}``; else ``{"status": "timeout" | "error", "message": …}``; or it ends
+    the Airflow task, see `success`. Its size and that of the arguments are bounded. It comes some seconds after the
+    deferral at the earliest, unless it ends the task.
     ZooKeeper being away ends nothing: the trigger waits for it, too, until its deadline; so it does, with a `selector`,
     for a queue that is not there.
 
@@ -54,6 +61,9 @@ class ZkmqTaskTrigger(WaitingTrigger):
         batch: the batch to wait for, at the cost of one watch; None: tasks.
         event: ``"completion"`` or ``"claim"``, of tasks.
         log_progress: log the progress that the tasks' handlers report.
+        success: end the Airflow task here where nothing has failed and what is told is small: ``"telling"``, the
+            arguments of `Telling`; ``"push"``, whether to push an XCom; ``"value"``, which, if it is known before.
+            None: the task is to go on on a worker.
         queue: the queue's name; None: the connection's.
         zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
         deadline: when to give up, in seconds since 1970; None: never.
@@ -73,6 +83,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         batch: str | None = None,
         event: str = "completion",
         log_progress: bool = False,
+        success: dict[str, Any] | None = None,
         queue: str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         deadline: float | None = None,
@@ -88,6 +99,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         self.batch = batch
         self.event = event
         self.log_progress = log_progress
+        self.success = success
         self.queue = queue
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -97,8 +109,16 @@ class ZkmqTaskTrigger(WaitingTrigger):
 
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         if self.batch is not None:
-            await queue.wait_batch(self.batch, self._left())
-            return {"batch": self.batch}
+            batch = await queue.wait_batch(self.batch, self._left())
+            return self._succeeded(queue.name, batch) or {"batch": self.batch}
+        ids = await self._ids(queue)
+        tell = progress_log(self.log) if self.log_progress else None
+        tasks = await queue.wait(ids, self.event, self._left(), tell)
+        if success := self._succeeded(queue.name, tasks):
+            return success
+        return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
+
+    async def _ids(self, queue: AsyncQueue) -> list[str]:
         ids = self.task_ids if self.series is None else series_ids(*self.series)
         if ids is None:
             since = moment("since", self.since)
@@ -107,8 +127,25 @@ class ZkmqTaskTrigger(WaitingTrigger):
             )
         if not ids:
             raise ConfigError("no task was named: there is nothing to wait for")
-        await queue.wait(ids, self.event, self._left(), progress_log(self.log) if self.log_progress else None)
-        return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
+        return ids
+
+    def _succeeded(self, queue: str, ended: Sequence[Task] | Batch) -> dict[str, Any] | None:
+        """Return the XComs with which the Airflow task ends here; None: it goes on on a worker."""
+        if self.success is None or self.partial:
+            return None
+        telling = Telling(**self.success["telling"])
+        try:
+            telling.check(queue, ended)
+        except AirflowException:
+            return None
+        value = self.success["value"] if "value" in self.success else telling.tell(queue, ended)
+        if size(value) > EVENT_BYTES:
+            return None
+        tell_ended(self.log, queue, ended)
+        return {"xcoms": {"return_value": value} if self.success["push"] else None}
+
+    def _event(self, outcome: dict[str, Any]) -> TriggerEvent:
+        return TaskSuccessEvent(xcoms=outcome["xcoms"]) if "xcoms" in outcome else TriggerEvent(outcome)
 
 
 class ZkmqReadyTrigger(WaitingTrigger):
