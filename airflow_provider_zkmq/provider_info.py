@@ -34,6 +34,7 @@ def get_provider_info() -> dict[str, Any]:
                 "to_openlineage_converter": "airflow_provider_zkmq.assets.zkmq.convert_asset_to_openlineage",
             }
         ],
+        "task-decorators": [{"name": "zkmq", "class-name": "airflow_provider_zkmq.decorators.zkmq.zkmq_task"}],
         "connection-types": [
             {
                 "connection-type": "zkmq",
