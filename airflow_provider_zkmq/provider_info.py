@@ -44,10 +44,12 @@ def get_provider_info() -> dict[str, Any]:
                     "hidden-fields": ["schema", "extra"],
                     "relabeling": {
                         "host": "Hosts",
-                        "port": "Port of the hosts named without one",
+                        "port": "Port (0: each host has its own)",
                         "login": "User (digest)",
                     },
-                    "placeholders": {"host": "zk1:2181,zk2:2181,zk3:2181", "port": "2181"},
+                    # Airflow's Test button posts 0 for an empty port and is refused by Airflow's own API, since nothing
+                    # is not 0: a form that is filled like this one, or says 0 itself, passes.
+                    "placeholders": {"host": "zk1,zk2,zk3", "port": "2181"},
                 },
             }
         ],
