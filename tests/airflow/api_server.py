@@ -54,7 +54,8 @@ def main() -> None:
             form_is_saved(api, fields)
             told[fields["connection_id"]] = button_is_pressed(api, fields["connection_id"])
         metadata = api.get("/ui/connections/hook_meta").json()
-    print(json.dumps({"told": told, "form": [each for each in metadata if each["connection_type"] == "zkmq"]}))
+    form = [each for each in metadata if each["connection_type"] == "zkmq"]
+    sys.stdout.write(json.dumps({"told": told, "form": form}) + "\n")
 
 
 if __name__ == "__main__":
