@@ -2,7 +2,7 @@
 
 For each queue: what dead consumers and ended leases held comes back, and what is due is promoted (``tend``); what
 ended goes into the archive with Spark, is collected and made into tables of runs, deliveries and hours (``archive``);
-what is left of it that is old enough is deleted (``collect``); and whoever is dead is told of (``letters``). One queue's
+what is left of it that is old enough is deleted (``collect``); and who is dead is told of (``letters``). One queue's
 trouble ends no other's turn: ``report`` tells of all, and fails where there was any, so that the run is red.
 
 From its first run on a queue counts as archived, unless ``archive`` is switched off: clean-up keeps what the archive
