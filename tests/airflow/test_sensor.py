@@ -360,7 +360,7 @@ def test_mapped_over_batches(queue, context):
         for _ in range(count):
             finish(queue)
         waiting = mapped.unmap({"batch": name, "task_id": "m", "deferrable": False})
-        assert waiting.execute(context)["total"] == size
+        assert waiting.execute(context)["total"] == count
 
 
 def test_batch_that_does_not_exist(queue, context):
