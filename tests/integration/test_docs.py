@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_zkmq import bridge, engine, spark
-from airflow_provider_zkmq.engine import Claim, Queue, Running, UnitOfWork, Worker, Zkmq
+from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.support import fresh_root
 
@@ -211,7 +212,7 @@ def test_the_readme_s_first_dag_is_a_dag() -> None:
 
 def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
     """It parses with the installed Airflow, and our trigger watches its asset."""
-    (code,) = blocks("docs/events.md", "python")
+    code, _ = blocks("docs/events.md", "python")
     told = shown(code + "print(type(orders.watchers[0].trigger).__name__, take_orders().task_ids)\n")
     assert told.endswith("ZkmqEventTrigger ['handle']")
 
@@ -228,6 +229,28 @@ def test_the_acknowledging_dags_of_their_page_are_dags() -> None:
     ):
         told = shown(f"{code}ids, wanted = {names}\nprint(sorted(ids) == sorted(wanted))\n")
         assert told.endswith("True"), told
+
+
+def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that stand are completed by their first attempt; those that were lost are passed over."""
+    root = fresh_root()
+    host, _, port = zookeeper.rpartition(":")
+    connection = {"conn_type": "zkmq", "host": host, "port": int(port), "extra": {"root": root}}
+    monkeypatch.setenv("AIRFLOW_CONN_ZKMQ_DEFAULT", json.dumps(connection))
+    _, code = blocks("docs/events.md", "python")
+    with Zkmq.connect(zookeeper, root, gc=False) as zk:
+        q = zk.queue("orders")
+        q.enqueue_many([Message(b"x", task_id=name) for name in ("a", "b")])
+        claims = q.claim_many(2, lease=60, ahead="all")
+        told = [{"queue": "orders", "id": claim.task.id, "token": claim.token} for claim in claims]
+        lost = [{**told[0], "token": 1}, {**told[0], "id": "gone"}]
+        shown(
+            f"{code}\nfrom types import SimpleNamespace\n"
+            f"events = [SimpleNamespace(extra={{'payload': {{'claims': {lost + told}}}}})]\n"
+            "accept(events, bytes.upper)\n"
+        )
+        tasks = q.tasks()
+        assert {(task.state, task.attempt, task.result) for task in tasks} == {("finished", 1, b"X")}
 
 
 def shown(code: str) -> str:
