@@ -44,6 +44,10 @@ _ARGUMENTS: Final = (
 )
 
 
+#: What goes on when its trigger has gone: an event loop itself keeps no task alive.
+_CANCELLING: Final[set[asyncio.Task[None]]] = set()
+
+
 class ZkmqTaskTrigger(WaitingTrigger):
     """Waits on ZooKeeper watches; fires once, with a small event, and never the tasks' results.
 
@@ -127,14 +131,27 @@ class ZkmqTaskTrigger(WaitingTrigger):
         return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
 
     async def on_kill(self) -> None:
-        """Cancel what was asked for, if a user has ended the task: Airflow calls this on other occasions, too."""
-        if self.cancels is None or not await asyncio.to_thread(ended_by_user, self.cancels["instance"]):
-            return
-        ids = series_ids(*self.cancels["series"]) if "series" in self.cancels else self.cancels["task_ids"]
-        async with SESSIONS.lease(self.zkmq_conn_id) as lease:
-            queue = lease.client.queue(self.queue or lease.default_queue)
-            count = await acancel_open(queue, ids)
-        self.log.warning("Ended by a user: cancelled %d task(s) of queue %r", count, queue.name)
+        """Cancel what was asked for, if a user has ended the task: Airflow calls this on other occasions, too.
+
+        Airflow cancels this call as well when it takes longer than a second or so: what it began goes on.
+        """
+        if self.cancels is not None:
+            cancelling = asyncio.create_task(self._cancel(self.cancels))
+            _CANCELLING.add(cancelling)
+            cancelling.add_done_callback(_CANCELLING.discard)
+            await asyncio.shield(cancelling)
+
+    async def _cancel(self, cancels: dict[str, Any]) -> None:
+        try:
+            if not await asyncio.to_thread(ended_by_user, cancels["instance"]):
+                return
+            ids = series_ids(*cancels["series"]) if "series" in cancels else cancels["task_ids"]
+            async with SESSIONS.lease(self.zkmq_conn_id) as lease:
+                queue = lease.client.queue(self.queue or lease.default_queue)
+                count = await acancel_open(queue, ids)
+            self.log.warning("Ended by a user: cancelled %d task(s) of queue %r", count, queue.name)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is told: nobody waits for this any more
+            self.log.warning("Ended, but its tasks are not cancelled: %s", error)
 
     async def _ids(self, queue: AsyncQueue) -> list[str]:
         ids = self.task_ids if self.series is None else series_ids(*self.series)

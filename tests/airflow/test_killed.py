@@ -98,6 +98,27 @@ async def test_a_deferred_operator_is_cancelled_by_a_user_alone(queue, context, 
     assert len(airflow_says["asked"]) == 1
 
 
+async def test_what_a_trigger_cancels_outlives_its_own_cancellation(queue, context, airflow_says, monkeypatch):
+    """Airflow cancels `on_kill` again while it waits for the state: the tasks are cancelled all the same."""
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(waiting(deferrable=True).execute, context)
+    asked, answer = threading.Event(), threading.Event()
+
+    def states(**_: Any) -> dict[str, dict[str, str]]:
+        asked.set()
+        answer.wait(60)
+        return {"r": {"t_3": "failed"}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    killing = asyncio.create_task(deferred.value.trigger.on_kill())
+    await asyncio.to_thread(asked.wait, 60)
+    killing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await killing
+    answer.set()
+    await asyncio.to_thread(eventually, lambda: queue.counts()["cancelled"] == 3)
+
+
 async def test_the_trigger_cancels_nothing_unasked(queue, context, airflow_says):
     """Without `cancel_on_kill` it does not even ask."""
     with pytest.raises(TaskDeferred) as deferred:
