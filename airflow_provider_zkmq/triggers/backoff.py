@@ -18,8 +18,8 @@ class Backoff:
     """Pauses after failures, of 1 to 2 seconds at first, up to `longest` in the end, each watch's another time.
 
     What lasted longer than the longest pause before it failed had got on: the next pause is a first one again.
-    `what` goes on is said in the log, after a first failure at once, and then once a minute. `longest`: in seconds;
-    None: a minute.
+    `what` goes on is said in the log, after a first failure at once, and then once a minute. `longest`: seconds, a
+    minute at the most.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Backoff:
         clock: Callable[[], float] = time.monotonic,
         *,
         what: str = "Watching",
-        longest: float | None = None,
+        longest: float = _LONGEST_PAUSE,
     ) -> None:
         self._log = log
         self._clock = clock
@@ -50,7 +50,7 @@ class Backoff:
 
     def _pause(self, error: Exception) -> float:
         """Count and tell the failure; return for how many seconds to pause."""
-        now, longest = self._clock(), _LONGEST_PAUSE if self._longest is None else self._longest
+        now, longest = self._clock(), min(_LONGEST_PAUSE, self._longest)
         if now - self._resumed > longest:
             self._failures = 0
         self._failures += 1

@@ -138,6 +138,7 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
     [
         "README.md",
         "docs/quickstart.md",
+        "docs/acknowledge.md",
         "docs/guide.md",
         "docs/performance.md",
         "docs/architecture.md",
@@ -230,6 +231,20 @@ def test_the_dags_of_the_page_on_patterns_are_dags() -> None:
     told = shown(consume + "print([each.task_type for each in consume().tasks])\n")
     assert told.endswith("['ZkmqDecoratedOperator']")
     assert shown(pipeline + "print(sorted(pipeline().task_ids))\n").endswith("['check', 'store']")
+
+
+def test_the_acknowledging_dags_of_their_page_are_dags() -> None:
+    """They parse with the installed Airflow, and the group has laid what the page says around the work."""
+    for code, names in zip(
+        blocks("docs/acknowledge.md", "python"),
+        (
+            "ship_orders().task_ids, ['orders.claim', 'orders.ship', 'orders.settle', 'orders.keep']",
+            "claim.dag.task_ids, ['claim', 'keep', 'ship', 'settle']",
+        ),
+        strict=True,
+    ):
+        told = shown(f"{code}ids, wanted = {names}\nprint(sorted(ids) == sorted(wanted))\n")
+        assert told.endswith("True"), told
 
 
 def shown(code: str) -> str:

@@ -51,6 +51,7 @@ ROLES: Final = (
 )
 BUSY: Final = ("producer", "producer", "grouper", "looper", "consumer", "operator")
 AHEAD: Final = ("producer", "producer", "prefetcher", "prefetcher", "prefetcher")
+FOR_OTHERS: Final = ("producer", "producer", "herald", "herald", "herald")
 LOOPS: Final = ("producer", "producer", "producer", "looper", "looper")
 READERS: Final = ("follower", "follower", "upkeep", "operator")
 TOLD: Final = ("producer", "producer", "watcher", "watcher", "picker", "consumer")
@@ -118,6 +119,8 @@ def plan(seed: str) -> Plan:
         crew += [Actor(busy, role, 4, rand.randrange(1 << 30)) for role in AHEAD]
     if rand.random() < 0.2:  # some wait for work and leave it to others, who are told of it
         crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in TOLD]
+    if rand.random() < 0.2:  # some claim for others, who begin by id and token
+        crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in FOR_OTHERS]
     followed = rand.random() < 0.3
     if followed:
         crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in READERS]
@@ -228,6 +231,7 @@ PROGRAMS: Final = {
     "grouper": actors.grouper,
     "looper": actors.looper,
     "prefetcher": actors.prefetcher,
+    "herald": actors.herald,
     "worker": actors.worker,
     "transactor": actors.transactor,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, ZkmqError
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Closing, InHand, Named
 from airflow_provider_zkmq.engine.working.absence import Absence
@@ -87,7 +87,7 @@ class Working(Generic[C, U]):
         """
         self._looks.ended("unavailable")
         if isinstance(error, ConfigError) or self._named.closed:
-            self._error = error
+            self._error = error if isinstance(error, ConfigError | SessionLost) else _closed(error)
             return True
         self._warn("worker on queue", error)
         return False
@@ -114,3 +114,10 @@ class Working(Generic[C, U]):
                 return
             self._told = {*self._told, str(error)} if len(self._told) < MOST_TOLD else {str(error)}
         log.warning("%s %r: %s", what, self._named.name, error, exc_info=not isinstance(error, ZkmqError))
+
+
+def _closed(error: Exception) -> SessionLost:
+    """What ended a worker whose connection was closed, whatever its claim was doing then: `error` is what that met."""
+    lost = SessionLost("the connection was closed")
+    lost.__cause__ = error
+    return lost

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming import default_order, strict_order
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes
+from airflow_provider_zkmq.engine.core.claiming.room import NoRoom
 from airflow_provider_zkmq.engine.core.claiming.take import CallerLeft, Look, Taker, Unregistered, Wanted
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
@@ -100,6 +101,8 @@ def _claim(
                 again = yield from then_settle(departure, claim_now(context, look, agenda))
             except Unregistered:
                 pass
+            except NoRoom:
+                return taken
             except CallerLeft:
                 if context.claims.handovers:
                     context.run.pay()
@@ -129,7 +132,7 @@ def then_settle(departure: Departure, looking: Procedure[None]) -> Procedure[boo
         yield from looking
     except (TransportError, CallerLeft):
         raise
-    except (ZkmqError, Unregistered):
+    except (ZkmqError, Unregistered, NoRoom):
         yield from departure.finish()
         raise
     return (yield from departure.finish())
