@@ -148,6 +148,7 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
         "event": "completion",
         "log_progress": False,
         "success": None,
+        "cancels": None,
         "queue": None,
         "zkmq_conn_id": "zkmq_default",
     }

@@ -13,7 +13,10 @@ import pytest
 
 from airflow_provider_zkmq import bridge, engine, spark
 from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
+from airflow_provider_zkmq.operators import zkmq as operators
+from airflow_provider_zkmq.sensors import zkmq as sensors
 from airflow_provider_zkmq.textqueue import TextQueue
+from airflow_provider_zkmq.triggers import events
 from tests.support import fresh_root
 
 TOP = Path(__file__).parents[2]
@@ -142,6 +145,7 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
         "docs/architecture.md",
         "docs/contributing.md",
         "docs/events.md",
+        "docs/patterns.md",
         "docs/scale.md",
         "docs/semantics.md",
         "docs/simulator.md",
@@ -194,6 +198,7 @@ def test_every_call_of_the_semantics_exists() -> None:
         "worker": Worker,
         "task": Running,
     }
+    airflow = {"ZkmqEnqueueOperator": operators, "ZkmqTaskSensor": sensors, "ZkmqEventTrigger": events}
     calls = [call for row in rows("docs/semantics.md") if len(row) > 2 for call in re.findall(r"`([^`]+)`", row[-2])]
     calls = [call for call in calls if not re.fullmatch(r'(spark\.read|df\.write)(Stream)?\.format\("zkmq"\)', call)]
     assert calls
@@ -201,6 +206,9 @@ def test_every_call_of_the_semantics_exists() -> None:
         names = re.match(r"(?:with )?(\w+)(?:\.(\w+))?", call)
         assert names is not None
         home, name = names.groups()
+        if home in airflow:
+            assert hasattr(airflow[home], home), call
+            continue
         assert hasattr(homes[home], name) if home in homes and name else hasattr(engine, home), call
 
 
@@ -215,6 +223,15 @@ def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
     code, _ = blocks("docs/events.md", "python")
     told = shown(code + "print(type(orders.watchers[0].trigger).__name__, take_orders().task_ids)\n")
     assert told.endswith("ZkmqEventTrigger ['handle']")
+
+
+def test_the_dags_of_the_page_on_patterns_are_dags() -> None:
+    """Each parses with the installed Airflow, and `@task.zkmq` is known to it."""
+    fan_out, consume, pipeline = blocks("docs/patterns.md", "python")
+    assert shown(fan_out + "print(sorted(fan_out().task_ids))\n").endswith("['send', 'wait']")
+    told = shown(consume + "print([each.task_type for each in consume().tasks])\n")
+    assert told.endswith("['ZkmqDecoratedOperator']")
+    assert shown(pipeline + "print(sorted(pipeline().task_ids))\n").endswith("['check', 'store']")
 
 
 def test_the_acknowledging_dags_of_their_page_are_dags() -> None:
