@@ -12,6 +12,7 @@ import pytest
 
 from airflow_provider_zkmq import bridge, engine, spark
 from airflow_provider_zkmq.engine import Claim, Queue, Running, UnitOfWork, Worker, Zkmq
+from airflow_provider_zkmq.hooks import settings, telemetry
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.support import fresh_root
 
@@ -139,6 +140,7 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
         "docs/performance.md",
         "docs/architecture.md",
         "docs/contributing.md",
+        "docs/airflow-provider.md",
         "docs/events.md",
         "docs/scale.md",
         "docs/semantics.md",
@@ -213,6 +215,21 @@ def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
     (code,) = blocks("docs/events.md", "python")
     told = shown(code + "print(type(orders.watchers[0].trigger).__name__, take_orders().task_ids)\n")
     assert told.endswith("ZkmqEventTrigger ['handle']")
+
+
+def test_the_notifier_s_dag_of_its_page_is_a_dag() -> None:
+    """It parses with the installed Airflow, and its callback is our notifier with the other one in it."""
+    (code,) = blocks("docs/airflow-provider.md", "python")
+    told = shown(code + "print(type(mail).__name__, letters_by_mail().task_ids)\n")
+    assert told.endswith("SmtpNotifier ['look']")
+
+
+def test_the_page_on_the_provider_names_what_there_is() -> None:
+    """Its tables have every option of the section ``[zkmq]`` and every metric, and no others."""
+    named = [row[0].strip("`") for row in rows("docs/airflow-provider.md")]
+    metrics = re.findall(r"^``(zkmq\.\w+)``", telemetry.__doc__ or "", re.MULTILINE)
+    assert [name for name in named if name.startswith("zkmq.")] == metrics
+    assert [name for name in named if name in settings.DEFAULTS] == list(settings.DEFAULTS)
 
 
 def shown(code: str) -> str:
