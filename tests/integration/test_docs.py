@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_zkmq import bridge, engine, spark
 from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
+from airflow_provider_zkmq.hooks import settings, telemetry
 from airflow_provider_zkmq.operators import zkmq as operators
 from airflow_provider_zkmq.sensors import zkmq as sensors
 from airflow_provider_zkmq.textqueue import TextQueue
@@ -144,6 +145,7 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
         "docs/performance.md",
         "docs/architecture.md",
         "docs/contributing.md",
+        "docs/airflow-provider.md",
         "docs/events.md",
         "docs/patterns.md",
         "docs/scale.md",
@@ -268,6 +270,21 @@ def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkey
         )
         tasks = q.tasks()
         assert {(task.state, task.attempt, task.result) for task in tasks} == {("finished", 1, b"X")}
+
+
+def test_the_notifier_s_dag_of_its_page_is_a_dag() -> None:
+    """It parses with the installed Airflow, and its callback is our notifier with the other one in it."""
+    (code,) = blocks("docs/airflow-provider.md", "python")
+    told = shown(code + "print(type(mail).__name__, letters_by_mail().task_ids)\n")
+    assert told.endswith("SmtpNotifier ['look']")
+
+
+def test_the_page_on_the_provider_names_what_there_is() -> None:
+    """Its tables have every option of the section ``[zkmq]`` and every metric, and no others."""
+    named = [row[0].strip("`") for row in rows("docs/airflow-provider.md")]
+    metrics = re.findall(r"^``(zkmq\.\w+)``", telemetry.__doc__ or "", re.MULTILINE)
+    assert [name for name in named if name.startswith("zkmq.")] == metrics
+    assert [name for name in named if name in settings.DEFAULTS] == list(settings.DEFAULTS)
 
 
 def shown(code: str) -> str:
