@@ -200,7 +200,7 @@ def test_every_call_of_the_semantics_exists() -> None:
         "worker": Worker,
         "task": Running,
     }
-    airflow = {"ZkmqEnqueueOperator": operators, "ZkmqTaskSensor": sensors, "ZkmqEventTrigger": events}
+    airflow = (operators, sensors, events)
     calls = [call for row in rows("docs/semantics.md") if len(row) > 2 for call in re.findall(r"`([^`]+)`", row[-2])]
     calls = [call for call in calls if not re.fullmatch(r'(spark\.read|df\.write)(Stream)?\.format\("zkmq"\)', call)]
     assert calls
@@ -208,8 +208,7 @@ def test_every_call_of_the_semantics_exists() -> None:
         names = re.match(r"(?:with )?(\w+)(?:\.(\w+))?", call)
         assert names is not None
         home, name = names.groups()
-        if home in airflow:
-            assert hasattr(airflow[home], home), call
+        if any(hasattr(module, home) for module in airflow):
             continue
         assert hasattr(homes[home], name) if home in homes and name else hasattr(engine, home), call
 
