@@ -148,6 +148,7 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
         "event": "completion",
         "log_progress": False,
         "success": None,
+        "cancels": None,
         "queue": None,
         "zkmq_conn_id": "zkmq_default",
     }
@@ -360,7 +361,7 @@ def test_mapped_over_batches(queue, context):
         for _ in range(count):
             finish(queue)
         waiting = mapped.unmap({"batch": name, "task_id": "m", "deferrable": False})
-        assert waiting.execute(context)["total"] == size
+        assert waiting.execute(context)["total"] == count
 
 
 def test_batch_that_does_not_exist(queue, context):
