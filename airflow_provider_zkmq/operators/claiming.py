@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from airflow.sdk import BaseOperator, conf
@@ -29,6 +30,8 @@ _NOTE: Final = "zkmq_claims"
 _ON_EMPTY: Final = ("skip", "wait", "fail")
 #: So many seconds the claims hold at first at least: Airflow must start what extends them, also where slots are few.
 _UNTIL_KEPT: Final = 60.0
+#: What holds claims, or ends them, is tried again soon: work that was done is not to be lost for a moment's trouble.
+AGAIN: Final[dict[str, Any]] = {"retries": 3, "retry_delay": timedelta(seconds=5)}
 #: A wait on the worker asks in steps of so many seconds, so that it ends soon after Airflow ends the task.
 _STEP: Final = 30.0
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, ZkmqError
 from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown, told
+from airflow_provider_zkmq.hooks.telemetry import count_claimed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -40,6 +41,7 @@ def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, *, 
             if taken:  # they would be nobody's until their leases run out
                 break
             raise
+        count_claimed(queue.name, [claim.task for claim in claims])
         taken += [Taken(told(queue.name, claim), claim.task.enqueued_ms) for claim in claims]
         if len(claims) < wanted:
             break
@@ -99,6 +101,7 @@ def _claim_again(queue: AnyQueue, claim: Claim, enqueued: int, lease: float, log
         why = "its id was enqueued anew" if anew else f"it is {task.status}, attempt {task.attempt}"
         log.info("%s is left out: %s", shown(claim), why)
         return None
+    count_claimed(queue.name, [again.task])
     return Taken(told(queue.name, again), enqueued)
 
 
