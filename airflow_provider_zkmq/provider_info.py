@@ -21,9 +21,12 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "hooks": [_modules("hooks")],
-        "operators": [_modules("operators", "zkmq", "bridge")],
+        "operators": [_modules("operators", "zkmq", "bridge", "claiming", "keeping", "settling", "groups")],
         "sensors": [_modules("sensors")],
-        "triggers": [_modules("triggers", "zkmq", "events")],
+        "triggers": [_modules("triggers", "zkmq", "events", "leases")],
+        "notifications": ["airflow_provider_zkmq.notifications.zkmq.ZkmqDeadLetterNotifier"],
+        "cli": ["airflow_provider_zkmq.commands.definition.get_zkmq_cli_commands"],
+        "config": {"zkmq": {"description": "Queues on ZooKeeper.", "options": _options()}},
         # Airflow imports it, and knows by its exception where the common messaging provider is not installed.
         "queues": ["airflow_provider_zkmq.queues.zkmq.ZkmqMessageQueueProvider"],
         "asset-uris": [
@@ -34,6 +37,7 @@ def get_provider_info() -> dict[str, Any]:
                 "to_openlineage_converter": "airflow_provider_zkmq.assets.zkmq.convert_asset_to_openlineage",
             }
         ],
+        "task-decorators": [{"name": "zkmq", "class-name": "airflow_provider_zkmq.decorators.zkmq.zkmq_task"}],
         "connection-types": [
             {
                 "connection-type": "zkmq",
@@ -44,10 +48,12 @@ def get_provider_info() -> dict[str, Any]:
                     "hidden-fields": ["schema", "extra"],
                     "relabeling": {
                         "host": "Hosts",
-                        "port": "Port of the hosts named without one",
+                        "port": "Port (0: each host has its own)",
                         "login": "User (digest)",
                     },
-                    "placeholders": {"host": "zk1:2181,zk2:2181,zk3:2181", "port": "2181"},
+                    # Airflow's Test button posts 0 for an empty port and is refused by Airflow's own API, since nothing
+                    # is not 0: a form that is filled like this one, or says 0 itself, passes.
+                    "placeholders": {"host": "zk1,zk2,zk3", "port": "2181"},
                 },
             }
         ],
@@ -57,6 +63,23 @@ def get_provider_info() -> dict[str, Any]:
 def _modules(kind: str, *names: str) -> dict[str, Any]:
     modules = [f"airflow_provider_zkmq.{kind}.{name}" for name in names or ("zkmq",)]
     return {"integration-name": _INTEGRATION, "python-modules": modules}
+
+
+def _options() -> dict[str, Any]:
+    """Describe the options of the section ``[zkmq]``, which `hooks.settings` reads."""
+    return {
+        "archive_directory": _option(
+            "string", "", "Folder of the archive, where neither the maintenance DAG nor the environment says another."
+        ),
+        "dead_letters_shown": _option(
+            "integer", "5", "How many dead letters ZkmqDeadLetterNotifier tells of where it is given no number."
+        ),
+        "stats": _option("boolean", "True", "Whether tasks of Airflow send the metrics zkmq.* to Airflow's stats."),
+    }
+
+
+def _option(kind: str, default: str, description: str) -> dict[str, Any]:
+    return {"description": description, "version_added": "0.1.0", "type": kind, "example": None, "default": default}
 
 
 def _connection_fields() -> dict[str, Any]:

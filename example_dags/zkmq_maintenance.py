@@ -1,11 +1,24 @@
-"""Maintenance: what ended into the archive with Spark, collected, and made into tables of runs, deliveries and hours.
+"""Maintenance of all queues of a root, or of those that are named, each by mapped tasks of its own.
 
-From its first step on the queues count as archived: whoever cleans them up keeps what the archive does not hold yet.
-Parameters: ``queues`` (none: all), ``directory`` of the archive (none: the Airflow Variable ``zkmq_archive_dir``,
-else the environment variable ``ZKMQ_ARCHIVE_DIR``), ``lifetime`` in seconds (none: each queue's task_gc_lifetime),
-``keep_bronze``, ``keep_silver``, ``keep_gold``: for how many days the tables keep what ended (none: for ever),
-``delta``: silver and gold are kept as Delta tables, too. Its log shows each step with counts and seconds, and the path
-of a page on what the tables tell. On a cluster the same job is ``python -m airflow_provider_zkmq.spark.job pipeline``.
+For each queue: what dead consumers and ended leases held comes back, and what is due is promoted (``tend``); what
+ended goes into the archive with Spark, is collected and made into tables of runs, deliveries and hours (``archive``);
+what is left of it that is old enough is deleted (``collect``); and who is dead is told of (``letters``). One queue's
+trouble ends no other's turn: ``report`` tells of all, and fails where there was any, so that the run is red.
+
+From its first run on a queue counts as archived, unless ``archive`` is switched off: clean-up keeps what the archive
+does not hold yet. Each archived queue is an event of the asset ``zkmq_history``, with ``queue``, ``directory`` and
+``rows`` as its extra.
+A dry run tells for each queue what would be done, and does none of it.
+
+Runs may overlap, with each other and with ``python -m airflow_provider_zkmq.spark.job pipeline``: what is rescued or
+promoted changes hands in one transaction of ZooKeeper; clean-up is one client's at a time by a lock there, and the
+others pass; the archive's folder of a queue is one run's at a time by a lock in the folder, and a pointer in ZooKeeper
+refuses who was overtaken, which is tried again. One Spark session at a time runs here, whatever the number of queues.
+
+Parameters: see the form. ``directory`` of the archive is, where none is given, the Airflow Variable
+``zkmq_archive_dir``, else the environment variable ``ZKMQ_ARCHIVE_DIR``, else ``archive_directory`` of the section
+``[zkmq]`` of Airflow's configuration. The log of ``archive`` shows each step with counts and seconds, and the path of a
+page on what the tables tell. On a cluster the same job is ``zkmq_maintenance_submit``.
 It runs daily; the environment variable ``ZKMQ_MAINTENANCE_SCHEDULE`` sets another schedule, empty: none.
 """
 
@@ -13,104 +26,180 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pendulum
-from airflow.sdk import Param, Variable, dag, get_current_context, task
+from airflow.sdk import Asset, Param, Variable, dag, get_current_context, task, task_group
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from airflow_provider_zkmq.hooks.settings import setting
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.notifications.zkmq import ZkmqDeadLetterNotifier
+
+#: What depends on the history is scheduled on it.
+HISTORY = Asset("zkmq_history")
+AGAIN = {"retries": 2, "retry_delay": pendulum.duration(seconds=30)}
+STEPS = ("tend", "archive", "collect", "letters")
+DAYS = "Days that the table keeps what ended; empty: for ever."
 
 
 def archive_directory(given: str | None) -> str:
     """Where the archive is. Raises ValueError where nobody says it."""
-    directory = given or Variable.get("zkmq_archive_dir", default=None) or os.environ.get("ZKMQ_ARCHIVE_DIR")
+    said = given or Variable.get("zkmq_archive_dir", default=None) or os.environ.get("ZKMQ_ARCHIVE_DIR")
+    directory = said or setting("archive_directory")
     if not directory:
-        message = "say where the archive is: param directory, Variable zkmq_archive_dir or ZKMQ_ARCHIVE_DIR"
+        message = "say where the archive is: param directory, Variable zkmq_archive_dir, ZKMQ_ARCHIVE_DIR or [zkmq]"
         raise ValueError(message)
     return directory
 
 
-@dag(
-    dag_id="zkmq_maintenance",
-    schedule=os.environ.get("ZKMQ_MAINTENANCE_SCHEDULE", "@daily") or None,
-    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
-    catchup=False,
-    max_active_runs=1,
-    tags=["zkmq"],
-    params={
-        "queues": Param(None, type=["null", "array"], description="names of queues; none: all"),
-        "directory": Param(None, type=["null", "string"], description="folder of the archive"),
-        "lifetime": Param(None, type=["null", "number"], minimum=0, description="seconds; none: the queue's own"),
-        "keep_bronze": Param(None, type=["null", "integer"], minimum=1, description="days; none: for ever"),
-        "keep_silver": Param(None, type=["null", "integer"], minimum=1, description="days; none: for ever"),
-        "keep_gold": Param(None, type=["null", "integer"], minimum=1, description="days; none: for ever"),
-        "delta": Param(False, type="boolean", description="silver and gold as Delta tables, too"),
-    },
-    doc_md=__doc__,
-)
-def zkmq_maintenance() -> None:
-    """Mark as archived, run the pipeline, then report; each step may be repeated."""
+def param(name: str) -> Any:
+    """Return a parameter of the run."""
+    return get_current_context()["params"][name]
 
-    @task(retries=2, retry_delay=pendulum.duration(seconds=30))
-    def mark() -> list[str]:
-        """Have clean-up keep what is not archived. Returns the names of the queues."""
-        from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 
-        names = get_current_context()["params"]["queues"]
-        with ZkmqHook() as hook:
-            client = hook.get_conn()
-            queues = [client.queue(name) for name in (names or client.queues())]
-            for queue in queues:
-                queue.conf()  # refuses a queue that does not exist, which configure() would create
-                queue.configure(archive=True)
-        return [queue.name for queue in queues]
+def days(title: str) -> Param:
+    """Return the field of the form for how long a table is kept."""
+    return Param(None, type=["null", "integer"], minimum=1, title=title, description=DAYS, section="Archive")
 
-    @task(retries=2, retry_delay=pendulum.duration(seconds=30))
-    def pipeline(names: list[str]) -> list[dict[str, Any]]:
-        """Archive, collect, and bring the tables up to date, queue by queue. Returns one report per queue."""
-        from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-        from airflow_provider_zkmq.spark import Retention, run_pipeline, spark_session
 
-        context = get_current_context()
-        params = context["params"]
-        directory = archive_directory(params["directory"])
-        keep = Retention(*(params[f"keep_{table}"] for table in ("bronze", "silver", "gold")))
-        with ZkmqHook() as hook:
-            connect = connection_arguments(hook.get_conn().config)
-        spark = spark_session("zkmq-maintenance")
+@task(**AGAIN)
+def queues() -> list[str]:
+    """Return the names of the queues; one that is named and is not there has trouble of its own later."""
+    if names := param("queues"):
+        return list(dict.fromkeys(names))
+    with ZkmqHook(param("connection")) as hook:
+        return sorted(hook.get_conn().queues())
+
+
+@task(**AGAIN)
+def tend(name: str) -> dict[str, Any]:
+    """Have clean-up keep what no archive holds, rescue and promote; in a dry run tell what would be done."""
+    from airflow_provider_zkmq.engine import QueueNotFound
+    from airflow_provider_zkmq.hooks.upkeep import bring_back, foresee
+
+    with ZkmqHook(param("connection"), name) as hook:
+        queue = hook.queue()
         try:
-            try:
-                done = run_pipeline(
-                    connect,
-                    names,
-                    directory,
-                    spark,
-                    lifetime=params["lifetime"],
-                    keep=keep,
-                    delta=params["delta"],
-                    progress=partial(print, flush=True),
-                )
-            finally:
-                tell(directory, names, spark, context["run_id"])  # also of the others, where one queue failed
-        finally:
-            spark.stop()
-        return [asdict(queue) for queue in done.queues]
-
-    @task
-    def report(queues: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-        """Return archived rows, collected and kept tasks, runs and deliveries by queue."""
-        summary = {queue["queue"]: _numbers(queue["steps"]) for queue in queues}
-        for name, numbers in summary.items():
-            print(f"queue {name}: {numbers}")  # noqa: T201  the task's log
-        return summary
-
-    report(pipeline(mark()))
+            archived = queue.conf().archive
+        except QueueNotFound as error:  # configure() would make it, and trying again helps nobody
+            raise AirflowFailException(str(error)) from None
+        if param("archive") and not (archived or param("dry_run")):
+            queue.configure(archive=True)  # long before its turn with Spark has come, perhaps
+        done = foresee(queue, param("lifetime")) if param("dry_run") else bring_back(queue)
+    print(f"queue {name}: {done}")  # noqa: T201  the task's log
+    return done
 
 
-def _numbers(steps: dict[str, dict[str, int]]) -> dict[str, int]:
-    bronze, collected, silver = (steps[name] for name in ("bronze", "gc", "silver"))
+@task(outlets=[HISTORY], max_active_tis_per_dag=1, **AGAIN)
+def archive(name: str) -> dict[str, Any]:
+    """Archive, collect, and bring the tables up to date; an event of the history."""
+    if param("dry_run") or not param("archive"):
+        raise AirflowSkipException("nothing is archived by this run")
+    context = get_current_context()
+    directory = archive_directory(param("directory"))
+    numbers = archived(name, directory, context["params"], context["run_id"])
+    extra = {"queue": name, "directory": directory, "rows": numbers["archived"]}
+    context["outlet_events"][HISTORY].extra.update(extra)
+    return numbers
+
+
+@task(trigger_rule="none_failed", **AGAIN)
+def collect(name: str) -> dict[str, Any]:
+    """Delete what is old enough and, where the queue is archived, in the archive."""
+    from airflow_provider_zkmq.hooks.upkeep import collect as collect_garbage
+
+    if param("dry_run"):
+        raise AirflowSkipException("nothing is deleted by a dry run")
+    with ZkmqHook(param("connection"), name) as hook:
+        return collect_garbage(hook.queue(), param("lifetime"))
+
+
+@task(trigger_rule="all_done", **AGAIN)
+def letters(name: str) -> dict[str, Any]:
+    """Tell of the dead letters."""
+    notifier = ZkmqDeadLetterNotifier(zkmq_queue=name, zkmq_conn_id=param("connection"), most=param("letters_shown"))
+    return notifier.tell(get_current_context())
+
+
+@task_group
+def upkeep(name: str) -> None:
+    """Do what one queue needs."""
+    tend(name) >> archive(name) >> collect(name) >> letters(name)
+
+
+@task(trigger_rule="all_done")
+def report() -> dict[str, dict[str, int]]:
+    """Return numbers by queue. Raises `AirflowFailException` naming those that had trouble, once all are told of."""
+    context = get_current_context()
+    params, ti = context["params"], context["ti"]
+    names = ti.xcom_pull(task_ids="queues")
+    if names is None:
+        raise AirflowFailException("the queues could not be listed")
+    steps = {step: by_queue(ti.xcom_pull(task_ids=f"upkeep.{step}")) for step in STEPS}
+    summary = {name: numbers(name, steps) for name in names}
+    for name, told in summary.items():
+        print(f"queue {name}: {told}")  # noqa: T201  the task's log
+    needed = ["tend", "letters", *needed_steps(params)]
+    trouble = [name for name in names if any(name not in steps[step] for step in needed)]
+    if trouble:
+        ti.xcom_push("return_value", summary)
+        some = ", ".join(trouble[:5])
+        raise AirflowFailException(f"{len(trouble)} of {len(names)} queues had trouble, see their tasks: {some}")
+    return summary
+
+
+def needed_steps(params: dict[str, Any]) -> list[str]:
+    """Return the steps that have something to tell of each queue, besides looking at it."""
+    if params["dry_run"]:
+        return []
+    return ["archive", "collect"] if params["archive"] else ["collect"]
+
+
+def by_queue(pulled: Any) -> dict[str, dict[str, Any]]:
+    """Return what mapped tasks told, by queue; those that failed told nothing."""
+    told = pulled if isinstance(pulled, list) else [pulled]
+    return {each["queue"]: each for each in told if each is not None}
+
+
+def numbers(name: str, steps: dict[str, dict[str, dict[str, Any]]]) -> dict[str, int]:
+    """Return what is told of a queue in the end."""
+    tended, done, collected, letters = (dict(steps[step].get(name, ())) for step in STEPS)
+    told = {what: tended[what] for what in ("to_archive", "to_delete", "held_by_the_dead") if what in tended}
+    told |= {what: number for what, number in done.items() if what != "queue"}
+    if collected:
+        told |= {"collected": told.get("collected", 0) + collected["deleted"], "kept": collected["kept"]}
+    return told | ({"dead": letters["dead"]} if letters else {})
+
+
+def archived(name: str, directory: str, params: dict[str, Any], run_id: str) -> dict[str, Any]:
+    """Run the pipeline for one queue; returns its numbers. Raises `PipelineFailed`."""
+    from airflow_provider_zkmq.spark import Retention, run_pipeline, spark_session
+
+    keep = Retention(*(params[f"keep_{table}"] for table in ("bronze", "silver", "gold")))
+    with ZkmqHook(params["connection"]) as hook:
+        connect = connection_arguments(hook.get_conn().config)
+    spark = spark_session("zkmq-maintenance")
+    try:
+        done = run_pipeline(
+            connect,
+            [name],
+            directory,
+            spark,
+            lifetime=params["lifetime"],
+            keep=keep,
+            delta=params["delta"],
+            progress=partial(print, flush=True),
+        )
+        tell(directory, name, spark, run_id)
+    finally:
+        spark.stop()
+    steps = done.queues[0].steps
+    bronze, collected, silver = (steps[step] for step in ("bronze", "gc", "silver"))
     return {
+        "queue": name,
         "archived": bronze["rows"],
         "archive_rows": bronze["in all"],
         "collected": collected["deleted"],
@@ -120,14 +209,15 @@ def _numbers(steps: dict[str, dict[str, int]]) -> dict[str, int]:
     }
 
 
-def tell(directory: str, names: list[str], spark: Any, run_id: str) -> None:
+def tell(directory: str, name: str, spark: Any, run_id: str) -> None:
     """Write a page on what the tables tell, beside them, and its path into the log."""
     from airflow_provider_zkmq.engine import ZkmqError
     from airflow_provider_zkmq.spark import report
 
-    page = Path(directory).absolute() / f"report-{re.sub(r'[^A-Za-z0-9_.-]', '-', run_id)}.html"
+    run = re.sub(r"[^A-Za-z0-9_.-]", "-", run_id)
+    page = Path(directory).absolute() / f"report-{name}-{run}.html"
     try:
-        report(directory, names, spark=spark).write_html(page)
+        report(directory, [name], spark=spark).write_html(page)
     except ZkmqError as error:  # nothing has ended yet, say
         print(f"no report: {error}")  # noqa: T201  the task's log
     else:
@@ -146,6 +236,71 @@ def connection_arguments(config: Any) -> dict[str, Any]:
         "request_timeout": config.request_timeout,
         "allow_open": config.allow_open,
     }
+
+
+@dag(
+    dag_id="zkmq_maintenance",
+    schedule=os.environ.get("ZKMQ_MAINTENANCE_SCHEDULE", "@daily") or None,
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=1,
+    tags=["zkmq"],
+    params={
+        "connection": Param("zkmq_default", type="string", title="Connection", description="The Airflow connection."),
+        "queues": Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string"},
+            title="Queues",
+            description="Names of queues, one a line; empty: all of the connection's root.",
+        ),
+        "dry_run": Param(
+            False, type="boolean", title="Dry run", description="Change nothing, only tell what would be done."
+        ),
+        "lifetime": Param(
+            None,
+            type=["null", "number"],
+            minimum=0,
+            title="Lifetime",
+            description="Seconds after which what ended is deleted; empty: each queue's task_gc_lifetime.",
+        ),
+        "letters_shown": Param(
+            None,
+            type=["null", "integer"],
+            minimum=0,
+            title="Dead letters told of",
+            description="So many of each queue; empty: dead_letters_shown of the section [zkmq].",
+        ),
+        "archive": Param(
+            True,
+            type="boolean",
+            title="Archive",
+            description="Archive with Spark (extra [spark]); else only rescue, promote, delete and tell.",
+            section="Archive",
+        ),
+        "directory": Param(
+            None,
+            type=["null", "string"],
+            title="Folder",
+            description="Folder of the archive; empty: the Variable zkmq_archive_dir, then ZKMQ_ARCHIVE_DIR.",
+            section="Archive",
+        ),
+        "keep_bronze": days("Keep bronze"),
+        "keep_silver": days("Keep silver"),
+        "keep_gold": days("Keep gold"),
+        "delta": Param(
+            False,
+            type="boolean",
+            title="Delta tables",
+            description="Silver and gold as Delta tables, too (extra [delta]).",
+            section="Archive",
+        ),
+    },
+    doc_md=__doc__,
+)
+def zkmq_maintenance() -> None:
+    """Each queue by itself, then a report."""
+    upkeep.expand(name=queues()) >> report()
 
 
 zkmq_maintenance()

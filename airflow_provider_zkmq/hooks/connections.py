@@ -46,7 +46,7 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
     if unknown := sorted(set(values) - _KNOWN):
         raise ConfigError(f"{where}: unknown extra {', '.join(unknown)}; known: {', '.join(sorted(_KNOWN))}")
     if not conn.host:
-        raise ConfigError(f"{where} has no host: give 'host' and 'port', or 'host1:port,host2:port'")
+        raise ConfigError(f"{where} has no host: give 'host' and 'port', or 'host1:port,host2:port' and port 0")
     options: dict[str, Any] = {"hosts": _hosts(conn.host, conn.port), "queue": values.get("queue", DEFAULT_QUEUE)}
     if "root" in values:
         options["root"] = values["root"]
@@ -94,6 +94,6 @@ async def async_connection_options(conn_id: str) -> dict[str, Any]:
 
 def _hosts(host: str, port: int | None) -> str:
     parts = [part.strip() for part in host.split(",")]
-    if port is None:
+    if not port:  # 0 is what forms say for none
         return ",".join(parts)
     return ",".join(part if ":" in part.rpartition("]")[2] else f"{part}:{port}" for part in parts)

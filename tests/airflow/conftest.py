@@ -82,6 +82,10 @@ class Heard:
     def warning(self, text: str, *values: object) -> None:
         """Keep nothing: Airflow warns of each `execute` outside of its task runner."""
 
+    def error(self, text: str, *values: object) -> None:
+        """Keep it, marked as an error."""
+        self.lines.append("ERROR " + text % values)
+
 
 def kill(queue: Queue, error: str) -> str:
     """Claim the next task and send it to the dead letters; return its id."""

@@ -46,6 +46,7 @@ async def test_async_connection(queue):
     ("host", "port", "hosts"),
     [
         ("zk", None, "zk"),
+        ("a:1,b:2", 0, "a:1,b:2"),
         ("zk", 2182, "zk:2182"),
         ("a:1, b", 2182, "a:1,b:2182"),
         ("[::1]", 2182, "[::1]:2182"),

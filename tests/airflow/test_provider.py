@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowOptionalProviderFeatureException
 
 from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage, create_asset
 from airflow_provider_zkmq.engine import ConfigError
-from airflow_provider_zkmq.hooks import connections
+from airflow_provider_zkmq.hooks import connections, settings
 from airflow_provider_zkmq.provider_info import get_provider_info
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
 
@@ -50,6 +50,13 @@ def test_every_class_and_module_named_exists():
     module, _, name = declared["hook-class-name"].rpartition(".")
     hook = getattr(importlib.import_module(module), name)
     assert (hook.conn_type, hook.hook_name) == (declared["connection-type"], declared["hook-name"])
+
+
+def test_the_configuration_has_exactly_the_options_that_are_read():
+    """With the same defaults; each has a type and says what it is for."""
+    options = get_provider_info()["config"]["zkmq"]["options"]
+    assert {name: option["default"] for name, option in options.items()} == settings.DEFAULTS
+    assert all(option["description"].endswith(".") for option in options.values())
 
 
 def test_the_form_has_exactly_the_fields_the_hook_reads():
@@ -102,6 +109,11 @@ assert found == ["airflow_provider_zkmq.queues.zkmq.ZkmqMessageQueueProvider"][:
 for manager in managers:
     assert "zkmq" in manager.asset_uri_handlers and "zkmq" in manager.asset_factories
     assert "zkmq" in manager.asset_to_openlineage_converters
+providers = managers[0]
+assert "airflow_provider_zkmq.notifications.zkmq.ZkmqDeadLetterNotifier" in str(providers.notification)
+assert "airflow_provider_zkmq.triggers.events" in {{info.trigger_class_name for info in providers.trigger}}
+assert "get_zkmq_cli_commands" in {{function.__name__ for function in providers.cli_command_functions}}
+assert any("zkmq" in sections for _, sections in providers.provider_configs)
 assert not heard, heard
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import AsyncZkmq, ConnectionConfig, Message, Tls
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.triggers import sessions, zkmq
+from airflow_provider_zkmq.triggers import sessions, waiting
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 from tests.airflow.conftest import Heard, define, finish, kill
@@ -27,7 +27,7 @@ from tests.airflow.conftest import Heard, define, finish, kill
 def shared(monkeypatch):
     """A registry of the test's own."""
     made = SharedSessions()
-    monkeypatch.setattr(zkmq, "SESSIONS", made)
+    monkeypatch.setattr(waiting, "SESSIONS", made)
     return made
 
 

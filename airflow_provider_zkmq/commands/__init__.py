@@ -1,0 +1,1 @@
+"""``airflow zkmq``: the command line with an Airflow connection."""

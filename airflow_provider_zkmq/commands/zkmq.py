@@ -1,0 +1,80 @@
+"""``airflow zkmq``: `zkmq` on the queues of an Airflow connection."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from airflow.exceptions import AirflowNotFoundException
+
+from airflow_provider_zkmq.cli.main import USAGE, main
+
+#: Verbs that connect to nothing, or to servers of their own.
+_WITHOUT: Final = frozenset({"server", "bench", "report"})
+_HELP: Final = frozenset({"help", "--help", "-h", "--version"})
+#: What the environment may say of a connection; all of it is said by the Airflow connection instead.
+_VARIABLES: Final = (
+    "ZKMQ_HOSTS",
+    "ZKMQ_ROOT",
+    "ZKMQ_AUTH",
+    "ZKMQ_ALLOW_OPEN",
+    "ZKMQ_TLS",
+    "ZKMQ_TLS_CA",
+    "ZKMQ_TLS_CERT",
+    "ZKMQ_TLS_KEY",
+    "ZKMQ_TLS_KEY_PASSWORD",
+    "ZKMQ_TLS_KEY_PASSWORD_FILE",
+)
+_TIMEOUTS: Final = ("session_timeout", "connect_timeout", "request_timeout")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command and end with its exit code."""
+    sys.exit(run_words(args.conn_id, args.words))
+
+
+def run_words(conn_id: str, words: list[str]) -> int:
+    """Run a command line of ``zkmq`` with a connection; returns its exit code, as there."""
+    if not words or words[0] in _HELP:
+        return main(["--version"] if words[:1] == ["--version"] else ["--help"])
+    if words[0] in _WITHOUT or {"--help", "-h"}.intersection(words):
+        return main(words)
+    from airflow_provider_zkmq.engine import ConfigError
+
+    try:
+        options = _options(conn_id)
+    except (AirflowNotFoundException, ConfigError) as error:
+        print(f"airflow zkmq: {error}", file=sys.stderr)  # noqa: T201  as zkmq tells what it cannot do
+        return USAGE
+    _say_in_environment(options)
+    limits = [f"--{name.replace('_', '-')}={options[name]}" for name in _TIMEOUTS if name in options]
+    return main([*limits, *words])
+
+
+def _options(conn_id: str) -> dict[str, Any]:
+    """Look the connection up as Airflow's own commands do. Raises AirflowNotFoundException, `ConfigError`."""
+    from airflow.models.connection import Connection
+
+    from airflow_provider_zkmq.hooks.connections import connection_options
+
+    conn: Any = Connection.get_connection_from_secrets(conn_id)
+    return connection_options(conn)
+
+
+def _say_in_environment(options: Mapping[str, Any]) -> None:
+    """Put a connection where ``zkmq`` looks for it: secrets are on no command line, which others could see."""
+    for name in _VARIABLES:
+        os.environ.pop(name, None)
+    os.environ["ZKMQ_HOSTS"] = options["hosts"]
+    tls = options.get("tls")
+    said = {
+        "ZKMQ_ROOT": options.get("root"),
+        "ZKMQ_AUTH": ":".join(options["auth"]) if "auth" in options else None,
+        "ZKMQ_ALLOW_OPEN": "1" if options.get("allow_open") else None,
+        "ZKMQ_TLS": None if tls is None else "1",
+        **{f"ZKMQ_TLS_{name.upper()}": value for name, value in (tls or {}).items()},
+    }
+    os.environ.update({name: value for name, value in said.items() if value is not None})

@@ -1,0 +1,81 @@
+"""What tasks of Airflow did with queues, as metrics of Airflow's own stats: StatsD or OpenTelemetry, as it is set up.
+
+=====================  =======  ==================================================================================
+name                   kind     what
+=====================  =======  ==================================================================================
+``zkmq.enqueued``      counter  tasks that were enqueued; not those that an earlier try had
+``zkmq.claimed``       counter  tasks that were claimed
+``zkmq.settled``       counter  claims that were settled; tag ``outcome``: completed, failed, released, lost
+``zkmq.dead``          counter  tasks that were seen dead by who settled them or waited for them
+``zkmq.wait_time``     timing   milliseconds from a task's enqueue, or when it was due, to its claim
+``zkmq.run_time``      timing   milliseconds from a task's claim to its end
+=====================  =======  ==================================================================================
+
+Each has the tag ``queue``. The option ``stats`` of the section ``[zkmq]`` switches them off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_zkmq.hooks.settings import switched_on
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine import Task
+
+_DEAD: Final = "dead"
+
+
+def count_enqueued(queue: str, number: int) -> None:
+    """Count tasks that were written."""
+    _count("enqueued", number, queue=queue)
+
+
+def count_claimed(queue: str, tasks: Iterable[Task]) -> None:
+    """Count tasks that were claimed, and tell how long each had waited."""
+    claimed = list(tasks)
+    _count("claimed", len(claimed), queue=queue)
+    _waited(queue, claimed)
+
+
+def count_settled(queue: str, outcome: str, number: int = 1, *, run_ms: float | None = None) -> None:
+    """Count settled claims, ``outcome`` being completed, failed, released or lost; `run_ms`: since the claim."""
+    _count("settled", number, queue=queue, outcome=outcome)
+    if run_ms is not None:
+        _time("run_time", run_ms, queue)
+
+
+def count_dead(queue: str, number: int = 1) -> None:
+    """Count tasks that are dead."""
+    _count(_DEAD, number, queue=queue)
+
+
+def tell_ended(queue: str, tasks: Iterable[Task]) -> None:
+    """Tell of tasks that others have handled and that ended: how long they waited and ran, and how many are dead."""
+    ended = list(tasks)
+    _waited(queue, ended)
+    for task in ended:
+        if task.claimed_ms is not None and task.ended_ms is not None:
+            _time("run_time", task.ended_ms - task.claimed_ms, queue)
+    count_dead(queue, sum(task.state == _DEAD for task in ended))
+
+
+def _waited(queue: str, tasks: Iterable[Task]) -> None:
+    for task in tasks:
+        if task.claimed_ms is not None:
+            _time("wait_time", task.claimed_ms - max(task.enqueued_ms, task.due_ms or 0), queue)
+
+
+def _count(name: str, number: int, **tags: Any) -> None:
+    if number > 0 and switched_on("stats"):
+        from airflow.sdk.observability import stats
+
+        stats.incr(f"zkmq.{name}", number, tags=tags)
+
+
+def _time(name: str, milliseconds: float, queue: str) -> None:
+    if switched_on("stats"):
+        from airflow.sdk.observability import stats
+
+        stats.timing(f"zkmq.{name}", max(0.0, milliseconds), tags={"queue": queue})

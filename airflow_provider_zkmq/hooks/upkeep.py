@@ -1,0 +1,84 @@
+"""The steps of a queue's maintenance in Airflow: what is due comes back, what is over goes, who is dead is told of.
+
+Each may be cut off, repeated and run by several at once: clean-up is one client's at a time by a lock in ZooKeeper,
+and whatever is rescued or promoted changes hands in one transaction, which only one of two makes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_zkmq.engine import State
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine import AnyQueue
+
+#: One look promotes at least so many of those whose time has come.
+_AT_A_LOOK: Final = 128
+#: So many characters of a reason are told.
+_REASON: Final = 200
+
+
+def bring_back(queue: AnyQueue) -> dict[str, Any]:
+    """Give back what dead consumers and ended leases held, and promote what is due; tells the counts around it.
+
+    ``{"queue", "before", "after"}``: what others did meanwhile is in the counts, too. Nothing is claimed. Raises
+    `QueueNotFound`.
+    """
+    before = after = queue.counts()
+    for _ in range(2 + before["scheduled"] // _AT_A_LOOK):
+        seen = after
+        queue.ready(timeout=0)
+        after = queue.counts()
+        if all(after[state] == seen[state] for state in ("scheduled", "claimed")):
+            break
+    return {"queue": queue.name, "before": before, "after": after}
+
+
+def collect(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
+    """Delete what ended more than `lifetime` seconds ago (None: the queue's own).
+
+    ``{"queue", "ran", "deleted", "kept", "rescued"}``; ``ran`` is False where another one is cleaning up.
+    """
+    done = queue.collect_garbage(lifetime=lifetime)
+    kept = done.kept_unarchived + done.kept_changed + done.kept_for_batches
+    return {"queue": queue.name, "ran": done.ran, "deleted": done.collected, "kept": kept, "rescued": done.rescued}
+
+
+def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
+    """Tell what maintenance would do now, and change nothing.
+
+    ``counts`` of the queue; ``to_archive``: how many that ended no archive holds; ``to_delete``: how many ended longer
+    ago than `lifetime` seconds; ``held_by_the_dead``: how many tasks would be given back by consumers that are gone.
+    """
+    conf = queue.conf()
+    span = conf.task_gc_lifetime if lifetime is None else lifetime
+    ended = queue.scan([*queue.ids(State.FINISHED), *queue.ids(State.CANCELLED)], ["ended_ms", "version"]).columns
+    oldest = 0.0 if span is None else queue.now().timestamp() * 1000 - span * 1000
+    return {
+        "queue": queue.name,
+        "counts": queue.counts(),
+        "to_archive": sum(version > (conf.archived or 0) for version in ended["version"]),
+        "to_delete": sum((moment or 0) <= oldest for moment in ended["ended_ms"]),
+        "held_by_the_dead": sum(len(each.in_hand) for each in queue.consumers() if not each.alive),
+    }
+
+
+def dead_letters(queue: AnyQueue, most: int) -> dict[str, Any]:
+    """Tell of a queue's dead letters: ``{"queue", "dead", "counts", "tasks"}``, without payloads.
+
+    ``tasks`` has the first `most` by their ids: ``id``, ``attempt``, ``batch`` and ``reason``, in one line and clipped.
+    """
+    ids = queue.ids(State.DEAD)
+    read = queue.scan(ids[:most], ["id", "attempt", "batch", "error"]).columns
+    rows = zip(read["id"], read["attempt"], read["batch"], read["error"], strict=True)
+    tasks = [
+        {"id": task_id, "attempt": attempt, "batch": batch, "reason": _one_line(error)}
+        for task_id, attempt, batch, error in rows
+    ]
+    return {"queue": queue.name, "dead": len(ids), "counts": queue.counts(), "tasks": tasks}
+
+
+def _one_line(error: str | None) -> str:
+    line = " ".join((error or "no reason was given").split())
+    return line if len(line) <= _REASON else f"{line[: _REASON - 1]}…"

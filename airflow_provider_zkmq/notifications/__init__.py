@@ -1,0 +1,1 @@
+"""The Airflow notifiers of the queue."""

@@ -1,0 +1,98 @@
+"""`ZkmqDeadLetterNotifier`: tells of a queue's dead letters, in the log or by whatever else Airflow can tell by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from airflow.sdk import BaseNotifier
+
+from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.settings import setting
+from airflow_provider_zkmq.hooks.upkeep import dead_letters
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+Send: TypeAlias = Callable[[str], object]
+
+#: The message, as long as nobody gives another one. Its variable `zkmq` is what `dead_letters` tells.
+MESSAGE: Final = """\
+Queue {{ zkmq.queue }}: {{ zkmq.dead }} dead letter(s); \
+{{ zkmq.counts.inserted }} pending, {{ zkmq.counts.claimed }} claimed, {{ zkmq.counts.finished }} finished.
+{% for task in zkmq.tasks %}  {{ task.id }}, after {{ task.attempt }} attempt(s): {{ task.reason }}
+{% endfor %}{% if zkmq.dead > zkmq.tasks | length %}  and {{ zkmq.dead - zkmq.tasks | length }} more
+{% endif %}Next: zkmq list {{ zkmq.queue }} --state dead; zkmq show {{ zkmq.queue }} ID; \
+zkmq redrive {{ zkmq.queue }} ID, or --all; zkmq export {{ zkmq.queue }} FILE.tq to edit them."""
+
+
+class ZkmqDeadLetterNotifier(BaseNotifier):
+    """Tells how many dead letters a queue has, why the first few died, and what to type next; never a payload.
+
+    It is a callback of DAGs and tasks (``on_failure_callback=ZkmqDeadLetterNotifier(…)``); in a task, ``tell(context)``
+    also returns what was read. Nothing is told of a queue without dead letters, unless `always`. What goes wrong is
+    raised; of callbacks Airflow logs it.
+
+    Args:
+        zkmq_queue: the queue's name; None: the connection's.
+        message: a Jinja template, with Airflow's context and ``zkmq``: ``queue``, ``dead`` (their number), ``counts``
+            by state, and ``tasks``, the first few: ``id``, ``attempt``, ``batch``, ``reason``.
+        send: who is given the message: a function of the text, or another notifier, in whose templates it is
+            ``{{ zkmq_message }}``; None: the log.
+        most: so many dead letters are told of; None: the option ``dead_letters_shown`` of the section ``[zkmq]``.
+        always: tell also that there are none.
+        zkmq_conn_id: the Airflow connection.
+
+    """
+
+    template_fields: Sequence[str] = ("zkmq_queue", "zkmq_conn_id")
+
+    def __init__(
+        self,
+        *,
+        zkmq_queue: str | None = None,
+        message: str = MESSAGE,
+        send: BaseNotifier | Send | None = None,
+        most: int | None = None,
+        always: bool = False,
+        zkmq_conn_id: str = DEFAULT_CONN_ID,
+    ) -> None:
+        super().__init__()
+        if send is not None and not callable(send):
+            raise ConfigError(f"send must be a notifier or a function of the text, not {type(send).__name__}")
+        self.zkmq_queue = zkmq_queue
+        self.message = message
+        self.send = send
+        self.most = most
+        self.always = always
+        self.zkmq_conn_id = zkmq_conn_id
+
+    def notify(self, context: Context) -> None:
+        """Read the queue and tell of it. Raises `ZkmqError`, and what `send` does."""
+        self.tell(context)
+
+    def tell(self, context: Context) -> dict[str, Any]:
+        """Do what `notify` does, and return what was read; see `dead_letters`."""
+        with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+            found = dead_letters(hook.queue(), self._most())
+        if found["dead"] or self.always:
+            text = str(self.render_template(self.message, _with(context, zkmq=found)))
+            self._send(text, context)
+        return found
+
+    def _most(self) -> int:
+        return int(setting("dead_letters_shown")) if self.most is None else self.most
+
+    def _send(self, text: str, context: Context) -> None:
+        if self.send is None:
+            self.log.warning("%s", text)
+        elif isinstance(self.send, BaseNotifier):
+            self.send(_with(context, zkmq_message=text))
+        else:
+            self.send(text)
+
+
+def _with(context: Context, **more: object) -> Any:
+    return {**context, **more}

@@ -1,0 +1,83 @@
+"""OpenLineage: which queues a task of Airflow wrote, read or archived, by the names of their assets.
+
+Airflow's provider for OpenLineage asks for it when a task has succeeded; without that provider nothing is asked, and
+nothing is imported. Servers and root are those of the connection, so that all who name a queue name one dataset.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_zkmq.environment import DEFAULT_ROOT, FILES
+
+if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from airflow.sdk import Asset
+
+_INPUTS, _OUTPUTS = "inputs", "outputs"
+
+
+class _NamesQueue:
+    """An operator with a connection and a queue, and on which side of it the queue is."""
+
+    side: str
+    zkmq_conn_id: str
+    zkmq_queue: str | None
+
+    def get_openlineage_facets_on_complete(self, task_instance: object) -> OperatorLineage:  # noqa: ARG002
+        """Return the queue as a dataset; nothing for queues in files, which have no servers to be named by.
+
+        Raises `ConfigError` for a connection that is not understood; Airflow logs that, and the task has succeeded.
+        """
+        from airflow.providers.openlineage.extractors import OperatorLineage
+
+        asset = queue_asset(self.zkmq_conn_id, self.zkmq_queue)
+        return OperatorLineage(**{self.side: [] if asset is None else [_dataset(asset)]})
+
+
+class WritesQueue(_NamesQueue):
+    """Says that an operator's output is the queue of its ``zkmq_conn_id`` and ``zkmq_queue``."""
+
+    side = _OUTPUTS
+
+
+class ReadsQueue(_NamesQueue):
+    """Says that an operator's input is the queue of its ``zkmq_conn_id`` and ``zkmq_queue``."""
+
+    side = _INPUTS
+
+
+def queue_asset(conn_id: str, queue: str | None) -> Asset | None:
+    """Return the asset of a connection's queue (None: the one it names); None for queues in files.
+
+    Raises `ConfigError` where there is no such connection, or it is not understood.
+    """
+    from airflow_provider_zkmq.assets.zkmq import create_asset
+    from airflow_provider_zkmq.hooks.connections import look_up_options
+
+    options = look_up_options(conn_id)
+    if options["hosts"].startswith(FILES):
+        return None
+    root = options.get("root", DEFAULT_ROOT)
+    return create_asset(hosts=options["hosts"], root=root, queue=queue or options["queue"])
+
+
+def tell_archived(conn_id: str, queue: str, directory: str) -> None:
+    """Say that the task under way reads a queue and writes its archive; by Airflow's own collector of lineage."""
+    from airflow.sdk.lineage import get_hook_lineage_collector
+
+    from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+
+    asset = queue_asset(conn_id, queue)
+    collector = get_hook_lineage_collector()
+    hook = ZkmqHook(conn_id, queue)
+    if asset is not None:
+        collector.add_input_asset(hook, uri=asset.uri)
+    collector.add_output_asset(hook, uri=(Path(directory).absolute() / queue).as_uri())
+
+
+def _dataset(asset: Asset) -> Any:
+    from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage
+
+    return convert_asset_to_openlineage(asset, None)

@@ -1,0 +1,88 @@
+"""`ZkmqDeadLetterNotifier`: what it tells, and to whom."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from airflow.sdk import BaseNotifier
+
+from airflow_provider_zkmq.engine import ConfigError, Message, QueueNotFound
+from airflow_provider_zkmq.notifications.zkmq import ZkmqDeadLetterNotifier
+from tests.airflow.conftest import kill
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def dead(queue, number):
+    """Dead letters with payloads that nobody is to see; their ids in order."""
+    queue.enqueue_many([Message("marker-payload") for _ in range(number)])
+    return sorted(kill(queue, f"no customer\nnumber {each}") for each in range(number))
+
+
+def test_it_tells_counts_reasons_and_what_to_type_next(queue):
+    """The first few by their ids, each in a line, how many more there are, and the commands; no payload."""
+    first, second, _ = dead(queue, 3)
+    queue.enqueue("pending")
+    told = []
+    ZkmqDeadLetterNotifier(send=told.append, most=2)({"run_id": "r"})
+    (text,) = told
+    head, one, two, more, following = text.splitlines()
+    assert head == "Queue jobs: 3 dead letter(s); 1 pending, 0 claimed, 0 finished."
+    assert one.startswith(f"  {first}, after 1 attempt(s): no customer number ")
+    assert two.startswith(f"  {second}, ")
+    assert more == "  and 1 more"
+    assert "zkmq redrive jobs ID" in following
+    assert "marker-payload" not in text
+
+
+def test_the_log_is_told_where_nobody_else_is(queue, capsys, caplog):
+    """As a warning, by default; of a queue without dead letters nothing is told unless that is asked for."""
+    notifier = ZkmqDeadLetterNotifier(zkmq_queue="{{ name }}")
+    notifier({"name": "jobs"})
+    assert "Queue jobs" not in caplog.text + capsys.readouterr().out
+    ZkmqDeadLetterNotifier(always=True)({})
+    assert "Queue jobs: 0 dead letter(s)" in caplog.text + capsys.readouterr().out
+
+
+class Kept(BaseNotifier):
+    """Another notifier, whose template names the message."""
+
+    template_fields = ("text",)
+    sent: ClassVar[list[str]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.text = "{{ dag_name }}: {{ zkmq_message }}"
+
+    def notify(self, context):
+        assert "zkmq_message" in context
+        self.sent.append(self.text)
+
+
+def test_another_notifier_is_given_the_message(queue):
+    """In its own templates, beside the context; the message itself is a template of the user's."""
+    dead(queue, 1)
+    notifier = ZkmqDeadLetterNotifier(send=Kept(), message="{{ zkmq.dead }} in {{ zkmq.queue }}, run {{ run_id }}")
+    notifier({"run_id": "r", "dag_name": "d"})
+    assert Kept.sent == ["d: 1 in jobs, run r"]
+    with pytest.raises(ConfigError, match="send must be"):
+        ZkmqDeadLetterNotifier(send=5)
+
+
+def test_what_goes_wrong_is_said(queue):
+    """As a callback as in a task; Airflow logs what its callbacks raise, and no queue comes of a mistyped name."""
+    notifier = ZkmqDeadLetterNotifier(zkmq_queue="jobz")
+    for call in (notifier, notifier.notify):
+        with pytest.raises(QueueNotFound):
+            call({})
+    assert queue.exists()
+
+
+def test_how_many_are_told_of_is_airflows_to_configure(queue, monkeypatch):
+    """The option of the section ``[zkmq]``, where the notifier is not told."""
+    dead(queue, 2)
+    told = []
+    monkeypatch.setenv("AIRFLOW__ZKMQ__DEAD_LETTERS_SHOWN", "1")
+    ZkmqDeadLetterNotifier(send=told.append)({})
+    assert "and 1 more" in told[0]

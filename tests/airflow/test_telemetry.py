@@ -1,0 +1,91 @@
+"""Metrics of Airflow's own stats, as their backend is given them."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk._shared.observability.metrics import stats as backends
+from airflow.sdk.observability import stats
+
+from airflow_provider_zkmq.hooks import telemetry
+from tests.airflow.conftest import finish, kill
+
+
+class Backend:
+    """A backend of Airflow's stats that keeps what it is given, in order."""
+
+    def __init__(self):
+        self.told = []
+
+    def incr(self, stat, count=1, *, tags=None):
+        self.told.append((stat, count, tags))
+
+    def timing(self, stat, dt, *, tags=None):
+        self.told.append((stat, dt, tags))
+
+
+@pytest.fixture
+def told():
+    """What Airflow's stats were told, while the test runs."""
+    made = Backend()
+    before = (backends._factory, backends._backend, backends._export_legacy_names)
+    stats.initialize(factory=lambda: made, export_legacy_names=True)
+    yield made.told
+    backends._factory, backends._backend, backends._export_legacy_names = before
+
+
+JOBS = {"queue": "jobs"}
+
+
+def test_counters_and_times_have_their_names_and_tags(queue, told):
+    """Enqueued, claimed, settled, dead; wait and run in milliseconds; each with its queue."""
+    telemetry.count_enqueued("jobs", 3)
+    queue.enqueue("x")
+    claim = queue.claim(timeout=20)
+    telemetry.count_claimed("jobs", [claim.task])
+    claim.complete()
+    telemetry.count_settled("jobs", "completed", run_ms=12)
+    telemetry.count_dead("jobs", 2)
+    waited = claim.task.claimed_ms - claim.task.enqueued_ms
+    assert told == [
+        ("zkmq.enqueued", 3, JOBS),
+        ("zkmq.claimed", 1, JOBS),
+        ("zkmq.wait_time", waited, JOBS),
+        ("zkmq.settled", 1, {"queue": "jobs", "outcome": "completed"}),
+        ("zkmq.run_time", 12, JOBS),
+        ("zkmq.dead", 2, JOBS),
+    ]
+
+
+def test_what_others_handled_is_told_when_it_has_ended(queue, told):
+    """A wait and a run for what was claimed and finished, how many are dead, and nothing of what was never claimed."""
+    done = queue.enqueue("x")
+    assert finish(queue) == done
+    task = queue.task(done)
+    dead = queue.enqueue("y")
+    kill(queue, "no")
+    never = queue.enqueue("never")
+    queue.cancel(never)
+    telemetry.tell_ended("jobs", [task, queue.task(never)])
+    times = [
+        ("zkmq.wait_time", task.claimed_ms - task.enqueued_ms, JOBS),
+        ("zkmq.run_time", task.ended_ms - task.claimed_ms, JOBS),
+    ]
+    assert told == times
+    telemetry.tell_ended("jobs", [queue.task(dead)])
+    assert told[-1] == ("zkmq.dead", 1, JOBS)
+
+
+def test_they_can_be_switched_off(told, monkeypatch):
+    """By the section ``[zkmq]``; and a count of none is not sent."""
+    telemetry.count_enqueued("jobs", 0)
+    monkeypatch.setenv("AIRFLOW__ZKMQ__STATS", "False")
+    telemetry.count_enqueued("jobs", 1)
+    telemetry.count_settled("jobs", "failed", run_ms=1)
+    assert told == []
+
+
+def test_the_page_names_what_there_is():
+    """Each name in the table of the module's docstring is one that is sent, and the other way round."""
+    source = telemetry.__doc__
+    for name in ("enqueued", "claimed", "settled", "dead", "wait_time", "run_time"):
+        assert f"``zkmq.{name}``" in source
