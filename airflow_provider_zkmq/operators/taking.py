@@ -43,7 +43,7 @@ def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float) -> 
 
 
 def accept(hook: ZkmqHook, claims: Iterable[Claim], lease: float, log: Any) -> list[Taken]:
-    """Take over claims that another process took: those that still hold are extended, the others left out."""
+    """Take over claims that another process took: those that still hold begin and are extended, the others left out."""
     return [
         Taken(claim, hook.queue(claim["queue"]).task(claim["id"]).enqueued_ms)
         for claim in claims
@@ -64,9 +64,11 @@ def take_back(hook: ZkmqHook, noted: Iterable[Mapping[str, Any]], lease: float, 
 
 
 def still_held(hook: ZkmqHook, claim: Claim, lease: float, log: Any) -> bool:
-    """Whether a claim is the current one, which then holds for `lease` seconds from now."""
+    """Whether a claim is the current one: then its handling begins, and it holds for `lease` seconds from now."""
+    queue, mine = hook.queue(claim["queue"]), (claim["id"], claim["token"])
     try:
-        hook.queue(claim["queue"]).extend(claim["id"], claim["token"], lease)
+        queue.begin(*mine)  # until then the end of its lease would count no attempt, however often it kills its run
+        queue.extend(*mine, lease)
     except (ClaimLost, TaskNotFound, QueueNotFound) as error:
         log.info("Claim %d of %s does not hold any more: %s", claim["token"], shown(claim), error)
         return False
@@ -89,13 +91,16 @@ def _claim_again(queue: AnyQueue, claim: Claim, enqueued: int, lease: float, log
 
 
 def claims_of_events(context: Context) -> list[Claim] | None:
-    """Return the claims of the events that started a run; None where none of them tells of any, as in ``"wake"``."""
+    """Return the claims of the events that started a run; None where none of them tells of any, as in ``"wake"``.
+
+    Of very many the latest: a slow DAG is told again and again of what it has not accepted in time.
+    """
     events = context.get("triggering_asset_events") or {}
     payloads = [_payload(event) for asset in events for event in events[asset]]
     lists = [payload["claims"] for payload in payloads if "claims" in payload]
     claims = [claim for each in lists for claim in read_claims("the claims of an asset event", each)]
     unique = {(claim["queue"], claim["id"], claim["token"]): claim for claim in claims}
-    return list(unique.values())[:MOST] if lists else None
+    return list(unique.values())[-MOST:] if lists else None
 
 
 def _payload(event: Any) -> Mapping[str, Any]:
