@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
 from airflow_provider_zkmq.hooks.claims import MOST
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
 from airflow_provider_zkmq.triggers import held
-from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger, ZkmqReadyTrigger
+from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
 
 from .conftest import instance
@@ -190,18 +189,6 @@ async def test_two_triggerers_do_no_harm(queue, shared):
     await until(lambda: shared.users() == [2])
     await asyncio.to_thread(queue.complete, *claim[1:])
     assert {type(event) for event in await asyncio.gather(*runs)} == {TaskSuccessEvent}
-
-
-async def test_there_is_work(queue, monkeypatch):
-    """The trigger of a claim that waits fires once there is some that fits, and claims none."""
-    trigger = ZkmqReadyTrigger(zkmq_queue="jobs", selector="size>5")
-    waits = asyncio.create_task(anext(trigger.run()))
-    queue.enqueue(b"x", {"size": 1})
-    queue.enqueue(b"x", {"size": 9}, task_id="big")
-    assert (await waits).payload == {"status": "ready"}
-    assert queue.counts()["inserted"] == 2
-    _, kwargs = trigger.serialize()
-    assert ZkmqReadyTrigger(**json.loads(json.dumps(kwargs))).serialize() == trigger.serialize()
 
 
 def test_what_airflow_stores_of_it_is_bounded(monkeypatch):
