@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine import TransportError, WaitTimeout, wait_event
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit
 from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
-from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer
+from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for
 from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.sensors.looking import Wanted, in_one_line
@@ -211,7 +211,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
         brief = self.batch is not None or not self.results
         if not (brief and may_end_in_triggerer(self, context)):
             return None
-        return {"telling": self._telling().as_dict(), "push": self.do_xcom_push}
+        return {"telling": self._telling().as_dict(), "push": pushed_for(self, context)}
 
     def _span(self) -> float:
         """Return how long to wait in seconds: Airflow does not hold a deferred task to its `execution_timeout`."""
