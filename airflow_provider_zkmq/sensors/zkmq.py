@@ -18,6 +18,7 @@ from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
 from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for
 from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.operators.lineage import ReadsQueue
 from airflow_provider_zkmq.sensors.looking import Wanted, in_one_line
 from airflow_provider_zkmq.sensors.patience import persist
 from airflow_provider_zkmq.sensors.softly import airflow_errors, failing_softly, refusing_tls
@@ -27,10 +28,11 @@ from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.sensors.looking import Ended
+    from airflow_provider_zkmq.operators.lineage import ReadsQueue
+from airflow_provider_zkmq.sensors.looking import Ended
 
 
-class ZkmqTaskSensor(BaseSensorOperator):
+class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     """Waits for tasks, or for a batch; its XCom is the list of the tasks' outcomes, in the order of the ids.
 
     An outcome is ``{"id", "state", "attempt", "error", "result"}``; a result that is not UTF-8 comes as base64 in
