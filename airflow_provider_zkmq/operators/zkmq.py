@@ -1,4 +1,4 @@
-"""`ZkmqEnqueueOperator`: enqueue tasks from a DAG. The operators of the bridge are found here, too."""
+"""`ZkmqEnqueueOperator`: enqueue tasks from a DAG. The other operators and the task group are found here, too."""
 
 from __future__ import annotations
 
@@ -17,15 +17,27 @@ from airflow_provider_zkmq.hooks.telemetry import count_enqueued
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
+from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.operators.ending import WaitingOperator
+from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
+from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
 from airflow_provider_zkmq.operators.lineage import WritesQueue
 from airflow_provider_zkmq.operators.messages import all_spelled, completed, message, origin_of, spelled
 from airflow_provider_zkmq.operators.once import Once, check_once, named, series_key
+from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-__all__ = ["ZkmqEnqueueOperator", "ZkmqExportOperator", "ZkmqImportOperator"]
+__all__ = [
+    "ZkmqClaimOperator",
+    "ZkmqEnqueueOperator",
+    "ZkmqExportOperator",
+    "ZkmqImportOperator",
+    "ZkmqKeepOperator",
+    "ZkmqSettleOperator",
+    "ZkmqTaskGroup",
+]
 
 
 class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):

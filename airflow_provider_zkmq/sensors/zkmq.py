@@ -27,9 +27,7 @@ from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-    from airflow_provider_zkmq.operators.lineage import ReadsQueue
-from airflow_provider_zkmq.sensors.looking import Ended
+    from airflow_provider_zkmq.sensors.looking import Ended
 
 
 class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):

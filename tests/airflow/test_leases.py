@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -226,3 +228,15 @@ def test_keeping_defers_at_once():
     assert (operator.is_teardown, operator.on_failure_fail_dagrun, operator.priority_weight) == (True, False, 1000)
     with pytest.raises(AirflowSkipException):
         ZkmqKeepOperator(task_id="keep", claims=[]).execute(instance())
+
+
+def test_the_triggers_bring_little_into_the_triggerer():
+    """Their module is imported on the loop, which stands still meanwhile: no kazoo, and nothing of others."""
+    code = (
+        "import sys, airflow.triggers.base, airflow.sdk; before = set(sys.modules); "
+        "import airflow_provider_zkmq.triggers.leases; print(*sorted(set(sys.modules) - before))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    new = [name for name in told.split() if name.partition(".")[0] not in sys.stdlib_module_names]
+    assert {name.partition(".")[0] for name in new} <= {"airflow", "airflow_provider_zkmq"}
+    assert not [name for name in new if ".engine.zk" in name or ".engine.fronts" in name]

@@ -70,7 +70,8 @@ class Run:
 
     def open_pool(self) -> None:
         """Give the work a slot."""
-        self._api.call("PATCH", "/api/v2/pools/narrow", {"name": "narrow", "slots": 1})
+        body = {"pool": "narrow", "slots": 1, "description": "", "include_deferred": False}
+        self._api.call("PATCH", "/api/v2/pools/narrow", body)
 
     def ended(self) -> bool:
         """Whether it has."""

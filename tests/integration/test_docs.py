@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_zkmq import bridge, engine, spark
-from airflow_provider_zkmq.engine import Claim, Queue, Running, UnitOfWork, Worker, Zkmq
+from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
+from airflow_provider_zkmq.hooks import settings, telemetry
 from airflow_provider_zkmq.operators import zkmq as operators
 from airflow_provider_zkmq.sensors import zkmq as sensors
 from airflow_provider_zkmq.textqueue import TextQueue
@@ -143,6 +145,7 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
         "docs/performance.md",
         "docs/architecture.md",
         "docs/contributing.md",
+        "docs/airflow-provider.md",
         "docs/events.md",
         "docs/patterns.md",
         "docs/scale.md",
@@ -197,7 +200,7 @@ def test_every_call_of_the_semantics_exists() -> None:
         "worker": Worker,
         "task": Running,
     }
-    airflow = {"ZkmqEnqueueOperator": operators, "ZkmqTaskSensor": sensors, "ZkmqEventTrigger": events}
+    airflow = (operators, sensors, events)
     calls = [call for row in rows("docs/semantics.md") if len(row) > 2 for call in re.findall(r"`([^`]+)`", row[-2])]
     calls = [call for call in calls if not re.fullmatch(r'(spark\.read|df\.write)(Stream)?\.format\("zkmq"\)', call)]
     assert calls
@@ -205,8 +208,7 @@ def test_every_call_of_the_semantics_exists() -> None:
         names = re.match(r"(?:with )?(\w+)(?:\.(\w+))?", call)
         assert names is not None
         home, name = names.groups()
-        if home in airflow:
-            assert hasattr(airflow[home], home), call
+        if any(hasattr(module, home) for module in airflow):
             continue
         assert hasattr(homes[home], name) if home in homes and name else hasattr(engine, home), call
 
@@ -219,7 +221,7 @@ def test_the_readme_s_first_dag_is_a_dag() -> None:
 
 def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
     """It parses with the installed Airflow, and our trigger watches its asset."""
-    (code,) = blocks("docs/events.md", "python")
+    code, _ = blocks("docs/events.md", "python")
     told = shown(code + "print(type(orders.watchers[0].trigger).__name__, take_orders().task_ids)\n")
     assert told.endswith("ZkmqEventTrigger ['handle']")
 
@@ -245,6 +247,43 @@ def test_the_acknowledging_dags_of_their_page_are_dags() -> None:
     ):
         told = shown(f"{code}ids, wanted = {names}\nprint(sorted(ids) == sorted(wanted))\n")
         assert told.endswith("True"), told
+
+
+def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that stand are completed by their first attempt; those that were lost are passed over."""
+    root = fresh_root()
+    host, _, port = zookeeper.rpartition(":")
+    connection = {"conn_type": "zkmq", "host": host, "port": int(port), "extra": {"root": root}}
+    monkeypatch.setenv("AIRFLOW_CONN_ZKMQ_DEFAULT", json.dumps(connection))
+    _, code = blocks("docs/events.md", "python")
+    with Zkmq.connect(zookeeper, root, gc=False) as zk:
+        q = zk.queue("orders")
+        q.enqueue_many([Message(b"x", task_id=name) for name in ("a", "b")])
+        claims = q.claim_many(2, lease=60, ahead="all")
+        told = [{"queue": "orders", "id": claim.task.id, "token": claim.token} for claim in claims]
+        lost = [{**told[0], "token": 1}, {**told[0], "id": "gone"}]
+        shown(
+            f"{code}\nfrom types import SimpleNamespace\n"
+            f"events = [SimpleNamespace(extra={{'payload': {{'claims': {lost + told}}}}})]\n"
+            "accept(events, bytes.upper)\n"
+        )
+        tasks = q.tasks()
+        assert {(task.state, task.attempt, task.result) for task in tasks} == {("finished", 1, b"X")}
+
+
+def test_the_notifier_s_dag_of_its_page_is_a_dag() -> None:
+    """It parses with the installed Airflow, and its callback is our notifier with the other one in it."""
+    (code,) = blocks("docs/airflow-provider.md", "python")
+    told = shown(code + "print(type(mail).__name__, letters_by_mail().task_ids)\n")
+    assert told.endswith("SmtpNotifier ['look']")
+
+
+def test_the_page_on_the_provider_names_what_there_is() -> None:
+    """Its tables have every option of the section ``[zkmq]`` and every metric, and no others."""
+    named = [row[0].strip("`") for row in rows("docs/airflow-provider.md")]
+    metrics = re.findall(r"^``(zkmq\.\w+)``", telemetry.__doc__ or "", re.MULTILINE)
+    assert [name for name in named if name.startswith("zkmq.")] == metrics
+    assert [name for name in named if name in settings.DEFAULTS] == list(settings.DEFAULTS)
 
 
 def shown(code: str) -> str:
