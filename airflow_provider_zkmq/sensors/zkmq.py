@@ -27,6 +27,7 @@ from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
     from airflow_provider_zkmq.sensors.looking import Ended
 
 
