@@ -9,7 +9,7 @@ from airflow_provider_zkmq.engine import ConfigError, check_name
 from airflow_provider_zkmq.hooks.templating import items_of
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AnyClaim
+    from airflow_provider_zkmq.engine import AnyClaim, AsyncClaim
 
 #: A run has at most so many tasks in hand: what the triggerer is told of them fits where Airflow stores it.
 MOST: Final = 100
@@ -25,7 +25,7 @@ class Claim(TypedDict):
     filters: dict[str, str]
 
 
-def told(queue: str, claim: AnyClaim) -> Claim:
+def told(queue: str, claim: AnyClaim | AsyncClaim) -> Claim:
     """Return what is told of a claim."""
     task = claim.task
     return {"queue": queue, "id": task.id, "token": claim.token, "attempt": task.attempt, "filters": dict(task.filters)}

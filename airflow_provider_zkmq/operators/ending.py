@@ -16,7 +16,7 @@ from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_li
 from airflow_provider_zkmq.hooks.killed import cancel_open, ended_by_user
 from airflow_provider_zkmq.hooks.naming import EVENT_BYTES, series_ids
 from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes, tell_ended
-from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, size
+from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for, size
 from airflow_provider_zkmq.operators.messages import origin_of
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
@@ -110,7 +110,7 @@ class WaitingOperator(BaseOperator):
         value = self._told(ids)
         if size(value) > EVENT_BYTES or not may_end_in_triggerer(self, context):
             return None
-        return {"telling": _TELLING.as_dict(), "push": self.do_xcom_push, "value": value}
+        return {"telling": _TELLING.as_dict(), "push": pushed_for(self, context), "value": value}
 
     def _cancels(self, context: Context, ids: list[str], key: str | None) -> dict[str, Any] | None:
         """Return what a user's end of the deferred task cancels; of very many with ids of their own, the first."""

@@ -106,13 +106,16 @@ def _claim_again(queue: AnyQueue, claim: Claim, enqueued: int, lease: float, log
 
 
 def claims_of_events(context: Context) -> list[Claim] | None:
-    """Return the claims of the events that started a run; None where none of them tells of any, as in ``"wake"``."""
+    """Return the claims of the events that started a run; None where none of them tells of any, as in ``"wake"``.
+
+    Of very many the latest: a slow DAG is told again and again of what it has not accepted in time.
+    """
     events = context.get("triggering_asset_events") or {}
     payloads = [_payload(event) for asset in events for event in events[asset]]
     lists = [payload["claims"] for payload in payloads if "claims" in payload]
     claims = [claim for each in lists for claim in read_claims("the claims of an asset event", each)]
     unique = {(claim["queue"], claim["id"], claim["token"]): claim for claim in claims}
-    return list(unique.values())[:MOST] if lists else None
+    return list(unique.values())[-MOST:] if lists else None
 
 
 def _payload(event: Any) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_provider_zkmq.engine import Duration, Message, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY
+from airflow_provider_zkmq.hooks.telemetry import count_enqueued
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
@@ -20,6 +21,7 @@ from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.operators.ending import WaitingOperator
 from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
+from airflow_provider_zkmq.operators.lineage import WritesQueue
 from airflow_provider_zkmq.operators.messages import all_spelled, completed, message, origin_of, spelled
 from airflow_provider_zkmq.operators.once import Once, check_once, named, series_key
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
@@ -38,7 +40,7 @@ __all__ = [
 ]
 
 
-class ZkmqEnqueueOperator(WaitingOperator):
+class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
     """Enqueues one task (`data`) or many (`messages`); its XCom is the id, the list of ids, or the batch's name.
 
     A retry, a clear, or a try after a worker was killed enqueues nothing twice: it adopts what an earlier try of the
@@ -206,6 +208,7 @@ class ZkmqEnqueueOperator(WaitingOperator):
         name = once.queue.name
         first = named(messages, self.batch or once.key)[:1]
         hint = f"; see: zkmq show {name} {first[0].task_id}" if first else ""
+        count_enqueued(name, len(messages) - adopted)
         self.log.info("Enqueued %d task(s) into queue %r%s", len(messages) - adopted, name, hint)
         if adopted:
             self.log.info("Adopted %d task(s) of queue %r that an earlier try had enqueued%s", adopted, name, hint)

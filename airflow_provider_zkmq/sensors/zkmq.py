@@ -15,9 +15,10 @@ from airflow_provider_zkmq.engine import TransportError, WaitTimeout, wait_event
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit
 from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
-from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer
+from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for
 from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.operators.lineage import ReadsQueue
 from airflow_provider_zkmq.sensors.looking import Wanted, in_one_line
 from airflow_provider_zkmq.sensors.patience import persist
 from airflow_provider_zkmq.sensors.softly import airflow_errors, failing_softly, refusing_tls
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.sensors.looking import Ended
 
 
-class ZkmqTaskSensor(BaseSensorOperator):
+class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     """Waits for tasks, or for a batch; its XCom is the list of the tasks' outcomes, in the order of the ids.
 
     An outcome is ``{"id", "state", "attempt", "error", "result"}``; a result that is not UTF-8 comes as base64 in
@@ -211,7 +212,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
         brief = self.batch is not None or not self.results
         if not (brief and may_end_in_triggerer(self, context)):
             return None
-        return {"telling": self._telling().as_dict(), "push": self.do_xcom_push}
+        return {"telling": self._telling().as_dict(), "push": pushed_for(self, context)}
 
     def _span(self) -> float:
         """Return how long to wait in seconds: Airflow does not hold a deferred task to its `execution_timeout`."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_zkmq.hooks.claims import told
 from airflow_provider_zkmq.triggers.watching import Watch
 
 if TYPE_CHECKING:
@@ -54,21 +55,20 @@ class ClaimingWatch(Watch):
                 max_leases=terms.max_in_flight,
             )
             if claims:
-                told = _told(queue.name, claims, DATA_BYTES if terms.include_data else 0)
-                return {"queue": queue.name, "selector": self._selector, "claims": told}
+                entries = _entries(queue.name, claims, DATA_BYTES if terms.include_data else 0)
+                return {"queue": queue.name, "selector": self._selector, "claims": entries}
             await asyncio.sleep(_SOONEST)
             await queue.wait_for_change(seen, min(_LATEST, terms.lease))
 
 
-def _told(queue: str, claims: Sequence[AsyncClaim], room: int) -> list[dict[str, Any]]:
+def _entries(queue: str, claims: Sequence[AsyncClaim], room: int) -> list[dict[str, Any]]:
     """Return the claims as events name them; the first payloads that fit into the `room` are told, too."""
-    told = []
+    entries: list[dict[str, Any]] = []
     for claim in claims:
-        task = claim.task
-        entry = {"queue": queue, "id": task.id, "token": claim.token, "attempt": task.attempt, "filters": task.filters}
-        size = (len(task.data) + 2) // 3 * 4
+        data, size = claim.task.data, (len(claim.task.data) + 2) // 3 * 4
+        entry: dict[str, Any] = {**told(queue, claim)}
         if room and size <= room:
-            entry["data"] = base64.b64encode(task.data).decode()
+            entry["data"] = base64.b64encode(data).decode()
             room -= size
-        told.append(entry)
-    return told
+        entries.append(entry)
+    return entries

@@ -70,8 +70,8 @@ class ZkmqTaskTrigger(WaitingTrigger):
         event: ``"completion"`` or ``"claim"``, of tasks.
         log_progress: log the progress that the tasks' handlers report.
         success: end the Airflow task here where nothing has failed and what is told is small: ``"telling"``, the
-            arguments of `Telling`; ``"push"``, whether to push an XCom; ``"value"``, which, if it is known before.
-            None: the task is to go on on a worker.
+            arguments of `Telling`; ``"push"``, the task instance whose XCom it is, None for no XCom; ``"value"``, the
+            XCom, if it is known before. None: the task is to go on on a worker.
         cancels: what a user's end of the Airflow task cancels: ``"instance"``, the task's, and ``"task_ids"`` or
             ``"series"``; None: nothing.
         queue: the queue's name; None: the connection's.
@@ -122,11 +122,11 @@ class ZkmqTaskTrigger(WaitingTrigger):
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         if self.batch is not None:
             batch = await queue.wait_batch(self.batch, self._left())
-            return self._succeeded(queue.name, batch) or {"batch": self.batch}
+            return await self._succeeded(queue.name, batch) or {"batch": self.batch}
         ids = await self._ids(queue)
         tell = progress_log(self.log) if self.log_progress else None
         tasks = await queue.wait(ids, self.event, self._left(), tell)
-        if success := self._succeeded(queue.name, tasks):
+        if success := await self._succeeded(queue.name, tasks):
             return success
         return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
 
@@ -164,8 +164,8 @@ class ZkmqTaskTrigger(WaitingTrigger):
             raise ConfigError("no task was named: there is nothing to wait for")
         return ids
 
-    def _succeeded(self, queue: str, ended: Sequence[Task] | Batch) -> dict[str, Any] | None:
-        """Return the XComs with which the Airflow task ends here; None: it goes on on a worker."""
+    async def _succeeded(self, queue: str, ended: Sequence[Task] | Batch) -> dict[str, Any] | None:
+        """Tell what has ended; return that the Airflow task ends here. None: it goes on on a worker."""
         if self.success is None or self.partial:
             return None
         telling = Telling(**self.success["telling"])
@@ -174,13 +174,29 @@ class ZkmqTaskTrigger(WaitingTrigger):
         except AirflowException:
             return None
         value = self.success["value"] if "value" in self.success else telling.tell(queue, ended)
-        if size(value) > EVENT_BYTES:
+        if size(value) > EVENT_BYTES or not await self._push(value):
             return None
         tell_ended(self.log, queue, ended)
-        return {"xcoms": {"return_value": value} if self.success["push"] else None}
+        return {"ends": True}
+
+    async def _push(self, value: Any) -> bool:
+        """Write the task's XCom as the task would; whether that is done.
+
+        `TaskSuccessEvent` itself writes the text of the value's JSON in the value's place (Airflow 3.3).
+        """
+        if (instance := (self.success or {})["push"]) is None:
+            return True
+        from airflow.sdk.execution_time.xcom import XCom
+
+        try:
+            await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **instance)
+        except Exception as error:  # noqa: BLE001  whatever it is: a worker does it
+            self.log.warning("A worker is to end this task, as its XCom cannot be written here: %s", error)
+            return False
+        return True
 
     def _event(self, outcome: dict[str, Any]) -> TriggerEvent:
-        return TaskSuccessEvent(xcoms=outcome["xcoms"]) if "xcoms" in outcome else TriggerEvent(outcome)
+        return TaskSuccessEvent() if "ends" in outcome else TriggerEvent(outcome)
 
 
 class ZkmqReadyTrigger(WaitingTrigger):

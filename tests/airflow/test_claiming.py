@@ -14,6 +14,7 @@ from airflow_provider_zkmq.hooks.claims import MOST, read_claims
 from airflow_provider_zkmq.operators import claiming
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
+from tests.support import eventually
 
 from .conftest import instance
 
@@ -217,6 +218,19 @@ def test_claims_come_from_the_events_that_started_the_run(queue):
     woken = event({"queue": "jobs", "selector": None, "counts": {"inserted": 1}})
     [other] = claim(tries(Store(), triggering_asset_events=woken), from_events=True)
     assert other["id"] != told["id"]
+
+
+def test_claims_of_events_begin_when_they_are_taken_over(queue):
+    """What a trigger took ahead counts an attempt once a run has it, and none before."""
+    queue.enqueue_many([Message(b"x")] * 2)
+    taken = queue.claim_many(2, lease=600, ahead="all")
+    told = [{"queue": "jobs", "id": each.task.id, "token": each.token, "attempt": 1, "filters": {}} for each in taken]
+    events = event({"queue": "jobs", "selector": None, "claims": told[:1]})
+    assert claim(tries(Store(), triggering_asset_events=events), from_events=True) == told[:1]
+    for each in taken:
+        queue.extend(each.task.id, each.token, 0.01)
+    eventually(lambda: (queue.look_after(), queue.counts()["claimed"] == 0)[1])
+    assert [queue.task(each["id"]).attempt for each in told] == [1, 0]
 
 
 @pytest.mark.parametrize(

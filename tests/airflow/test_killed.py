@@ -128,7 +128,7 @@ async def test_the_trigger_cancels_nothing_unasked(queue, context, airflow_says)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"batch": "b"}, {"messages": None, "data": "x"}])
-async def test_the_triggerer_ends_a_waiting_operator(queue, context, arguments):
+async def test_the_triggerer_ends_a_waiting_operator(queue, context, pushed, arguments):
     """Its XCom is what the operator returns, and no worker runs once more."""
     operator = waiting(**arguments, deferrable=True)
     with pytest.raises(TaskDeferred) as deferred:
@@ -137,4 +137,5 @@ async def test_the_triggerer_ends_a_waiting_operator(queue, context, arguments):
     await asyncio.to_thread(lambda: [finish(queue) for _ in range(queue.counts()["inserted"])])
     (event,) = [event async for event in trigger.run()]
     assert isinstance(event, TaskSuccessEvent)
-    assert event.xcoms == {"return_value": await asyncio.to_thread(operator.execute, context)}
+    assert event.xcoms is None
+    assert [each["value"] for each in pushed] == [await asyncio.to_thread(operator.execute, context)]

@@ -14,7 +14,8 @@ with DAG("deferred_kinds", schedule=None):
     ZkmqEnqueueOperator(
         task_id="enqueue",
         zkmq_queue="kinds",
-        data=["a", "b"],
+        messages=["a", "b"],
+        batch="{{ run_id }}",
         wait_for_completion=True,
         deferrable=True,
         timeout=3600,
