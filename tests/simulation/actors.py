@@ -230,10 +230,11 @@ def herald(client: Client, rand: random.Random, rounds: int) -> Program:
 
     Some are never begun: they come back when their leases end, and count nothing.
     """
+    selector = rand.choice([None, "c==high", "c<=low"])
     for _ in range(rounds):
-        call = claiming_many(client, 4, lease=BOUNDED_LEASE, selector=None, timeout=0.0)
+        call = claiming_many(client, MOST_LEASES, lease=BOUNDED_LEASE, selector=selector, timeout=0.0)
         call.about["wanted"] = replace(call.about["wanted"], ahead="all", max_leases=MOST_LEASES)
-        call.procedure = claim.claim_many(client.context(), call.about["wanted"], 4, 0.0)
+        call.procedure = claim.claim_many(client.context(), call.about["wanted"], MOST_LEASES, 0.0)
         call = yield call
         assert call is not None
         for claimed in call.value if call.ok else ():

@@ -32,7 +32,7 @@ LOOKING: Final = frozenset({"claim", "claim_many", "next", "ready"})
 #: Calls that change tasks of others on their way.
 CARETAKING: Final = frozenset({*CLAIMING, *LOOKING, "gc", "tend", "pay"})
 #: Who claims under a bound leaves the queue with no more leases.
-MOST_LEASES: Final = 3
+MOST_LEASES: Final = 2
 BOUNDED_LEASE: Final = 5.5
 REMOVING: Final = frozenset({"drop", "clear"})
 Key = tuple[str, str]
