@@ -7,7 +7,7 @@ export AIRFLOW__CORE__LOAD_EXAMPLES := False
 # Two cores: more test processes only take them from the servers under test.
 WORKERS ?= 2
 
-.PHONY: demo flights test test-spark-provider soak mutants lint format clean
+.PHONY: demo flights test test-spark-provider test-matrix soak mutants lint format clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
@@ -34,6 +34,10 @@ $(VENV)-spark/.ready: pyproject.toml
 	$(VENV)-spark/bin/python -m pip install --quiet --editable '.[spark-provider]' pytest pytest-asyncio pytest-timeout hypothesis
 	touch $@
 
+# The Airflow classes by Python 3.11 and 3.13, as far as they are here, and by the oldest and the newest Airflow.
+test-matrix:
+	$(PYTHON) -m tests.matrix $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(AIRFLOWS),--airflows $(AIRFLOWS)) $(if $(ARGS),-- $(ARGS))
+
 # Schedules with new seeds until something is found, or for ever; see docs/simulator.md.
 soak: $(VENV)/.ready
 	$(BIN)/python -m tests.simulation --jobs $(WORKERS) $(if $(SCHEDULES),--schedules $(SCHEDULES),--forever)
@@ -53,4 +57,4 @@ format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VENV)-spark .zkmq .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-spark $(VENV)-matrix .zkmq .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -98,9 +98,12 @@ def archive(name: str) -> dict[str, Any]:
     """Archive, collect, and bring the tables up to date; an event of the history."""
     if param("dry_run") or not param("archive"):
         raise AirflowSkipException("nothing is archived by this run")
+    from airflow_provider_zkmq.operators.lineage import tell_archived
+
     context = get_current_context()
     directory = archive_directory(param("directory"))
     numbers = archived(name, directory, context["params"], context["run_id"])
+    tell_archived(param("connection"), name, directory)
     extra = {"queue": name, "directory": directory, "rows": numbers["archived"]}
     context["outlet_events"][HISTORY].extra.update(extra)
     return numbers

@@ -3,7 +3,7 @@
 ``zkmq_dispatch`` runs when there is work. It takes up to ten tasks and starts a run of ``zkmq_handle`` for each, whose
 id is made of the task's and of the claim's token: dispatched twice, as by a retry, it is started once. The claim is in
 the run's configuration; the run takes it over, holds it while it works, and settles it. A task whose run does not begin
-within ``LEASE`` seconds is delivered again, and the run that comes too late skips its work.
+within ``LEASE`` seconds is delivered again, which counts no attempt, and the run that comes too late skips its work.
 
 The environment variables ``ZKMQ_DISPATCH_QUEUE`` (``orders``), ``ZKMQ_DISPATCH_REFIRE`` and ``ZKMQ_DISPATCH_LEASE``
 (seconds) set other values.
@@ -52,7 +52,7 @@ def run_of(claim: dict[str, Any]) -> dict[str, Any]:
 )
 def zkmq_dispatch() -> None:
     """Take what is there, and start a run for each."""
-    claim = ZkmqClaimOperator(task_id="claim", zkmq_queue=QUEUE, max_tasks=10, lease=LEASE)
+    claim = ZkmqClaimOperator(task_id="claim", zkmq_queue=QUEUE, max_tasks=10, lease=LEASE, ahead=True)
     TriggerDagRunOperator.partial(
         task_id="start", trigger_dag_id="zkmq_handle", logical_date=None, skip_when_already_exists=True, retries=2
     ).expand_kwargs(claim.output.map(run_of))

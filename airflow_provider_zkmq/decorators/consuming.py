@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import Error, Retry, Snooze, Success, ZkmqError
+from airflow_provider_zkmq.hooks.telemetry import count_claimed, count_dead, count_settled
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, Task
@@ -17,6 +19,7 @@ _ERRORS: Final = 5
 _LENGTH: Final = 500
 #: So many tasks that failed are told of in the log, each in a line.
 _LINES: Final = 20
+_OUTCOMES: Final = {Success: "completed", Error: "failed", Retry: "failed", Snooze: "released", type(None): "lost"}
 _FAIL_ON: Final = ("none", "any", "all")
 _ON_EMPTY: Final = ("wait", "succeed", "skip", "fail")
 
@@ -24,7 +27,8 @@ _ON_EMPTY: Final = ("wait", "succeed", "skip", "fail")
 class Consumed:
     """Counts what a worker settles. One lock guards it: it is told by the worker's threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
         self.finished = self.failed = self.released = self.lost = 0
         self._failures: list[tuple[str, str]] = []
         self._first: list[str] = []
@@ -37,6 +41,9 @@ class Consumed:
 
     def settled(self, task: Task, outcome: Success | Error | Retry | Snooze | None) -> None:
         """The function has handled a task, which was settled by this outcome; None: its claim was lost."""
+        count_claimed(self._queue, [task])
+        since = None if task.claimed_ms is None else 1000 * time.time() - task.claimed_ms
+        count_settled(self._queue, _OUTCOMES[type(outcome)], run_ms=since)
         with self._lock:
             if len(self._first) < _ERRORS:
                 self._first.append(task.id)
@@ -69,6 +76,7 @@ class Consumed:
         except ZkmqError as error:  # what was handled is settled, whatever can be read of it
             log.warning("What became of the %d task(s) that failed is not known now: %s", self.failed, error)
             return
+        count_dead(queue.name, sum(task.state == "dead" for task in tasks))
         for task in tasks:
             line = "Task %s of queue %r is %s on attempt %d: %s; see: zkmq show %s %s"
             values = (task.id, queue.name, task.status, task.attempt, errors[task.id], queue.name, task.id)

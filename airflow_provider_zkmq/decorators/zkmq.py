@@ -19,6 +19,7 @@ from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY, deferral_limit
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.operators.lineage import ReadsQueue
 from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger, nothing_came
 
@@ -34,7 +35,7 @@ _OF_FUNCTION: Final = ("zkmq_queue", "selector")
 _GRACE: Final = 1.0
 
 
-class ZkmqDecoratedOperator(DecoratedOperator):
+class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
     """Claims tasks and calls the function for each, until none is left or it has had `max_tasks`.
 
     The function is called with the task (`Running`: its ``data``, ``filters``, ``attempt``, …, ``report``, ``extend``),
@@ -176,7 +177,7 @@ class ZkmqDecoratedOperator(DecoratedOperator):
 
     def _handle(self, queue: AnyQueue, context: Context) -> Consumed:
         """Let a worker handle what is there."""
-        done = Consumed()
+        done = Consumed(queue.name)
         handler = handler_of(self.python_callable, self.op_args, self._keywords(context), self.log)
         worker = self._worker = queue.worker(
             handler, selector=self.selector or None, limit=self.max_tasks, lease=self.lease, threads=self.threads,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
@@ -89,7 +90,21 @@ async def async_connection_options(conn_id: str) -> dict[str, Any]:
 
     """
     conn = await BaseHook.aget_connection(conn_id)
-    return connection_options(conn, await conn.aextra_dejson())
+    return connection_options(conn, await _extra(conn))
+
+
+async def _extra(conn: Connection) -> Mapping[str, Any]:
+    """Return a connection's extra, its secrets masked without blocking the loop, also by Airflow before 3.3.2."""
+    if hasattr(conn, "aextra_dejson"):
+        return cast("Mapping[str, Any]", await conn.aextra_dejson())
+    from airflow.sdk.log import amask_secret
+
+    try:
+        extra = json.loads(conn.extra or "{}")
+    except ValueError:
+        raise ConfigError(f"connection {conn.conn_id!r}: extra must be a JSON object") from None
+    await amask_secret(extra)
+    return cast("Mapping[str, Any]", extra)
 
 
 def _hosts(host: str, port: int | None) -> str:

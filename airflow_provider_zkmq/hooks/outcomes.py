@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_provider_zkmq.hooks import telemetry
+
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import Batch, Task
 
@@ -59,7 +61,7 @@ def _few(lines: Sequence[str]) -> str:
 
 
 def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
-    """Log what has ended, and the first few that are dead, each in a line; and what shows more of them."""
+    """Log and count what has ended, and the first few that are dead, each in a line; and what shows more of them."""
     if not isinstance(ended, Sequence):
         log.info(
             "Batch %r of queue %r has ended: %d task(s), %d failed", ended.name, queue, ended.total, len(ended.failed)
@@ -71,6 +73,7 @@ def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
         return
     if not ended:
         return
+    telemetry.tell_ended(queue, ended)
     states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
     first = _few([f"{task.id} (attempt {task.attempt})" for task in ended])
     log.info("Queue %r: %d task(s): %s: %s; see: zkmq show %s %s", queue, len(ended), states, first, queue, ended[0].id)

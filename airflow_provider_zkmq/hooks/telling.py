@@ -89,6 +89,13 @@ def size(value: object) -> int:
     return len(json.dumps(value))
 
 
+def pushed_for(operator: BaseOperator, context: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the task instance whose XCom the triggerer writes, as `XCom.set` takes it; None: there is to be none."""
+    if not operator.do_xcom_push:
+        return None
+    return {name: getattr(context["ti"], name) for name in ("dag_id", "run_id", "task_id", "map_index")}
+
+
 def may_end_in_triggerer(operator: BaseOperator, context: Mapping[str, Any]) -> bool:
     """Whether nothing is lost where the triggerer ends a deferred task: no worker runs once more then.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from airflow.sdk import BaseOperator, conf
@@ -17,15 +18,20 @@ from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.memory import Memory
 from airflow_provider_zkmq.operators.taking import Taken, accept, claims_of_events, take_back, take_new
-from airflow_provider_zkmq.triggers.leases import SHORTEST_LEASE, ZkmqReadyTrigger
+from airflow_provider_zkmq.triggers.leases import SHORTEST_LEASE
+from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_provider_zkmq.engine import AnyQueue
 
 _NOTE: Final = "zkmq_claims"
 _ON_EMPTY: Final = ("skip", "wait", "fail")
 #: So many seconds the claims hold at first at least: Airflow must start what extends them, also where slots are few.
 _UNTIL_KEPT: Final = 60.0
+#: What holds claims, or ends them, is tried again soon: work that was done is not to be lost for a moment's trouble.
+AGAIN: Final[dict[str, Any]] = {"retries": 3, "retry_delay": timedelta(seconds=5)}
 #: A wait on the worker asks in steps of so many seconds, so that it ends soon after Airflow ends the task.
 _STEP: Final = 30.0
 
@@ -49,6 +55,8 @@ class ZkmqClaimOperator(BaseOperator):
         max_tasks: take so many at the most, 1 to 100; it takes what is there and waits for no more.
         lease: seconds, a duration or their text, 3 s or more: for so long the claims hold if nobody extends them; for
             a minute at least at first, until `ZkmqKeepOperator` has begun.
+        ahead: the claims are for runs that take them over, by their `claims`: until one does, the delivery counts no
+            attempt, and the claims that nobody took over in time are delivered again. (What is taken over begins.)
         claims: take over these, which another run or process took, such as ``"{{ dag_run.conf['claims'] }}"``, instead
             of claiming: each that still holds is extended, the others are left out.
         from_events: take over those that the asset events tell of which started the run; where these tell of none,
@@ -72,6 +80,7 @@ class ZkmqClaimOperator(BaseOperator):
         selector: str | None = None,
         max_tasks: int = 1,
         lease: Duration | str = 900,
+        ahead: bool = False,
         claims: object = None,
         from_events: bool = False,
         on_empty: str = "skip",
@@ -86,6 +95,7 @@ class ZkmqClaimOperator(BaseOperator):
         self.max_tasks = max_tasks
         self.lease = checked_lease(lease)
         self._first_lease = max(_UNTIL_KEPT, self.lease)
+        self.ahead = ahead
         self.claims = claims
         self.from_events = from_events
         self.on_empty = on_empty
@@ -105,8 +115,13 @@ class ZkmqClaimOperator(BaseOperator):
         limit = self.execution_timeout
         return self._take(context, None if limit is None else time.time() + limit.total_seconds())
 
-    def execute_complete(self, context: Context, event: dict[str, Any], deadline: float | None = None) -> list[Claim]:  # noqa: ARG002
-        """Go on after the trigger: there was work; wait again where others were faster. Raises what `execute` does."""
+    def execute_complete(self, context: Context, event: dict[str, Any], deadline: float | None = None) -> list[Claim]:
+        """Go on after the trigger: there was work; wait again where others were faster.
+
+        Raises what `execute` does, and `AirflowException` where nothing came before the end of `execution_timeout`.
+        """
+        if event["status"] != "done":
+            raise AirflowException(event["message"])
         return self._take(context, deadline)
 
     def _take(self, context: Context, deadline: float | None) -> list[Claim]:
@@ -140,13 +155,16 @@ class ZkmqClaimOperator(BaseOperator):
             taken = accept(hook, given, self._first_lease, self.log)
             return taken or self._nothing("none of the claims holds any more")
         queue = hook.queue()
-        while not (taken := take_new(queue, self.selector or None, self.max_tasks, self._first_lease)):
+        while not (taken := self._take_new(queue)):
             if self.on_empty != "wait":
                 self._nothing(f"there is no task of queue {queue.name!r} to take")
             if self.deferrable:
                 self._defer(deadline)
             queue.ready(selector=self.selector or None, timeout=_STEP)
         return taken
+
+    def _take_new(self, queue: AnyQueue) -> list[Taken]:
+        return take_new(queue, self.selector or None, self.max_tasks, self._first_lease, ahead=self.ahead)
 
     def _nothing(self, why: str) -> NoReturn:
         if self.on_empty == "fail":
@@ -159,6 +177,7 @@ class ZkmqClaimOperator(BaseOperator):
                 zkmq_queue=self.zkmq_queue or None,
                 selector=self.selector or None,
                 zkmq_conn_id=self.zkmq_conn_id,
+                deadline=deadline,
                 deferred_at=time.time(),
             ),
             method_name="execute_complete",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
@@ -11,14 +11,14 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.claims import read_claims
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.operators.claiming import checked_lease
+from airflow_provider_zkmq.operators.claiming import AGAIN, checked_lease
 from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 #: Where worker slots are few, what holds the claims comes before the work.
-_PRIORITY = 1_000
+_PRIORITY: Final = 1_000
 
 
 class ZkmqKeepOperator(BaseOperator):
@@ -28,6 +28,8 @@ class ZkmqKeepOperator(BaseOperator):
     `ZkmqClaimOperator`, which Airflow runs as soon as the claims are there: so it is run again with them after a clear,
     goes on while a run that was marked failed tears down, and neither its state nor its end matters to what comes
     after the work. In ``dag.test()``, which has no triggerer, it does nothing.
+
+    It is tried three times more, 5 seconds apart, unless told otherwise here: ``default_args`` are for the work.
 
     Args:
         claims: the claims, usually the XCom of `ZkmqClaimOperator`.
@@ -50,7 +52,7 @@ class ZkmqKeepOperator(BaseOperator):
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
     ) -> None:
-        kwargs = {"priority_weight": _PRIORITY, "weight_rule": "absolute"} | kwargs
+        kwargs = {"priority_weight": _PRIORITY, "weight_rule": "absolute"} | AGAIN | kwargs
         super().__init__(**kwargs)
         self.claims = claims
         self.lease = checked_lease(lease)

@@ -21,7 +21,7 @@ _INPUTS, _OUTPUTS = "inputs", "outputs"
 class _NamesQueue:
     """An operator with a connection and a queue, and on which side of it the queue is."""
 
-    side: str
+    _lineage_side: str
     zkmq_conn_id: str
     zkmq_queue: str | None
 
@@ -33,19 +33,19 @@ class _NamesQueue:
         from airflow.providers.openlineage.extractors import OperatorLineage
 
         asset = queue_asset(self.zkmq_conn_id, self.zkmq_queue)
-        return OperatorLineage(**{self.side: [] if asset is None else [_dataset(asset)]})
+        return OperatorLineage(**{self._lineage_side: [] if asset is None else [_dataset(asset)]})
 
 
 class WritesQueue(_NamesQueue):
     """Says that an operator's output is the queue of its ``zkmq_conn_id`` and ``zkmq_queue``."""
 
-    side = _OUTPUTS
+    _lineage_side = _OUTPUTS
 
 
 class ReadsQueue(_NamesQueue):
     """Says that an operator's input is the queue of its ``zkmq_conn_id`` and ``zkmq_queue``."""
 
-    side = _INPUTS
+    _lineage_side = _INPUTS
 
 
 def queue_asset(conn_id: str, queue: str | None) -> Asset | None:

@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine import (
     TransportError,
 )
 from airflow_provider_zkmq.hooks.claims import Claim, shown
+from airflow_provider_zkmq.hooks.telemetry import count_dead, count_settled
 from airflow_provider_zkmq.operators.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
     from airflow_provider_zkmq.operators.memory import Memory
 
+_OUTCOMES: Final = {"complete": "completed", "fail": "failed", "release": "released"}
 _NOTE: Final = "zkmq_settled"
 #: How far the task of a claim has got that was settled so: its states, and what its count of attempts is then.
 _ENDS: Final = {
@@ -51,8 +53,10 @@ class Settlements:
             if name not in self._noted:
                 verdict = self._settle_now(queue, claim, verdict, result)
                 self._noted.append(name)
-            self._count(queue, claim, verdict)
+                count_settled(queue.name, _OUTCOMES[verdict.kind])
+            self._tell(queue, claim, verdict)
         except (ClaimLost, TaskNotFound, QueueNotFound) as error:
+            count_settled(claim["queue"], "lost")
             self.lost.append(f"{type(error).__name__}: {error}")
         except TransportError as error:
             self.trouble.append(f"{shown(claim)}: {type(error).__name__}: {error}")
@@ -76,10 +80,12 @@ class Settlements:
         self._log.info("%s was settled by an earlier try", shown(claim))
         return verdict
 
-    def _count(self, queue: AnyQueue, claim: Claim, verdict: Verdict) -> None:
+    def _tell(self, queue: AnyQueue, claim: Claim, verdict: Verdict) -> None:
         if verdict.kind == "fail":
             self._done["failed"] += 1
-            outlook = _outlook(queue.task(claim["id"]))
+            task = queue.task(claim["id"])
+            count_dead(queue.name, int(task.state == "dead"))
+            outlook = _outlook(task)
             self.failed.append(f"{shown(claim)} {outlook}: {verdict.reason}")
             self._log.error("%s has failed, and %s: %s", shown(claim), outlook, verdict.reason)
             return

@@ -13,6 +13,7 @@ from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.hooks.claims import few, read_claims
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.operators.claiming import AGAIN
 from airflow_provider_zkmq.operators.memory import Memory
 from airflow_provider_zkmq.operators.settlements import Settlements
 from airflow_provider_zkmq.operators.verdicts import Verdict, Work, instances, judge, reasons_of
@@ -37,7 +38,8 @@ class ZkmqSettleOperator(BaseOperator):
     It is a teardown task whose failure fails the run: it fails, without another try, after it has settled what failed
     or given back what was not done, since Airflow judges the run by it alone, also one that a user has marked failed;
     and where a claim was lost, since the work may be done twice. What the queue or ZooKeeper keeps from being settled
-    does not keep the others from it, and is tried again by Airflow's retries. A later try, and one after a clear, knows
+    does not keep the others from it, and is tried again by Airflow's retries: three, 5 seconds apart, unless told
+    otherwise here (``default_args`` are for the work). A later try, and one after a clear, knows
     what was settled before, and settles nothing twice.
 
     Args:
@@ -71,7 +73,7 @@ class ZkmqSettleOperator(BaseOperator):
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**(AGAIN | kwargs))
         if on_skipped not in _ON_SKIPPED:
             raise ValueError(f"ZkmqSettleOperator: on_skipped {on_skipped!r} is not known: give {_ON_SKIPPED}")
         if on_lost not in _ON_LOST:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, ZkmqError
 from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown, told
+from airflow_provider_zkmq.hooks.telemetry import count_claimed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,17 +27,21 @@ class Taken(NamedTuple):
     enqueued: int
 
 
-def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float) -> list[Taken]:
-    """Claim what fits and is there, at most `most`. Raises what `Queue.claim_many` does, where nothing was claimed."""
+def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, *, ahead: bool = False) -> list[Taken]:
+    """Claim what fits and is there, at most `most`; `ahead`: for others, who say when they begin.
+
+    Raises what `Queue.claim_many` does, where nothing was claimed.
+    """
     taken: list[Taken] = []
     while len(taken) < most:
         wanted = min(_TOGETHER, most - len(taken))
         try:
-            claims = queue.claim_many(wanted, selector=selector, lease=lease)
+            claims = queue.claim_many(wanted, selector=selector, lease=lease, ahead="all" if ahead else False)
         except ZkmqError:
             if taken:  # they would be nobody's until their leases run out
                 break
             raise
+        count_claimed(queue.name, [claim.task for claim in claims])
         taken += [Taken(told(queue.name, claim), claim.task.enqueued_ms) for claim in claims]
         if len(claims) < wanted:
             break
@@ -43,12 +49,15 @@ def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float) -> 
 
 
 def accept(hook: ZkmqHook, claims: Iterable[Claim], lease: float, log: Any) -> list[Taken]:
-    """Take over claims that another process took: those that still hold begin and are extended, the others left out."""
-    return [
-        Taken(claim, hook.queue(claim["queue"]).task(claim["id"]).enqueued_ms)
-        for claim in claims
-        if still_held(hook, claim, lease, log)
-    ]
+    """Take over claims that another process took: those that still hold begin, and are extended."""
+    taken: list[Taken] = []
+    for claim in claims:
+        with telling_of_the_end(claim, log):
+            queue = hook.queue(claim["queue"])
+            queue.begin(claim["id"], claim["token"])
+            queue.extend(claim["id"], claim["token"], lease)
+            taken.append(Taken(claim, queue.task(claim["id"]).enqueued_ms))
+    return taken
 
 
 def take_back(hook: ZkmqHook, noted: Iterable[Mapping[str, Any]], lease: float, log: Any) -> list[Taken]:
@@ -64,15 +73,20 @@ def take_back(hook: ZkmqHook, noted: Iterable[Mapping[str, Any]], lease: float, 
 
 
 def still_held(hook: ZkmqHook, claim: Claim, lease: float, log: Any) -> bool:
-    """Whether a claim is the current one: then its handling begins, and it holds for `lease` seconds from now."""
-    queue, mine = hook.queue(claim["queue"]), (claim["id"], claim["token"])
+    """Whether a claim is the current one, which then holds for `lease` seconds from now."""
+    with telling_of_the_end(claim, log):
+        hook.queue(claim["queue"]).extend(claim["id"], claim["token"], lease)
+        return True
+    return False
+
+
+@contextmanager
+def telling_of_the_end(claim: Claim, log: Any) -> Iterator[None]:
+    """Go on after a block that finds a claim over, with a line in the log."""
     try:
-        queue.begin(*mine)  # until then the end of its lease would count no attempt, however often it kills its run
-        queue.extend(*mine, lease)
+        yield
     except (ClaimLost, TaskNotFound, QueueNotFound) as error:
         log.info("Claim %d of %s does not hold any more: %s", claim["token"], shown(claim), error)
-        return False
-    return True
 
 
 def _claim_again(queue: AnyQueue, claim: Claim, enqueued: int, lease: float, log: Any) -> Taken | None:
@@ -87,6 +101,7 @@ def _claim_again(queue: AnyQueue, claim: Claim, enqueued: int, lease: float, log
         why = "its id was enqueued anew" if anew else f"it is {task.status}, attempt {task.attempt}"
         log.info("%s is left out: %s", shown(claim), why)
         return None
+    count_claimed(queue.name, [again.task])
     return Taken(told(queue.name, again), enqueued)
 
 

@@ -15,9 +15,10 @@ from airflow_provider_zkmq.engine import TransportError, WaitTimeout, wait_event
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit
 from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
-from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer
+from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for
 from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.operators.lineage import ReadsQueue
 from airflow_provider_zkmq.sensors.looking import Wanted, in_one_line
 from airflow_provider_zkmq.sensors.patience import persist
 from airflow_provider_zkmq.sensors.softly import airflow_errors, failing_softly, refusing_tls
@@ -30,16 +31,16 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.sensors.looking import Ended
 
 
-class ZkmqTaskSensor(BaseSensorOperator):
+class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     """Waits for tasks, or for a batch; its XCom is the list of the tasks' outcomes, in the order of the ids.
 
     An outcome is ``{"id", "state", "attempt", "error", "result"}``; a result that is not UTF-8 comes as base64 in
     ``"result_b64"``. For a batch the XCom is ``{"batch", "total", "failed"}``, however many tasks it has. One that
-    would be larger than `max_xcom_bytes` is references: ``{"queue", "count", "states", "ids", "more", "read"}``, with as many
-    ids as there is room for. The sensor fails, naming them, when tasks end dead or cancelled, for a batch after the
-    last one has ended; with `soft_fail` it skips. A time-out tells why the first task that has not ended is where it
-    is. Deferred, for a batch or without results, it is ended by the triggerer and needs no worker any more, unless it
-    has outlets, tasks that are mapped over its XCom, an XCom back end of one's own, or failures to tell of.
+    would be larger than `max_xcom_bytes` is references: ``{"queue", "count", "states", "ids", "more", "read"}``, with
+    as many ids as there is room for. The sensor fails, naming them, when tasks end dead or cancelled, for a batch after
+    the last one has ended; with `soft_fail` it skips. A time-out tells why the first task that has not ended is where
+    it is. Deferred, for a batch or without results, it is ended by the triggerer and needs no worker any more, unless
+    it has outlets, tasks that are mapped over its XCom, an XCom back end of one's own, or failures to tell of.
     It waits on ZooKeeper watches and does not poke, except with ``mode="reschedule"``. A queue that is not there fails
     it at once where `task_ids` or `batch` say that there are tasks; with a `selector` it waits for the queue, too, and
     warns once in the log, with the names of queues that come close.
@@ -211,7 +212,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
         brief = self.batch is not None or not self.results
         if not (brief and may_end_in_triggerer(self, context)):
             return None
-        return {"telling": self._telling().as_dict(), "push": self.do_xcom_push}
+        return {"telling": self._telling().as_dict(), "push": pushed_for(self, context)}
 
     def _span(self) -> float:
         """Return how long to wait in seconds: Airflow does not hold a deferred task to its `execution_timeout`."""

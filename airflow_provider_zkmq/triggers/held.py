@@ -20,7 +20,7 @@ class HeldSession:
     def __init__(self, conn_id: str, log: Any, longest: float) -> None:
         keep_kazoo_quiet()
         self._conn_id = conn_id
-        self._backoff = Backoff(log, longest=longest)
+        self._backoff = Backoff(log, what="Keeping the claims", longest=longest)
         self._session = contextlib.AsyncExitStack()
         self._lease: Lease | None = None
         self._stale = False

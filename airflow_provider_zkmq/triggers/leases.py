@@ -1,18 +1,14 @@
-"""`ZkmqLeaseTrigger` keeps a run's claims from running out; `ZkmqReadyTrigger` waits until there is work to claim."""
+"""`ZkmqLeaseTrigger`: keeps a DAG run's claims from running out, in the triggerer, for as long as they hold."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import hold_back
 from airflow_provider_zkmq.triggers.keeping import Keeping
-from airflow_provider_zkmq.triggers.watching import Watch
 
 #: Seconds: a shorter lease could run out before anybody extends it.
 SHORTEST_LEASE: Final = 3.0
@@ -67,52 +63,3 @@ class ZkmqLeaseTrigger(BaseTrigger):
         """Give the shared session back."""
         if self._keeping is not None:
             await self._keeping.leave()
-
-
-class ZkmqReadyTrigger(BaseTrigger):
-    """Fires once, ``{"status": "ready"}``, when there is work that fits; it claims nothing, and outlives ZooKeeper.
-
-    The event comes some seconds after the deferral at the earliest.
-
-    Args:
-        zkmq_queue: the queue's name; None: the connection's.
-        selector: only tasks that it matches, as text; None: all.
-        zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
-        deferred_at: when the Airflow task deferred, in seconds since 1970; None: no event is held back.
-
-    """
-
-    def __init__(
-        self,
-        *,
-        zkmq_queue: str | None = None,
-        selector: str | None = None,
-        zkmq_conn_id: str = DEFAULT_CONN_ID,
-        deferred_at: float | None = None,
-    ) -> None:
-        super().__init__()
-        self.zkmq_queue = zkmq_queue
-        self.selector = selector
-        self.zkmq_conn_id = zkmq_conn_id
-        self.deferred_at = deferred_at
-        self._watch: Watch | None = None
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and the arguments, plain JSON."""
-        kwargs = {name: getattr(self, name) for name in ("zkmq_queue", "selector", "zkmq_conn_id", "deferred_at")}
-        return ("airflow_provider_zkmq.triggers.leases.ZkmqReadyTrigger", kwargs)
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield the one event; by then the shared session is given back."""
-        watch = self._watch = Watch(self.zkmq_conn_id, self.zkmq_queue, self.selector, 0, self.log)
-        try:
-            await watch.next_event()
-        finally:
-            await watch.leave()
-        await asyncio.sleep(hold_back(self.deferred_at, time.time()))
-        yield TriggerEvent({"status": "ready"})
-
-    async def cleanup(self) -> None:
-        """Give the shared session back."""
-        if self._watch is not None:
-            await self._watch.leave()

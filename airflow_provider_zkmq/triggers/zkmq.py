@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +14,12 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_zkmq.engine import ConfigError, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.killed import acancel_open, ended_by_user
 from airflow_provider_zkmq.hooks.naming import EVENT_BYTES, fits, series_ids
 from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
 from airflow_provider_zkmq.hooks.telling import Telling, size
 from airflow_provider_zkmq.hooks.templating import moment
+from airflow_provider_zkmq.triggers.sessions import SESSIONS
 from airflow_provider_zkmq.triggers.waiting import WaitingTrigger
 
 if TYPE_CHECKING:
@@ -33,11 +36,16 @@ _ARGUMENTS: Final = (
     "event",
     "log_progress",
     "success",
+    "cancels",
     "queue",
     "zkmq_conn_id",
     "deadline",
     "deferred_at",
 )
+
+
+#: What goes on when its trigger has gone: an event loop itself keeps no task alive.
+_CANCELLING: Final[set[asyncio.Task[None]]] = set()
 
 
 class ZkmqTaskTrigger(WaitingTrigger):
@@ -62,8 +70,10 @@ class ZkmqTaskTrigger(WaitingTrigger):
         event: ``"completion"`` or ``"claim"``, of tasks.
         log_progress: log the progress that the tasks' handlers report.
         success: end the Airflow task here where nothing has failed and what is told is small: ``"telling"``, the
-            arguments of `Telling`; ``"push"``, whether to push an XCom; ``"value"``, which, if it is known before.
-            None: the task is to go on on a worker.
+            arguments of `Telling`; ``"push"``, the task instance whose XCom it is, None for no XCom; ``"value"``, the
+            XCom, if it is known before. None: the task is to go on on a worker.
+        cancels: what a user's end of the Airflow task cancels: ``"instance"``, the task's, and ``"task_ids"`` or
+            ``"series"``; None: nothing.
         queue: the queue's name; None: the connection's.
         zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
         deadline: when to give up, in seconds since 1970; None: never.
@@ -84,6 +94,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         event: str = "completion",
         log_progress: bool = False,
         success: dict[str, Any] | None = None,
+        cancels: dict[str, Any] | None = None,
         queue: str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         deadline: float | None = None,
@@ -100,6 +111,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         self.event = event
         self.log_progress = log_progress
         self.success = success
+        self.cancels = cancels
         self.queue = queue
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -110,13 +122,36 @@ class ZkmqTaskTrigger(WaitingTrigger):
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         if self.batch is not None:
             batch = await queue.wait_batch(self.batch, self._left())
-            return self._succeeded(queue.name, batch) or {"batch": self.batch}
+            return await self._succeeded(queue.name, batch) or {"batch": self.batch}
         ids = await self._ids(queue)
         tell = progress_log(self.log) if self.log_progress else None
         tasks = await queue.wait(ids, self.event, self._left(), tell)
-        if success := self._succeeded(queue.name, tasks):
+        if success := await self._succeeded(queue.name, tasks):
             return success
         return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
+
+    async def on_kill(self) -> None:
+        """Cancel what was asked for, if a user has ended the task: Airflow calls this on other occasions, too.
+
+        Airflow cancels this call as well when it takes longer than a second or so: what it began goes on.
+        """
+        if self.cancels is not None:
+            cancelling = asyncio.create_task(self._cancel(self.cancels))
+            _CANCELLING.add(cancelling)
+            cancelling.add_done_callback(_CANCELLING.discard)
+            await asyncio.shield(cancelling)
+
+    async def _cancel(self, cancels: dict[str, Any]) -> None:
+        try:
+            if not await asyncio.to_thread(ended_by_user, cancels["instance"]):
+                return
+            ids = series_ids(*cancels["series"]) if "series" in cancels else cancels["task_ids"]
+            async with SESSIONS.lease(self.zkmq_conn_id) as lease:
+                queue = lease.client.queue(self.queue or lease.default_queue)
+                count = await acancel_open(queue, ids)
+            self.log.warning("Ended by a user: cancelled %d task(s) of queue %r", count, queue.name)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is told: nobody waits for this any more
+            self.log.warning("Ended, but its tasks are not cancelled: %s", error)
 
     async def _ids(self, queue: AsyncQueue) -> list[str]:
         ids = self.task_ids if self.series is None else series_ids(*self.series)
@@ -129,8 +164,8 @@ class ZkmqTaskTrigger(WaitingTrigger):
             raise ConfigError("no task was named: there is nothing to wait for")
         return ids
 
-    def _succeeded(self, queue: str, ended: Sequence[Task] | Batch) -> dict[str, Any] | None:
-        """Return the XComs with which the Airflow task ends here; None: it goes on on a worker."""
+    async def _succeeded(self, queue: str, ended: Sequence[Task] | Batch) -> dict[str, Any] | None:
+        """Tell what has ended; return that the Airflow task ends here. None: it goes on on a worker."""
         if self.success is None or self.partial:
             return None
         telling = Telling(**self.success["telling"])
@@ -139,13 +174,29 @@ class ZkmqTaskTrigger(WaitingTrigger):
         except AirflowException:
             return None
         value = self.success["value"] if "value" in self.success else telling.tell(queue, ended)
-        if size(value) > EVENT_BYTES:
+        if size(value) > EVENT_BYTES or not await self._push(value):
             return None
         tell_ended(self.log, queue, ended)
-        return {"xcoms": {"return_value": value} if self.success["push"] else None}
+        return {"ends": True}
+
+    async def _push(self, value: Any) -> bool:
+        """Write the task's XCom as the task would; whether that is done.
+
+        `TaskSuccessEvent` itself writes the text of the value's JSON in the value's place (Airflow 3.3).
+        """
+        if (instance := (self.success or {})["push"]) is None:
+            return True
+        from airflow.sdk.execution_time.xcom import XCom
+
+        try:
+            await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **instance)
+        except Exception as error:  # noqa: BLE001  whatever it is: a worker does it
+            self.log.warning("A worker is to end this task, as its XCom cannot be written here: %s", error)
+            return False
+        return True
 
     def _event(self, outcome: dict[str, Any]) -> TriggerEvent:
-        return TaskSuccessEvent(xcoms=outcome["xcoms"]) if "xcoms" in outcome else TriggerEvent(outcome)
+        return TaskSuccessEvent() if "ends" in outcome else TriggerEvent(outcome)
 
 
 class ZkmqReadyTrigger(WaitingTrigger):

@@ -11,8 +11,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskD
 
 from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.hooks.claims import MOST, read_claims
+from airflow_provider_zkmq.operators import claiming
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
-from airflow_provider_zkmq.triggers.leases import ZkmqReadyTrigger
+from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
 from tests.support import eventually
 
 from .conftest import instance
@@ -159,9 +160,11 @@ def test_after_the_trigger_it_claims_or_waits_again(queue):
     operator = ZkmqClaimOperator(task_id="claim", on_empty="wait", deferrable=True)
     store = Store()
     with pytest.raises(TaskDeferred):
-        operator.execute_complete(tries(store), {"status": "ready"})
+        operator.execute_complete(tries(store), {"status": "done"})
+    with pytest.raises(AirflowException, match="nothing came"):
+        operator.execute_complete(tries(store), {"status": "timeout", "message": "nothing came"})
     queue.enqueue(b"x", task_id="mine")
-    assert [told["id"] for told in operator.execute_complete(tries(store), {"status": "ready"})] == ["mine"]
+    assert [told["id"] for told in operator.execute_complete(tries(store), {"status": "done"})] == ["mine"]
 
 
 def test_it_waits_on_the_worker(queue):
@@ -188,6 +191,16 @@ def test_claims_of_another_are_taken_over(queue):
     with pytest.raises(AirflowException, match="none of the claims holds"):
         claim(claims=[second], on_empty="fail")
     assert {queue.task(each).state for each in ids} == {"claimed", "inserted"}
+
+
+def test_what_was_taken_ahead_counts_when_it_is_taken_over(queue, monkeypatch):
+    """When the leases have run out, what a run took over is on its second attempt, and what nobody did on its first."""
+    monkeypatch.setattr(claiming, "_UNTIL_KEPT", 3.0)
+    queue.enqueue_many([Message(b"x")] * 2)
+    [first, second] = ZkmqClaimOperator(task_id="claim", lease=3, max_tasks=2, ahead=True).execute(tries(Store()))
+    assert ZkmqClaimOperator(task_id="claim", lease=3, claims=[first]).execute(tries(Store())) == [first]
+    again = [queue.claim(timeout=60).task for _ in range(2)]
+    assert {each.id: each.attempt for each in again} == {first["id"]: 2, second["id"]: 1}
 
 
 def event(payload):

@@ -77,7 +77,8 @@ def test_the_work_stands_between_claim_and_settle(dag):
     settle = dag.get_task("orders.settle")
     assert (settle.is_teardown, settle.on_failure_fail_dagrun, dag.get_task("orders.claim").is_setup) == (True,) * 3
     assert settle.work == ["orders.inner.one", "orders.inner.two", "orders.total", "orders.work"]
-    assert dag.get_task("orders.keep").settle == "orders.settle"
+    keep = dag.get_task("orders.keep")
+    assert (keep.settle, keep.pool, keep.retries, settle.retries) == ("orders.settle", "default_pool", 3, 3)
 
 
 def test_the_reason_of_a_failure_is_kept_beside_the_user_s_own_callback(dag):

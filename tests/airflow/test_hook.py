@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
@@ -40,6 +41,17 @@ async def test_async_connection(queue):
     async with await hook.get_async_conn() as zk:
         task = await hook.async_queue(zk).enqueue("x")
     assert queue.task(task).data == b"x"
+
+
+async def test_async_connection_of_an_airflow_before_3_3_2(queue, monkeypatch):
+    """Its connections cannot mask their extra on an event loop: we do; what is no JSON object is one error."""
+    monkeypatch.delattr(Connection, "aextra_dejson", raising=False)
+    async with await ZkmqHook().get_async_conn() as zk:
+        assert await zk.queues() == ["jobs"]
+    for extra in ("{", "[]"):
+        monkeypatch.setenv("AIRFLOW_CONN_BROKEN", json.dumps({"conn_type": "zkmq", "host": "zk", "extra": extra}))
+        with pytest.raises(ConfigError, match="'broken': extra must be a JSON object"):
+            await ZkmqHook("broken").get_async_conn()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
 from airflow_provider_zkmq.hooks.claims import MOST
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
 from airflow_provider_zkmq.triggers import held
-from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger, ZkmqReadyTrigger
+from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
 
 from .conftest import instance
@@ -190,18 +191,6 @@ async def test_two_triggerers_do_no_harm(queue, shared):
     assert {type(event) for event in await asyncio.gather(*runs)} == {TaskSuccessEvent}
 
 
-async def test_there_is_work(queue, monkeypatch):
-    """The trigger of a claim that waits fires once there is some that fits, and claims none."""
-    trigger = ZkmqReadyTrigger(zkmq_queue="jobs", selector="size>5")
-    waits = asyncio.create_task(anext(trigger.run()))
-    queue.enqueue(b"x", {"size": 1})
-    queue.enqueue(b"x", {"size": 9}, task_id="big")
-    assert (await waits).payload == {"status": "ready"}
-    assert queue.counts()["inserted"] == 2
-    _, kwargs = trigger.serialize()
-    assert ZkmqReadyTrigger(**json.loads(json.dumps(kwargs))).serialize() == trigger.serialize()
-
-
 def test_what_airflow_stores_of_it_is_bounded(monkeypatch):
     """With as many claims as a run may have, of the longest names there are, it fits into MySQL's column, encrypted."""
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", Fernet.generate_key().decode())
@@ -226,3 +215,15 @@ def test_keeping_defers_at_once():
     assert (operator.is_teardown, operator.on_failure_fail_dagrun, operator.priority_weight) == (True, False, 1000)
     with pytest.raises(AirflowSkipException):
         ZkmqKeepOperator(task_id="keep", claims=[]).execute(instance())
+
+
+def test_the_triggers_bring_little_into_the_triggerer():
+    """Their module is imported on the loop, which stands still meanwhile: no kazoo, and nothing of others."""
+    code = (
+        "import sys, airflow.triggers.base, airflow.sdk; before = set(sys.modules); "
+        "import airflow_provider_zkmq.triggers.leases; print(*sorted(set(sys.modules) - before))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    new = [name for name in told.split() if name.partition(".")[0] not in sys.stdlib_module_names]
+    assert {name.partition(".")[0] for name in new} <= {"airflow", "airflow_provider_zkmq"}
+    assert not [name for name in new if ".engine.zk" in name or ".engine.fronts" in name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.definitions.taskgroup import MappedTaskGroup
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_provider_zkmq.engine import Message
+from airflow_provider_zkmq.engine import Message, Zkmq
 from airflow_provider_zkmq.hooks.upkeep import bring_back, collect, dead_letters, foresee
 from tests.airflow.conftest import finish, kill
 from tests.support import eventually
@@ -109,6 +110,27 @@ def test_what_is_due_comes_back_and_what_is_over_goes(run, queue):
     eventually(lambda: run("upkeep.collect", "jobs", archive=False, lifetime=0)["deleted"] == 1)
     assert first not in queue.ids()
     assert collect(queue, 0) == {"queue": "jobs", "ran": True, "deleted": 0, "kept": 0, "rescued": 0}
+
+
+def test_two_runs_at_once_do_everything_once(queue, zookeeper, root):
+    """What one deletes or gives back the other does not: each task is counted once, and every other one is left."""
+    ids = queue.enqueue_many([Message("x") for _ in range(40)])
+    for _ in ids[:20]:
+        finish(queue)
+    held = [claim.task.id for claim in queue.claim_many(20, lease=1)]
+    deleted = []
+    with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as other, ThreadPoolExecutor(2) as pool:
+        both = (queue, other.queue("jobs"))
+
+        def all_is_done():
+            looked = pool.map(lambda each: bring_back(each) and collect(each, 0), both)
+            deleted.extend(done["deleted"] for done in looked)
+            return queue.counts() == pending(20)
+
+        eventually(all_is_done)
+    assert sum(deleted) == 20
+    assert sorted(queue.ids()) == sorted(held)
+    assert {queue.task(task_id).attempt for task_id in held} == {1}
 
 
 def pending(number):
@@ -215,3 +237,19 @@ def test_where_nobody_says_where_the_archive_is_the_step_says_who_could(run, mon
     monkeypatch.delenv("ZKMQ_ARCHIVE_DIR", raising=False)
     with pytest.raises(ValueError, match="say where the archive is"):
         run("upkeep.archive", "jobs")
+
+
+def test_the_archives_folder_is_looked_for_in_order(maintenance, monkeypatch):
+    """Airflow's configuration, the environment, the Variable, the run's parameter: each before the one before it."""
+    look = maintenance.get_task("upkeep.archive").python_callable.__globals__["archive_directory"]
+    monkeypatch.delenv("ZKMQ_ARCHIVE_DIR", raising=False)
+    found = []
+    for variable, value in (
+        ("AIRFLOW__ZKMQ__ARCHIVE_DIRECTORY", "/by/configuration"),
+        ("ZKMQ_ARCHIVE_DIR", "/by/environment"),
+        ("AIRFLOW_VAR_ZKMQ_ARCHIVE_DIR", "/by/variable"),
+    ):
+        monkeypatch.setenv(variable, value)
+        found.append(look(None))
+    assert found == ["/by/configuration", "/by/environment", "/by/variable"]
+    assert look("/by/parameter") == "/by/parameter"

@@ -20,6 +20,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     TaskDeferred,
 )
+from airflow.sdk.execution_time.xcom import XCom
 from airflow.triggers.base import TaskSuccessEvent
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
@@ -148,6 +149,7 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
         "event": "completion",
         "log_progress": False,
         "success": None,
+        "cancels": None,
         "queue": None,
         "zkmq_conn_id": "zkmq_default",
     }
@@ -360,7 +362,7 @@ def test_mapped_over_batches(queue, context):
         for _ in range(count):
             finish(queue)
         waiting = mapped.unmap({"batch": name, "task_id": "m", "deferrable": False})
-        assert waiting.execute(context)["total"] == size
+        assert waiting.execute(context)["total"] == count
 
 
 def test_batch_that_does_not_exist(queue, context):
@@ -687,7 +689,7 @@ def test_what_is_to_be_told_is_checked_when_the_dag_is_parsed(arguments):
         ({"batch": "b", "do_xcom_push": False}, None),
     ],
 )
-async def test_the_triggerer_ends_what_needs_no_worker(queue, context, arguments, told):
+async def test_the_triggerer_ends_what_needs_no_worker(queue, context, pushed, arguments, told):
     """A batch, or tasks without results: the trigger's event is Airflow's own for a success, with the sensor's XCom."""
     ids = await asyncio.to_thread(batch_of, queue, "b", 2)
     waiting = sensor(**{**arguments, **({"task_ids": ids} if "task_ids" in arguments else {})}, deferrable=True)
@@ -698,11 +700,29 @@ async def test_the_triggerer_ends_what_needs_no_worker(queue, context, arguments
     (event,) = [event async for event in ZkmqTaskTrigger(**kwargs).run()]
     assert isinstance(event, TaskSuccessEvent)
     if told == "STATES":
-        assert sorted(event.xcoms["return_value"], key=lambda each: each["id"]) == [
+        assert sorted(pushed[0]["value"], key=lambda each: each["id"]) == [
             {"id": task_id, "state": "finished"} for task_id in sorted(ids)
         ]
     else:
-        assert event.xcoms == (None if told is None else {"return_value": told})
+        assert [each["value"] for each in pushed] == ([] if told is None else [told])
+    assert event.xcoms is None
+    instance = {"key": "return_value", "dag_id": "d", "run_id": "r", "task_id": "t", "map_index": 3}
+    assert all({**each, "value": None} == {**instance, "value": None} for each in pushed)
+
+
+async def test_an_xcom_that_cannot_be_written_is_left_to_a_worker(queue, context, monkeypatch):
+    """What the triggerer cannot do ends nothing."""
+
+    async def refuse(**_):
+        raise OSError("no API server")
+
+    monkeypatch.setattr(XCom, "aset", refuse)
+    await asyncio.to_thread(batch_of, queue, "b", 1)
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(sensor(batch="b", deferrable=True).execute, context)
+    await asyncio.to_thread(finish, queue)
+    (event,) = [event async for event in deferred.value.trigger.run()]
+    assert event.payload == {"status": "done", "batch": "b"}
 
 
 async def test_the_triggerer_ends_no_failure(queue, context):

@@ -82,10 +82,3 @@ def test_they_can_be_switched_off(told, monkeypatch):
     telemetry.count_enqueued("jobs", 1)
     telemetry.count_settled("jobs", "failed", run_ms=1)
     assert told == []
-
-
-def test_the_page_names_what_there_is():
-    """Each name in the table of the module's docstring is one that is sent, and the other way round."""
-    source = telemetry.__doc__
-    for name in ("enqueued", "claimed", "settled", "dead", "wait_time", "run_time"):
-        assert f"``zkmq.{name}``" in source

@@ -70,7 +70,8 @@ class Run:
 
     def open_pool(self) -> None:
         """Give the work a slot."""
-        self._api.call("PATCH", "/api/v2/pools/narrow", {"name": "narrow", "slots": 1})
+        body = {"pool": "narrow", "slots": 1, "description": "", "include_deferred": False}
+        self._api.call("PATCH", "/api/v2/pools/narrow", body)
 
     def ended(self) -> bool:
         """Whether it has."""
@@ -161,9 +162,17 @@ def test_a_burst_is_acknowledged_by_the_examples(
 ) -> None:
     """What fails once is completed on attempt 2, poison is dead with its reason, all else is done on attempt 1.
 
-    The runs of failed work are red, the others green. The other example starts one run for each task.
+    The runs of failed work are red, the others green. The other example starts one run for each task. Runs take over
+    what a watch has claimed for them.
     """
-    use(demo, monkeypatch, tmp_path / "dags", "example_dags/zkmq_acknowledge.py", "example_dags/zkmq_run_per_task.py")
+    use(
+        demo,
+        monkeypatch,
+        tmp_path / "dags",
+        "example_dags/zkmq_acknowledge.py",
+        "example_dags/zkmq_run_per_task.py",
+        "tests/e2e/dags/claimed_events.py",
+    )
     for example in ("ACKNOWLEDGE", "DISPATCH"):
         monkeypatch.setenv(f"ZKMQ_{example}_QUEUE", example.lower())
         monkeypatch.setenv(f"ZKMQ_{example}_REFIRE", "3")
@@ -173,19 +182,20 @@ def test_a_burst_is_acknowledged_by_the_examples(
         Zkmq.connect(server.hosts, "/zkmq", gc=False) as zk,
         airflow(demo, tmp_path, server.hosts) as (api, processes, _),
     ):
-        orders, tasks = zk.queue("acknowledge"), zk.queue("dispatch")
+        orders, tasks, claimed = zk.queue("acknowledge"), zk.queue("dispatch"), zk.queue("claimed")
+        claimed.enqueue_many([Message(b"three", task_id=f"claimed-{number}") for number in range(3)])
         orders.configure(policy=RetryPolicy(attempts=3, factor=0.1, max_backoff=0.5))
         orders.enqueue_many(
             [Message(text, task_id=name) for name, text in [("poison", b"poison"), ("again", b"again")]]
             + [Message(b"good", task_id=f"good-{number}") for number in range(4)]
         )
         tasks.enqueue_many([Message(b"one", task_id=f"task@{number}") for number in range(3)])
-        for dag in ("zkmq_acknowledge", "zkmq_dispatch", "zkmq_handle"):
+        for dag in ("claimed_events", "zkmq_acknowledge", "zkmq_dispatch", "zkmq_handle"):
             demo.wait_until("the DAG", processes, _known(api, dag))
             api.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
-        eventually(lambda: tasks.counts()["finished"] == 3, within=600)
+        eventually(lambda: claimed.counts()["finished"] == tasks.counts()["finished"] == 3, within=600)
         eventually(lambda: orders.counts()["finished"] == 5 and orders.counts()["dead"] == 1, within=600)
-        assert {task.attempt for task in tasks.tasks()} == {1}, said(tmp_path)
+        assert {task.attempt for task in [*tasks.tasks(), *claimed.tasks()]} == {1}, said(tmp_path)
         assert {task.result for task in tasks.tasks()} == {b"ONE"}
         done = {task.id: task for task in orders.tasks()}
         assert (done["again"].attempt, done["again"].result) == (2, b"AGAIN"), said(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_zkmq import bridge, engine, spark
 from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
+from airflow_provider_zkmq.hooks import settings, telemetry
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.support import fresh_root
 
@@ -141,7 +142,9 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
         "docs/performance.md",
         "docs/architecture.md",
         "docs/contributing.md",
+        "docs/airflow-provider.md",
         "docs/events.md",
+        "docs/patterns.md",
         "docs/scale.md",
         "docs/semantics.md",
         "docs/simulator.md",
@@ -220,6 +223,29 @@ def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
     assert told.endswith("ZkmqEventTrigger ['handle']")
 
 
+def test_the_dags_of_the_page_on_patterns_are_dags() -> None:
+    """Each parses with the installed Airflow, and `@task.zkmq` is known to it."""
+    fan_out, consume, pipeline = blocks("docs/patterns.md", "python")
+    assert shown(fan_out + "print(sorted(fan_out().task_ids))\n").endswith("['send', 'wait']")
+    told = shown(consume + "print([each.task_type for each in consume().tasks])\n")
+    assert told.endswith("['ZkmqDecoratedOperator']")
+    assert shown(pipeline + "print(sorted(pipeline().task_ids))\n").endswith("['check', 'store']")
+
+
+def test_the_acknowledging_dags_of_their_page_are_dags() -> None:
+    """They parse with the installed Airflow, and the group has laid what the page says around the work."""
+    for code, names in zip(
+        blocks("docs/acknowledge.md", "python"),
+        (
+            "ship_orders().task_ids, ['orders.claim', 'orders.ship', 'orders.settle', 'orders.keep']",
+            "claim.dag.task_ids, ['claim', 'keep', 'ship', 'settle']",
+        ),
+        strict=True,
+    ):
+        told = shown(f"{code}ids, wanted = {names}\nprint(sorted(ids) == sorted(wanted))\n")
+        assert told.endswith("True"), told
+
+
 def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that stand are completed by their first attempt; those that were lost are passed over."""
     root = fresh_root()
@@ -242,18 +268,19 @@ def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkey
         assert {(task.state, task.attempt, task.result) for task in tasks} == {("finished", 1, b"X")}
 
 
-def test_the_acknowledging_dags_of_their_page_are_dags() -> None:
-    """They parse with the installed Airflow, and the group has laid what the page says around the work."""
-    for code, names in zip(
-        blocks("docs/acknowledge.md", "python"),
-        (
-            "ship_orders().task_ids, ['orders.claim', 'orders.ship', 'orders.settle', 'orders.keep']",
-            "claim.dag.task_ids, ['claim', 'keep', 'ship', 'settle']",
-        ),
-        strict=True,
-    ):
-        told = shown(f"{code}ids, wanted = {names}\nprint(sorted(ids) == sorted(wanted))\n")
-        assert told.endswith("True"), told
+def test_the_notifier_s_dag_of_its_page_is_a_dag() -> None:
+    """It parses with the installed Airflow, and its callback is our notifier with the other one in it."""
+    (code,) = blocks("docs/airflow-provider.md", "python")
+    told = shown(code + "print(type(mail).__name__, letters_by_mail().task_ids)\n")
+    assert told.endswith("SmtpNotifier ['look']")
+
+
+def test_the_page_on_the_provider_names_what_there_is() -> None:
+    """Its tables have every option of the section ``[zkmq]`` and every metric, and no others."""
+    named = [row[0].strip("`") for row in rows("docs/airflow-provider.md")]
+    metrics = re.findall(r"^``(zkmq\.\w+)``", telemetry.__doc__ or "", re.MULTILINE)
+    assert [name for name in named if name.startswith("zkmq.")] == metrics
+    assert [name for name in named if name in settings.DEFAULTS] == list(settings.DEFAULTS)
 
 
 def shown(code: str) -> str:
