@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 
 import pytest
@@ -11,6 +12,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_zkmq.engine import AccessDenied, ConfigError, Unavailable, Zkmq
 from airflow_provider_zkmq.hooks.connections import connection_options
+from airflow_provider_zkmq.hooks.quiet import OneAMinute
 from airflow_provider_zkmq.hooks.templating import flat_ids, items_of
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from tests.airflow.conftest import define
@@ -169,3 +171,14 @@ def test_lists_from_templates():
     for wrong in ("[a", 5, [5], {"a": 1}):
         with pytest.raises(ConfigError):
             flat_ids(wrong)
+
+
+def test_what_kazoo_says_of_an_outage_is_a_line_a_minute(monkeypatch, zookeeper, root):
+    """Wherever a hook is used: in operators and sensors as in triggers."""
+    logger = logging.getLogger("airflow_provider_zkmq.kazoo")
+    for each in list(logger.filters):
+        logger.removeFilter(each)
+    define(monkeypatch, host=zookeeper, extra={"root": root})
+    with ZkmqHook() as hook:
+        hook.get_conn()
+    assert sum(isinstance(each, OneAMinute) for each in logger.filters) == 1

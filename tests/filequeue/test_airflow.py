@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,24 @@ async def test_waiting_in_the_triggerer_is_refused(q: FileQueue, conn: None) -> 
     assert "asynchronous" in events[0]["message"]
     with pytest.raises(ConfigError):
         AsyncZkmq.connect("textqueue:///tmp")
+
+
+def test_a_function_consumes_a_file(q: FileQueue, conn: None) -> None:
+    """`@task.zkmq` settles each task by its own outcome, as on ZooKeeper; where there is nothing it waits for it."""
+    from airflow_provider_zkmq.decorators.zkmq import zkmq_task
+
+    def handle(job: Any) -> str:
+        if job.data == b"bad":
+            raise ValueError("no such file")
+        return str(job.data.decode().upper())
+
+    context: Any = {"ti": None}
+    consume = zkmq_task(handle, task_id="t", max_tasks=2, selector="performance_class==low")().operator
+    coming = threading.Timer(0.3, lambda: q.enqueue("good", {"performance_class": "low"}, task_id="good"))
+    coming.start()
+    assert consume.execute(context)["finished"] == 1
+    for data in ("bad", "good", "good"):
+        q.enqueue(data, {"performance_class": "low"}, task_id=None if data == "good" else data)
+    told = consume.execute(context)
+    assert (told["finished"], told["failed"], q.task("good").result) == (1, 1, b"GOOD")
+    assert q.counts()["inserted"] == 2
