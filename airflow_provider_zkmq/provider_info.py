@@ -21,9 +21,9 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "hooks": [_modules("hooks")],
-        "operators": [_modules("operators", "zkmq", "bridge")],
+        "operators": [_modules("operators", "zkmq", "bridge", "claiming", "keeping", "settling", "groups")],
         "sensors": [_modules("sensors")],
-        "triggers": [_modules("triggers", "zkmq", "events")],
+        "triggers": [_modules("triggers", "zkmq", "events", "leases")],
         "notifications": ["airflow_provider_zkmq.notifications.zkmq.ZkmqDeadLetterNotifier"],
         "cli": ["airflow_provider_zkmq.commands.definition.get_zkmq_cli_commands"],
         "config": {"zkmq": {"description": "Queues on ZooKeeper.", "options": _options()}},
@@ -37,6 +37,7 @@ def get_provider_info() -> dict[str, Any]:
                 "to_openlineage_converter": "airflow_provider_zkmq.assets.zkmq.convert_asset_to_openlineage",
             }
         ],
+        "task-decorators": [{"name": "zkmq", "class-name": "airflow_provider_zkmq.decorators.zkmq.zkmq_task"}],
         "connection-types": [
             {
                 "connection-type": "zkmq",

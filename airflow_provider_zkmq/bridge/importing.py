@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from airflow_provider_zkmq.bridge.entries import Entry, digest, payload_of, variables_of
 from airflow_provider_zkmq.bridge.exporting import AT_ONCE
 from airflow_provider_zkmq.bridge.header import Origin, origin_of_queue
-from airflow_provider_zkmq.bridge.judging import Action, Step, judge
+from airflow_provider_zkmq.bridge.judging import Action, Step, is_done, judge
 from airflow_provider_zkmq.bridge.payload import Refusal
 from airflow_provider_zkmq.bridge.reading import BadFile, Refused, opened, read
 from airflow_provider_zkmq.engine import MAX_PAYLOAD, AnyQueue, ConfigError, Task, TransportError, ZkmqError
@@ -27,13 +27,17 @@ class Applied:
 
 @dataclass(slots=True)
 class Imported:
-    """What became of a file's messages; in a dry run, what would. ``refused`` is in the order of the file."""
+    """What became of a file's messages; in a dry run, what would. ``refused`` is in the order of the file.
+
+    ``before``: the tasks for which an earlier import of the file, which was cut off, had done what it asks for.
+    """
 
     queue: str
     dry_run: bool
     applied: list[Applied] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     unchanged: int = 0
+    before: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, object]:
         """The same for JSON."""
@@ -43,16 +47,23 @@ class Imported:
             "refused": [asdict(line) for line in self.refused],
             "unchanged": self.unchanged,
             "dry_run": self.dry_run,
+            **({"before": self.before} if self.before else {}),
         }
 
 
 def import_file(
-    queue: AnyQueue, path: str | os.PathLike[str], dry_run: bool = False, *, elsewhere: bool = False
+    queue: AnyQueue,
+    path: str | os.PathLike[str],
+    dry_run: bool = False,
+    *,
+    elsewhere: bool = False,
+    again: bool = False,
 ) -> Imported:
     """Do what a file asks for, each message for itself, in the order of the file.
 
     A task is only touched as it was exported: whatever happened to it since refuses its message. The file is read
     to its end before anything is written. `dry_run`: nothing is. `elsewhere`: also from another queue or root.
+    `again`: an earlier import of the file was cut off: a task that is by now as its message wants it is not refused.
 
     Raises:
         BadFile: the file cannot be read as an export, or is another queue's; nothing was written.
@@ -67,7 +78,7 @@ def import_file(
         done = Imported(queue.name, dry_run, refused=draft.refused)
         try:
             for entry, task in _paired(queue, draft.entries):
-                _one(queue, file, entry, task, done)
+                _one(queue, file, entry, task, done, again=again)
         except TransportError as error:
             msg = f"{error}; {len(done.applied)} message(s) were applied before: import again, those will be refused"
             raise type(error)(msg) from error
@@ -91,7 +102,7 @@ def _paired(queue: AnyQueue, entries: list[Entry]) -> Iterator[tuple[Entry, Task
             yield entry, tasks.get(entry.id)
 
 
-def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done: Imported) -> None:
+def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done: Imported, *, again: bool) -> None:
     try:
         step = judge(entry, task)
         if step is None:
@@ -103,7 +114,10 @@ def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done
     except (TransportError, ConfigError):
         raise
     except (Refusal, ZkmqError, TextQueueError) as why:
-        done.refused.append(Refused(entry.id, entry.offset, entry.line, str(why)))
+        if again and isinstance(why, Refusal) and is_done(entry, task):
+            done.before.append(entry.id)
+        else:
+            done.refused.append(Refused(entry.id, entry.offset, entry.line, str(why)))
     else:
         done.applied.append(Applied(entry.id, step.action, step.new_data))
 

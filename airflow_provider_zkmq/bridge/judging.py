@@ -53,6 +53,17 @@ def judge(entry: Entry, task: Task | None) -> Step | None:
     raise Refusal(f"the task is {task.state}: an import is about dead, cancelled and queued ones")
 
 
+def is_done(entry: Entry, task: Task | None) -> bool:
+    """Whether a task that has changed since it was exported is as its message wants it: whoever did that.
+
+    What was to go is gone; what was to run has been put back since, with the file's payload, whatever became of it.
+    """
+    if entry.mark == Status.PROCESSED:
+        return task is None
+    put_back = task is not None and task.version > entry.version and entry.digest == digest(task.data)
+    return entry.mark == Status.QUEUED and put_back
+
+
 def _changed(entry: Entry, task: Task) -> bool:
     """Whether the file's payload is another. Raises `Refusal` for base64 that lost the line which says so."""
     if entry.digest == digest(task.data):

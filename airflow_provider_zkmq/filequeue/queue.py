@@ -219,6 +219,10 @@ class FileQueue(Awake):
         """Give the task back, not to be handled for `delay`; counts as no attempt. Raises `ClaimLost`."""
         self.release(task_id, token, seconds("delay", delay))
 
+    def begin(self, task_id: str, token: int) -> None:
+        """Check that the claim is the current one: it began when it was claimed. Raises `ClaimLost`."""
+        self._do(lambda book: settling.current(book, task_id, token))
+
     def extend(self, task_id: str, token: int, lease: Duration) -> None:
         """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
         span = lock_span("lease", lease)

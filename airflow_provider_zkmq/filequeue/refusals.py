@@ -28,6 +28,7 @@ ARCHIVES: Final = (
     "the log of what ended, archive or stream (configure(archive=True), configure(follow=True), zxid, ended_between, "
     "read_ended, latest_end, trimmed, departed_between, read_departed, archive, publish_archive)"
 )
+BOUNDS: Final = "bound on its leases (max_leases=)"
 FINDING: Final = "waiting for tasks that match (find)"
 
 

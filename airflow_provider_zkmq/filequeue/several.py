@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from airflow_provider_zkmq.engine.model import Duration, FilterMethod, Selector, number_of_claims, optional_seconds
 from airflow_provider_zkmq.filequeue.claims import FileClaim
 from airflow_provider_zkmq.filequeue.loop import FileClaims
+from airflow_provider_zkmq.filequeue.refusals import BOUNDS, refuse
 from airflow_provider_zkmq.filequeue.view import FileView
 
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
@@ -42,12 +43,14 @@ class Several(FileView):
         timeout: Duration = 0,
         lease: Duration | None = None,
         stopping: Callable[[], bool] = lambda: False,
-        ahead: bool = False,  # noqa: ARG002  in a file, each claim counts as a delivery at once
+        ahead: Literal["all"] | bool = False,  # noqa: ARG002  in a file, each claim counts at once
+        max_leases: int | None = None,
     ) -> list[FileClaim]:
         """Take the first `n` tasks that fit (1 to 64), or as many as there are; the first is waited for, see `claim`.
 
         A call that fails or is interrupted gives back what it took.
         """
+        refuse({BOUNDS: max_leases is not None})
         most = number_of_claims(n)
         claims: list[FileClaim] = []
         try:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk.exceptions import AirflowException
+
+from airflow_provider_zkmq.hooks import telemetry
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import Batch, Task
 
 #: How many tasks an error names.
 _SHOWN: Final = 5
+#: So many dead tasks have a line of their own in the log.
+_LINES: Final = 20
 
 
 def outcome(task: Task) -> dict[str, Any]:
@@ -53,6 +58,28 @@ def check_batch(queue: str, batch: Batch) -> None:
 def _few(lines: Sequence[str]) -> str:
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     return "; ".join([*lines[:_SHOWN], *more])
+
+
+def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
+    """Log and count what has ended, and the first few that are dead, each in a line; and what shows more of them."""
+    if not isinstance(ended, Sequence):
+        log.info(
+            "Batch %r of queue %r has ended: %d task(s), %d failed", ended.name, queue, ended.total, len(ended.failed)
+        )
+        for task_id in ended.failed[:_LINES]:
+            log.error(
+                "Task %s of queue %r ended dead or cancelled; see: zkmq show %s %s", task_id, queue, queue, task_id
+            )
+        return
+    if not ended:
+        return
+    telemetry.tell_ended(queue, ended)
+    states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
+    first = _few([f"{task.id} (attempt {task.attempt})" for task in ended])
+    log.info("Queue %r: %d task(s): %s: %s; see: zkmq show %s %s", queue, len(ended), states, first, queue, ended[0].id)
+    for task in [each for each in ended if each.state == "dead"][:_LINES]:
+        line = "Task %s of queue %r is dead after %d attempt(s): %s; see: zkmq show %s %s"
+        log.error(line, task.id, queue, task.attempt, task.error, queue, task.id)
 
 
 def progress_log(log: Any) -> Callable[[str, float, str], None]:

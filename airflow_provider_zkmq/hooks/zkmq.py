@@ -13,6 +13,7 @@ from airflow_provider_zkmq.hooks.connections import (
     async_connection_options,
     connection_options,
 )
+from airflow_provider_zkmq.hooks.quiet import keep_kazoo_quiet
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyClient, AnyQueue, AsyncQueue, AsyncZkmq
@@ -53,6 +54,7 @@ class ZkmqHook(BaseHook):
         if self._client is None:
             from airflow_provider_zkmq.engine import Zkmq
 
+            keep_kazoo_quiet()
             conn = self.get_connection(self.zkmq_conn_id)
             options = connection_options(conn)
             self._default_queue = options.pop("queue")

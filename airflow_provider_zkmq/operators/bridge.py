@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.bridge import Imported
 
 _SHOWN = 5
+#: So many refusals have a line of their own in the log; all are in the XCom.
+_LINES = 20
 
 
 class ZkmqExportOperator(BaseOperator):
@@ -77,7 +79,8 @@ class ZkmqImportOperator(BaseOperator):
     """Does what an edited export asks for; its XCom is the report.
 
     The report is ``{"queue", "applied", "refused", "unchanged", "dry_run"}``. A message whose task has changed since
-    the export is refused, as is whatever this operator did before: a second import of a file does nothing twice.
+    the export is refused: a second import of a file does nothing twice. A retry, or a clear, may follow upon a try that
+    was cut off: what had been done by then is no refusal but is told of, in the log and as ``"before"``.
 
     Args:
         path: the file.
@@ -109,7 +112,7 @@ class ZkmqImportOperator(BaseOperator):
         self.zkmq_queue = zkmq_queue
         self.zkmq_conn_id = zkmq_conn_id
 
-    def execute(self, context: Context) -> dict[str, object]:  # noqa: ARG002
+    def execute(self, context: Context) -> dict[str, object]:
         """Import the file. Raises what `bridge.import_file` does.
 
         `AirflowFailException` names the first few messages that were refused.
@@ -117,7 +120,8 @@ class ZkmqImportOperator(BaseOperator):
         dry_run = flag("dry_run", self.dry_run)
         name = self.zkmq_queue or self._named()
         with ZkmqHook(self.zkmq_conn_id, name) as hook:
-            done = import_file(hook.queue(), self.path, dry_run, elsewhere=bool(self.zkmq_queue))
+            again = context["ti"].try_number > 1
+            done = import_file(hook.queue(), self.path, dry_run, elsewhere=bool(self.zkmq_queue), again=again)
         self._tell(done)
         if done.refused and self.fail_on_refused:
             raise AirflowFailException(_refusals(self.path, done))
@@ -133,7 +137,10 @@ class ZkmqImportOperator(BaseOperator):
         verb = "Would apply" if done.dry_run else "Applied"
         numbers = (len(done.applied), len(done.refused), done.unchanged)
         self.log.info("%s %d message(s) of %s; %d refused, %d unchanged", verb, numbers[0], self.path, *numbers[1:])
-        for refusal in done.refused:
+        if done.before:
+            what = "%d message(s) had been applied before, by a try that was cut off: %s"
+            self.log.info(what, len(done.before), ", ".join(done.before[:_SHOWN]))
+        for refusal in done.refused[:_LINES]:
             self.log.warning("Line %d, task %r: %s", refusal.line, refusal.id, refusal.reason)
 
 

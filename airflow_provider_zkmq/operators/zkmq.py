@@ -1,4 +1,4 @@
-"""`ZkmqEnqueueOperator`: enqueue tasks from a DAG. The operators of the bridge are found here, too."""
+"""`ZkmqEnqueueOperator`: enqueue tasks from a DAG. The other operators and the task group are found here, too."""
 
 from __future__ import annotations
 
@@ -7,29 +7,40 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseOperator, conf
+from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import Duration, Message, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit
+from airflow_provider_zkmq.hooks.deferring import AWAY
+from airflow_provider_zkmq.hooks.telemetry import count_enqueued
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
-from airflow_provider_zkmq.operators.ending import await_end
+from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
+from airflow_provider_zkmq.operators.ending import WaitingOperator
+from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
+from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
+from airflow_provider_zkmq.operators.lineage import WritesQueue
 from airflow_provider_zkmq.operators.messages import all_spelled, completed, message, origin_of, spelled
 from airflow_provider_zkmq.operators.once import Once, check_once, named, series_key
-from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine import AnyQueue
+__all__ = [
+    "ZkmqClaimOperator",
+    "ZkmqEnqueueOperator",
+    "ZkmqExportOperator",
+    "ZkmqImportOperator",
+    "ZkmqKeepOperator",
+    "ZkmqSettleOperator",
+    "ZkmqTaskGroup",
+]
 
-__all__ = ["ZkmqEnqueueOperator", "ZkmqExportOperator", "ZkmqImportOperator"]
 
-
-class ZkmqEnqueueOperator(BaseOperator):
+class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
     """Enqueues one task (`data`) or many (`messages`); its XCom is the id, the list of ids, or the batch's name.
 
     A retry, a clear, or a try after a worker was killed enqueues nothing twice: it adopts what an earlier try of the
@@ -67,6 +78,8 @@ class ZkmqEnqueueOperator(BaseOperator):
             them; ``"none"``: each call enqueues again.
         on_duplicate: what to do with what an earlier try wrote: ``"adopt"`` it, or ``"fail"`` with `DuplicateTask`.
         wait_for_completion: succeed only when all the tasks are finished; fail when one is dead or cancelled.
+        cancel_on_kill: where a user marks the waiting operator as failed, skipped or successful, cancel those of its
+            tasks that have not ended. Clearing it does not, nor does another end of a worker or triggerer.
         deferrable: wait in the triggerer rather than on a worker, unless the tasks have ended already.
         timeout: how long to wait at the most, as `delay`; None: ``execution_timeout``, else without bound.
         zkmq_conn_id: the Airflow connection.
@@ -110,6 +123,7 @@ class ZkmqEnqueueOperator(BaseOperator):
         idempotency: str = "run",
         on_duplicate: str = "adopt",
         wait_for_completion: bool = False,
+        cancel_on_kill: bool = False,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         timeout: Duration | str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
@@ -141,6 +155,7 @@ class ZkmqEnqueueOperator(BaseOperator):
         self.idempotency = idempotency
         self.on_duplicate = on_duplicate
         self.wait_for_completion = wait_for_completion
+        self.cancel_on_kill = cancel_on_kill
         self.deferrable = deferrable
         self.timeout = span("timeout", timeout)
         self.zkmq_conn_id = zkmq_conn_id
@@ -161,7 +176,7 @@ class ZkmqEnqueueOperator(BaseOperator):
             queue = hook.queue()
             self._enqueue(Once(queue, origin, self.idempotency, self.on_duplicate, key), messages, then)
             if self.wait_for_completion and ids:
-                self._await(queue, ids, key)
+                self._await(context, queue, ids, key, self._span())
         return self._told(ids)
 
     def execute_complete(
@@ -178,11 +193,11 @@ class ZkmqEnqueueOperator(BaseOperator):
             ids = [message.task_id or "" for message in named(self._messages(origin_of(context)), key)]
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-                await_end(hook.queue(), event.get("batch"), ids, 0)
+                self._end(hook.queue(), ids, 0)
         except (WaitTimeout, AWAY) as error:  # there are more, one was redriven since, or ZooKeeper is away
             if deadline is not None and time.time() >= deadline:
-                raise AirflowException(str(error)) from error
-            self._defer(ids, key, deadline, getattr(error, "left", ()))
+                raise AirflowException(str(error)) from None
+            self._defer(context, ids, key, deadline, getattr(error, "left", ()))
         return self._told(ids)
 
     def _enqueue(self, once: Once, messages: list[Message], then: Message | None) -> None:
@@ -191,36 +206,12 @@ class ZkmqEnqueueOperator(BaseOperator):
         else:
             adopted = once.enqueue(messages)
         name = once.queue.name
-        self.log.info("Enqueued %d task(s) into queue %r", len(messages) - adopted, name)
+        first = named(messages, self.batch or once.key)[:1]
+        hint = f"; see: zkmq show {name} {first[0].task_id}" if first else ""
+        count_enqueued(name, len(messages) - adopted)
+        self.log.info("Enqueued %d task(s) into queue %r%s", len(messages) - adopted, name, hint)
         if adopted:
-            self.log.info("Adopted %d task(s) of queue %r that an earlier try had enqueued", adopted, name)
-
-    def _await(self, queue: AnyQueue, ids: list[str], key: str) -> None:
-        """Wait here, or look and defer. Raises `AirflowException` where it was not in time or tasks failed."""
-        left = self._span()
-        deadline = None if left is None else time.time() + left
-        try:
-            await_end(queue, self.batch, ids, 0 if self.deferrable else left)
-        except (WaitTimeout, AWAY) as error:
-            if not self.deferrable:
-                raise AirflowException(str(error)) from error
-            self._defer(ids, key, deadline, getattr(error, "left", ()))
-
-    def _defer(self, ids: list[str], key: str | None, deadline: float | None, left: Sequence[str] = ()) -> None:
-        """Defer until `deadline`. `left`: those of the ids that have not ended, as far as that is known."""
-        awaited = {"batch": self.batch} if self.batch is not None else awaited_ids(ids, key, left)
-        self.defer(
-            trigger=ZkmqTaskTrigger(
-                **awaited,
-                queue=self.zkmq_queue or None,
-                zkmq_conn_id=self.zkmq_conn_id,
-                deadline=deadline,
-                deferred_at=time.time(),
-            ),
-            method_name="execute_complete",
-            kwargs={"key": key, "deadline": deadline},
-            timeout=deferral_limit(deadline),
-        )
+            self.log.info("Adopted %d task(s) of queue %r that an earlier try had enqueued%s", adopted, name, hint)
 
     def _told(self, ids: list[str]) -> str | list[str]:
         if self.batch is not None:

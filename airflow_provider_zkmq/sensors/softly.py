@@ -28,7 +28,7 @@ def airflow_errors() -> Iterator[None]:
     except WaitTimeout:
         raise
     except ZkmqError as error:
-        raise AirflowException(str(error)) from error
+        raise AirflowException(str(error)) from None
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def refusing_tls() -> Iterator[None]:
     try:
         yield
     except TlsRefused as error:
-        raise AirflowException(str(error)) from error
+        raise AirflowException(str(error)) from None
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def failing_softly(sensor: BaseSensorOperator) -> Iterator[None]:
         raise
     except Exception as error:
         if never_fail or (soft_fail and isinstance(error, AirflowException | TaskDeferralError)):
-            raise AirflowSkipException(f"Skipping instead of failing: {error}") from error
+            raise AirflowSkipException(f"Skipping instead of failing: {error}") from None
         raise
     finally:
         sensor.soft_fail, sensor.never_fail = soft_fail, never_fail

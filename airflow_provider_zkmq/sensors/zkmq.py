@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskDeferred
@@ -14,36 +14,33 @@ from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskD
 from airflow_provider_zkmq.engine import TransportError, WaitTimeout, wait_event
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit
-from airflow_provider_zkmq.hooks.outcomes import progress_log
+from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
+from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for
 from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.sensors.outcomes import (
-    batch_outcome,
-    in_one_line,
-    outcomes,
-    read_again,
-    those_that_got_there,
-)
+from airflow_provider_zkmq.operators.lineage import ReadsQueue
+from airflow_provider_zkmq.sensors.looking import Wanted, in_one_line
 from airflow_provider_zkmq.sensors.patience import persist
 from airflow_provider_zkmq.sensors.softly import airflow_errors, failing_softly, refusing_tls
-from airflow_provider_zkmq.sensors.wanted import check_search, check_wanted, counted, matching_ids, named_ids
+from airflow_provider_zkmq.sensors.wanted import check_search, check_wanted, counted, named_ids
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine import AnyQueue
-
-_Told: TypeAlias = list[dict[str, object]] | dict[str, object]
+    from airflow_provider_zkmq.sensors.looking import Ended
 
 
-class ZkmqTaskSensor(BaseSensorOperator):
+class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     """Waits for tasks, or for a batch; its XCom is the list of the tasks' outcomes, in the order of the ids.
 
     An outcome is ``{"id", "state", "attempt", "error", "result"}``; a result that is not UTF-8 comes as base64 in
-    ``"result_b64"``. For a batch the XCom is ``{"batch", "total", "failed"}``, however many tasks it has. The sensor
-    fails, naming them, when tasks end dead or cancelled, for a batch after the last one has ended; with `soft_fail` it
-    skips. A time-out tells why the first task that has not ended is where it is.
+    ``"result_b64"``. For a batch the XCom is ``{"batch", "total", "failed"}``, however many tasks it has. One that
+    would be larger than `max_xcom_bytes` is references: ``{"queue", "count", "states", "ids", "more", "read"}``, with
+    as many ids as there is room for. The sensor fails, naming them, when tasks end dead or cancelled, for a batch after
+    the last one has ended; with `soft_fail` it skips. A time-out tells why the first task that has not ended is where
+    it is. Deferred, for a batch or without results, it is ended by the triggerer and needs no worker any more, unless
+    it has outlets, tasks that are mapped over its XCom, an XCom back end of one's own, or failures to tell of.
     It waits on ZooKeeper watches and does not poke, except with ``mode="reschedule"``. A queue that is not there fails
     it at once where `task_ids` or `batch` say that there are tasks; with a `selector` it waits for the queue, too, and
     warns once in the log, with the names of queues that come close.
@@ -60,6 +57,9 @@ class ZkmqTaskSensor(BaseSensorOperator):
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         zkmq_conn_id: the Airflow connection.
         deferrable: wait in the triggerer rather than on a worker.
+        results: tell results, attempts and errors; else the XCom has ``{"id", "state"}`` of each task.
+        max_xcom_bytes: see above; as JSON, 1 000 or more.
+        fail_on: ``"any"`` task that ends dead or cancelled fails the sensor; with ``"none"`` the XCom tells of it.
         log_progress: log the progress that the handlers of the tasks report, at one more watch for each running task.
 
     """
@@ -79,6 +79,9 @@ class ZkmqTaskSensor(BaseSensorOperator):
         zkmq_queue: str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        results: bool = True,
+        max_xcom_bytes: int = 48_000,
+        fail_on: str = "any",
         log_progress: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -97,8 +100,12 @@ class ZkmqTaskSensor(BaseSensorOperator):
         self.zkmq_conn_id = zkmq_conn_id
         self.deferrable = deferrable
         self.log_progress = log_progress
+        self.results = results
+        self.max_xcom_bytes = max_xcom_bytes
+        self.fail_on = fail_on
+        self._telling()  # refuses what is not known where the DAG is parsed
 
-    def execute(self, context: Context) -> _Told:
+    def execute(self, context: Context) -> Any:
         """Wait, on the worker or deferred; return the outcomes, or the batch's.
 
         Raises:
@@ -111,15 +118,14 @@ class ZkmqTaskSensor(BaseSensorOperator):
             if self.selector is not None:
                 self.log.info("%s", counted(self.selector, self.min_tasks, self.since))
             if self.deferrable:
-                return self._waited_or_deferred(deadline)
-            result: _Told = super().execute(context) if self.reschedule else persist(self.log, deadline, self._waited)
-            return result
+                return self._waited_or_deferred(context, deadline)
+            return super().execute(context) if self.reschedule else persist(self.log, deadline, self._waited)
 
-    def _waited_or_deferred(self, deadline: float) -> _Told:
+    def _waited_or_deferred(self, context: Context, deadline: float) -> Any:
         try:
             return self._waited(0)
         except (WaitTimeout, AWAY) as error:
-            raise self._deferral(deadline, error) from None
+            raise self._deferral(context, deadline, error) from None
 
     def poke(self, context: Context) -> PokeReturnValue:  # noqa: ARG002
         """Look once (``mode="reschedule"``). Raises `AirflowException` for tasks that are dead or cancelled."""
@@ -137,7 +143,7 @@ class ZkmqTaskSensor(BaseSensorOperator):
         with failing_softly(self), self._telling_why():
             return super().resume_execution(next_method, next_kwargs, context)
 
-    def execute_complete(self, context: Context, event: dict[str, Any], deadline: float | None = None) -> _Told:  # noqa: ARG002
+    def execute_complete(self, context: Context, event: dict[str, Any], deadline: float | None = None) -> Any:
         """Go on after the trigger: read the outcomes on the worker. Raises what `execute` does."""
         until = time.time() + self._span() if deadline is None else deadline
         with failing_softly(self), airflow_errors():
@@ -146,53 +152,44 @@ class ZkmqTaskSensor(BaseSensorOperator):
             if event["status"] != "done":
                 raise AirflowException(event["message"])
             try:
-                return self._ended(event)
+                with refusing_tls(), ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+                    queue = hook.queue()
+                    return self._told(queue.name, self._wanted().read(queue, event))
             except (WaitTimeout, AWAY) as error:  # there are more, one was redriven since, or ZooKeeper is away
                 if time.time() >= until:
-                    raise AirflowSensorTimeout(str(error)) from error
-                raise self._deferral(until, error) from None
+                    raise AirflowSensorTimeout(str(error)) from None
+                raise self._deferral(context, until, error) from None
 
-    def _ended(self, event: dict[str, Any]) -> _Told:
-        """Read what had ended when the trigger looked. Raises `WaitTimeout` for what has not, or not any more."""
-        with refusing_tls(), ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            queue = hook.queue()
-            if "batch" in event:
-                return batch_outcome(queue, queue.wait_batch(event["batch"], 0))
-            if "ids" in event:
-                return outcomes(queue, read_again(queue, event["ids"], self.event))
-            if self.selector is None:
-                return outcomes(queue, queue.wait(named_ids(self.task_ids), self.event, 0))
-            ids = matching_ids(queue, self.selector, self.min_tasks, 0, self.since)
-            return outcomes(queue, those_that_got_there(queue, ids, self.event, self.min_tasks))
-
-    def _waited(self, span: float) -> _Told:
+    def _waited(self, span: float) -> Any:
         """Wait at most `span` seconds on this worker. Raises `WaitTimeout`."""
-        end = time.monotonic() + span
         with refusing_tls(), ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
-            if self.batch is not None:
-                return batch_outcome(queue, queue.wait_batch(self.batch, span))
-            ids = self._ids(queue, self.min_tasks, max(0.0, end - time.monotonic()))
             tell = progress_log(self.log) if self.log_progress else None
-            return outcomes(queue, queue.wait(ids, self.event, max(0.0, end - time.monotonic()), tell))
+            return self._told(queue.name, self._wanted().wait(queue, span, tell))
 
-    def _ids(self, queue: AnyQueue, least: int, span: float) -> list[str]:
-        """Return the ids to wait for, at the latest after `span` seconds. Raises `WaitTimeout`, `ConfigError`."""
-        if self.selector is None:
-            return named_ids(self.task_ids)
-        return matching_ids(queue, self.selector, least, span, self.since)
+    def _told(self, queue: str, ended: Ended) -> Any:
+        """Log what has ended; return the XCom. Raises `AirflowException` for what has failed."""
+        tell_ended(self.log, queue, ended)
+        self._telling().check(queue, ended)
+        return self._telling().tell(queue, ended)
 
-    def _deferral(self, deadline: float, why: WaitTimeout | TransportError) -> TaskDeferred:
+    def _wanted(self) -> Wanted:
+        return Wanted(self.task_ids, self.selector, self.min_tasks, self.since, self.batch, self.event)
+
+    def _telling(self) -> Telling:
+        return Telling(self.results, self.max_xcom_bytes, self.fail_on)
+
+    def _deferral(self, context: Context, deadline: float, why: WaitTimeout | TransportError) -> TaskDeferred:
         if isinstance(why, TransportError):
             self.log.warning("Deferred until ZooKeeper is back: %s", why)
         return TaskDeferred(
-            trigger=self._trigger(deadline, getattr(why, "left", ())),
+            trigger=self._trigger(context, deadline, getattr(why, "left", ())),
             method_name="execute_complete",
             kwargs={"deadline": deadline},
             timeout=deferral_limit(deadline),
         )
 
-    def _trigger(self, deadline: float, left: Sequence[str]) -> ZkmqTaskTrigger:
+    def _trigger(self, context: Context, deadline: float, left: Sequence[str]) -> ZkmqTaskTrigger:
         since = moment("since", self.since)
         named = {} if self.task_ids is None else awaited_ids(named_ids(self.task_ids), None, left)
         return ZkmqTaskTrigger(
@@ -203,11 +200,19 @@ class ZkmqTaskSensor(BaseSensorOperator):
             batch=self.batch,
             event=self.event,
             log_progress=self.log_progress,
+            success=self._success(context),
             queue=self.zkmq_queue or None,
             zkmq_conn_id=self.zkmq_conn_id,
             deadline=deadline,
             deferred_at=time.time(),
         )
+
+    def _success(self, context: Context) -> dict[str, Any] | None:
+        """Return how the triggerer ends this task by itself; None: a worker is to read what it tells."""
+        brief = self.batch is not None or not self.results
+        if not (brief and may_end_in_triggerer(self, context)):
+            return None
+        return {"telling": self._telling().as_dict(), "push": pushed_for(self, context)}
 
     def _span(self) -> float:
         """Return how long to wait in seconds: Airflow does not hold a deferred task to its `execution_timeout`."""
@@ -219,27 +224,15 @@ class ZkmqTaskSensor(BaseSensorOperator):
         try:
             yield
         except AirflowSensorTimeout as error:
-            raise AirflowSensorTimeout(f"{error}{self._why()}") from error
+            raise AirflowSensorTimeout(f"{error}{self._why()}") from None
 
     def _why(self) -> str:
         """Return what to add to a time-out; nothing where it cannot be found out: the time-out is what counts."""
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
-                waiting = self._left(queue)
+                waiting = self._wanted().first_left(queue)
                 return "" if waiting is None else f"; {in_one_line(queue.explain(waiting))}"
         except Exception as error:  # noqa: BLE001
             self.log.warning("Why it was not in time is unknown: %s", error)
             return ""
-
-    def _left(self, queue: AnyQueue) -> str | None:
-        """Look once more: the first task that is not there yet; None also where none of them is known by its id."""
-        try:
-            ids = [] if self.batch is not None else self._ids(queue, 1, 0)
-        except WaitTimeout:
-            return None
-        try:
-            _ = queue.wait(ids, self.event, 0) if self.batch is None else queue.wait_batch(self.batch, 0)
-        except WaitTimeout as error:
-            return next(iter(error.left), None)
-        return None

@@ -65,15 +65,19 @@ class Watch:
         return self._lease.client.queue(self._name or self._lease.default_queue)
 
     async def _attempt(self, queue: AsyncQueue) -> dict[str, Any] | None:
-        """Wait for work; None: the queue was not there, and now it is."""
+        """Wait for something to tell; None: the queue was not there, and now it is."""
         try:
-            await self._hold_back(queue)
-            await queue.ready(selector=self._selector, timeout=None)
-            counts = await queue.counts()
+            return await self._next(queue)
         except QueueNotFound as error:
             await self._backoff.after(error)
             await queue.exists(timeout=None)
             return None
+
+    async def _next(self, queue: AsyncQueue) -> dict[str, Any]:
+        """Wait for work that is to be told of; return the event."""
+        await self._hold_back(queue)
+        await queue.ready(selector=self._selector, timeout=None)
+        counts = await queue.counts()
         self._quiet_until = asyncio.get_running_loop().time() + self._refire
         return {"queue": queue.name, "selector": self._selector, "counts": counts}
 

@@ -1,26 +1,29 @@
-"""`ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed, or a batch is done."""
+"""`ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed, or a batch is done.
+
+`ZkmqReadyTrigger` waits until there is work.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk.exceptions import AirflowNotFoundException
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.sdk.exceptions import AirflowException
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_zkmq.engine import ConfigError, TransportError, Unavailable, WaitTimeout, ZkmqError
+from airflow_provider_zkmq.engine import ConfigError, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import hold_back
+from airflow_provider_zkmq.hooks.killed import acancel_open, ended_by_user
 from airflow_provider_zkmq.hooks.naming import EVENT_BYTES, fits, series_ids
-from airflow_provider_zkmq.hooks.outcomes import progress_log
+from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
+from airflow_provider_zkmq.hooks.telling import Telling, size
 from airflow_provider_zkmq.hooks.templating import moment
-from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
+from airflow_provider_zkmq.triggers.sessions import SESSIONS
+from airflow_provider_zkmq.triggers.waiting import WaitingTrigger
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AsyncQueue
+    from airflow_provider_zkmq.engine import AsyncQueue, Batch, Task
 
 _ARGUMENTS: Final = (
     "task_ids",
@@ -32,23 +35,26 @@ _ARGUMENTS: Final = (
     "batch",
     "event",
     "log_progress",
+    "success",
+    "cancels",
     "queue",
     "zkmq_conn_id",
     "deadline",
     "deferred_at",
 )
-_FIRST_PAUSE: Final = 0.25
-_LONGEST_PAUSE: Final = 15.0
-#: The engine's own time-out names the tasks it waited for; this much later the wait ends whatever it does.
-_GRACE: Final = 1.0
 
 
-class ZkmqTaskTrigger(BaseTrigger):
+#: What goes on when its trigger has gone: an event loop itself keeps no task alive.
+_CANCELLING: Final[set[asyncio.Task[None]]] = set()
+
+
+class ZkmqTaskTrigger(WaitingTrigger):
     """Waits on ZooKeeper watches; fires once, with a small event, and never the tasks' results.
 
     The event is ``{"status": "done", "ids": […]}``, with ``"count"`` in their place where they are many or `partial`;
-    for a batch ``{"status": "done", "batch": …}``; else ``{"status": "timeout" | "error", "message": …}``. Its size and
-    that of the arguments are bounded. It comes some seconds after the deferral at the earliest.
+    for a batch ``{"status": "done", "batch": …}``; else ``{"status": "timeout" | "error", "message": …}``; or it ends
+    the Airflow task, see `success`. Its size and that of the arguments are bounded. It comes some seconds after the
+    deferral at the earliest, unless it ends the task.
     ZooKeeper being away ends nothing: the trigger waits for it, too, until its deadline; so it does, with a `selector`,
     for a queue that is not there.
 
@@ -63,6 +69,11 @@ class ZkmqTaskTrigger(BaseTrigger):
         batch: the batch to wait for, at the cost of one watch; None: tasks.
         event: ``"completion"`` or ``"claim"``, of tasks.
         log_progress: log the progress that the tasks' handlers report.
+        success: end the Airflow task here where nothing has failed and what is told is small: ``"telling"``, the
+            arguments of `Telling`; ``"push"``, the task instance whose XCom it is, None for no XCom; ``"value"``, the
+            XCom, if it is known before. None: the task is to go on on a worker.
+        cancels: what a user's end of the Airflow task cancels: ``"instance"``, the task's, and ``"task_ids"`` or
+            ``"series"``; None: nothing.
         queue: the queue's name; None: the connection's.
         zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
         deadline: when to give up, in seconds since 1970; None: never.
@@ -82,12 +93,14 @@ class ZkmqTaskTrigger(BaseTrigger):
         batch: str | None = None,
         event: str = "completion",
         log_progress: bool = False,
+        success: dict[str, Any] | None = None,
+        cancels: dict[str, Any] | None = None,
         queue: str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         deadline: float | None = None,
         deferred_at: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(queue, zkmq_conn_id, deadline, deferred_at)
         self.task_ids = None if task_ids is None else list(task_ids)
         self.series = None if series is None else list(series)
         self.partial = partial
@@ -97,65 +110,50 @@ class ZkmqTaskTrigger(BaseTrigger):
         self.batch = batch
         self.event = event
         self.log_progress = log_progress
+        self.success = success
+        self.cancels = cancels
         self.queue = queue
-        self.zkmq_conn_id = zkmq_conn_id
-        self.deadline = deadline
-        self.deferred_at = deferred_at
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments, plain JSON."""
         kwargs = {name: getattr(self, name) for name in _ARGUMENTS}
         return ("airflow_provider_zkmq.triggers.zkmq.ZkmqTaskTrigger", kwargs)
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield exactly one event; by then the shared session is given back."""
-        outcome = await self._outcome()
-        await asyncio.sleep(hold_back(self.deferred_at, time.time()))
-        yield TriggerEvent(outcome)
-
-    async def _outcome(self) -> dict[str, object]:
-        left = self._left()
-        try:
-            async with asyncio.timeout(None if left is None else left + _GRACE):
-                return {"status": "done", **await self._wait()}
-        except TimeoutError as error:  # `WaitTimeout` is one; it names the tasks
-            return {"status": "timeout", "message": str(error) or "ZooKeeper did not answer before the deadline"}
-        except (ZkmqError, AirflowNotFoundException) as error:
-            return {"status": "error", "message": str(error)}
-
-    def _left(self) -> float | None:
-        """Return the seconds to the deadline, not below 0; None without one."""
-        return None if self.deadline is None else max(0.0, self.deadline - time.time())
-
-    async def _wait(self) -> dict[str, object]:
-        """Wait, and again after each failure of the transport; return what the event names."""
-        patience = _Patience(self)
-        while True:
-            try:
-                async with SESSIONS.lease(self.zkmq_conn_id) as lease:
-                    return await self._wait_in(lease)
-            except TransportError as error:
-                await patience.after(error)
-
-    async def _wait_in(self, lease: Lease) -> dict[str, object]:
-        """Wait within one session, for as long as it lives. Raises `TransportError` when it has ended."""
-        queue = lease.client.queue(self.queue or lease.default_queue)
-        patience = _Patience(self)
-        while True:
-            try:
-                return await self._wait_for(queue)
-            except Unavailable as error:
-                await patience.after(error)
-            except WaitTimeout:
-                raise
-            except TransportError:
-                lease.forget()
-                raise
-
-    async def _wait_for(self, queue: AsyncQueue) -> dict[str, object]:
+    async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         if self.batch is not None:
-            await queue.wait_batch(self.batch, self._left())
-            return {"batch": self.batch}
+            batch = await queue.wait_batch(self.batch, self._left())
+            return await self._succeeded(queue.name, batch) or {"batch": self.batch}
+        ids = await self._ids(queue)
+        tell = progress_log(self.log) if self.log_progress else None
+        tasks = await queue.wait(ids, self.event, self._left(), tell)
+        if success := await self._succeeded(queue.name, tasks):
+            return success
+        return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
+
+    async def on_kill(self) -> None:
+        """Cancel what was asked for, if a user has ended the task: Airflow calls this on other occasions, too.
+
+        Airflow cancels this call as well when it takes longer than a second or so: what it began goes on.
+        """
+        if self.cancels is not None:
+            cancelling = asyncio.create_task(self._cancel(self.cancels))
+            _CANCELLING.add(cancelling)
+            cancelling.add_done_callback(_CANCELLING.discard)
+            await asyncio.shield(cancelling)
+
+    async def _cancel(self, cancels: dict[str, Any]) -> None:
+        try:
+            if not await asyncio.to_thread(ended_by_user, cancels["instance"]):
+                return
+            ids = series_ids(*cancels["series"]) if "series" in cancels else cancels["task_ids"]
+            async with SESSIONS.lease(self.zkmq_conn_id) as lease:
+                queue = lease.client.queue(self.queue or lease.default_queue)
+                count = await acancel_open(queue, ids)
+            self.log.warning("Ended by a user: cancelled %d task(s) of queue %r", count, queue.name)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is told: nobody waits for this any more
+            self.log.warning("Ended, but its tasks are not cancelled: %s", error)
+
+    async def _ids(self, queue: AsyncQueue) -> list[str]:
         ids = self.task_ids if self.series is None else series_ids(*self.series)
         if ids is None:
             since = moment("since", self.since)
@@ -164,21 +162,83 @@ class ZkmqTaskTrigger(BaseTrigger):
             )
         if not ids:
             raise ConfigError("no task was named: there is nothing to wait for")
-        await queue.wait(ids, self.event, self._left(), progress_log(self.log) if self.log_progress else None)
-        return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
+        return ids
+
+    async def _succeeded(self, queue: str, ended: Sequence[Task] | Batch) -> dict[str, Any] | None:
+        """Tell what has ended; return that the Airflow task ends here. None: it goes on on a worker."""
+        if self.success is None or self.partial:
+            return None
+        telling = Telling(**self.success["telling"])
+        try:
+            telling.check(queue, ended)
+        except AirflowException:
+            return None
+        value = self.success["value"] if "value" in self.success else telling.tell(queue, ended)
+        if size(value) > EVENT_BYTES or not await self._push(value):
+            return None
+        tell_ended(self.log, queue, ended)
+        return {"ends": True}
+
+    async def _push(self, value: Any) -> bool:
+        """Write the task's XCom as the task would; whether that is done.
+
+        `TaskSuccessEvent` itself writes the text of the value's JSON in the value's place (Airflow 3.3).
+        """
+        if (instance := (self.success or {})["push"]) is None:
+            return True
+        from airflow.sdk.execution_time.xcom import XCom
+
+        try:
+            await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **instance)
+        except Exception as error:  # noqa: BLE001  whatever it is: a worker does it
+            self.log.warning("A worker is to end this task, as its XCom cannot be written here: %s", error)
+            return False
+        return True
+
+    def _event(self, outcome: dict[str, Any]) -> TriggerEvent:
+        return TaskSuccessEvent() if "ends" in outcome else TriggerEvent(outcome)
 
 
-class _Patience:
-    """The pauses after failures: longer after each, and each trigger another time, so that not all come at once."""
+class ZkmqReadyTrigger(WaitingTrigger):
+    """Waits until there is work that fits and may be delivered; claims nothing.
 
-    def __init__(self, trigger: ZkmqTaskTrigger) -> None:
-        self._trigger = trigger
-        self._failures = 0
+    The event is ``{"status": "done"}``; see `WaitingTrigger`. By the time that somebody claims, others may have been
+    faster.
 
-    async def after(self, error: TransportError) -> None:
-        """Log the first failure, and sleep."""
-        self._failures += 1
-        if self._failures == 1:
-            self._trigger.log.warning("waiting goes on when ZooKeeper is back: %s", error)
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  no secret
+    Args:
+        zkmq_queue: the queue's name; None: the connection's.
+        selector: only tasks that it matches, as text; None: all.
+        zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
+        deadline: when to give up, in seconds since 1970; None: never.
+        deferred_at: when the Airflow task deferred, in seconds since 1970; None: no event is held back.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        zkmq_queue: str | None = None,
+        selector: str | None = None,
+        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        deadline: float | None = None,
+        deferred_at: float | None = None,
+    ) -> None:
+        super().__init__(zkmq_queue, zkmq_conn_id, deadline, deferred_at)
+        self.zkmq_queue = zkmq_queue
+        self.selector = selector
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments, plain JSON."""
+        names = ("zkmq_queue", "selector", "zkmq_conn_id", "deadline", "deferred_at")
+        return ("airflow_provider_zkmq.triggers.zkmq.ZkmqReadyTrigger", {name: getattr(self, name) for name in names})
+
+    async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
+        if not await queue.ready(selector=self.selector, timeout=self._left()):
+            raise WaitTimeout(nothing_came(queue.name, self.selector))
+        return {}
+
+
+def nothing_came(queue: str, selector: str | None) -> str:
+    """Return what to say of a wait for work that was in vain."""
+    what = f"no task that fits {selector}" if selector else "no task"
+    return f"{what} came into queue {queue!r} in time"

@@ -17,9 +17,30 @@ os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="zkmq-airflow-"))
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 
+from airflow.sdk.execution_time.xcom import XCom
+
 from airflow_provider_zkmq.engine import Integer, Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.hooks import deferring
+
+
+class Pushed:
+    """Takes the place of Airflow's XComs in the triggerer."""
+
+    def __init__(self) -> None:
+        self.values: list[dict[str, Any]] = []
+
+    async def aset(self, **pushed: Any) -> None:
+        """Keep it."""
+        self.values.append(pushed)
+
+
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The XComs that triggers push."""
+    kept = Pushed()
+    monkeypatch.setattr(XCom, "aset", kept.aset)
+    return kept.values
 
 
 def define(monkeypatch: pytest.MonkeyPatch, conn_id: str = "zkmq_default", **fields: Any) -> None:
@@ -81,6 +102,10 @@ class Heard:
 
     def warning(self, text: str, *values: object) -> None:
         """Keep nothing: Airflow warns of each `execute` outside of its task runner."""
+
+    def error(self, text: str, *values: object) -> None:
+        """Keep it, marked as an error."""
+        self.lines.append("ERROR " + text % values)
 
 
 def kill(queue: Queue, error: str) -> str:

@@ -16,10 +16,10 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_zkmq.bridge import BadFile, exported_from
-from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.bridge import BadFile, exported_from, importing
+from airflow_provider_zkmq.engine import ConfigError, OutcomeUnknown
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
-from tests.airflow.conftest import kill
+from tests.airflow.conftest import instance, kill
 
 of_airflow = pytest.mark.filterwarnings("ignore")  # its standard provider warns of its core
 EXAMPLE = Path(__file__).parents[2] / "example_dags" / "zkmq_dead_letters.py"
@@ -72,8 +72,37 @@ def test_refused_messages_fail_the_task_for_good(queue, context, tmp_path):
     ):
         ZkmqImportOperator(task_id="t", path=path).execute(context)
     assert {task.id: task.state for task in queue.tasks()} == {"a": "inserted", "c": "inserted"}
-    report = ZkmqImportOperator(task_id="t", path=path, fail_on_refused=False).execute(context)
+    report = ZkmqImportOperator(task_id="t", path=path, fail_on_refused=False).execute(instance(try_number=1))
     assert (report["applied"], len(report["refused"])) == ([], 3)
+
+
+def test_an_import_that_was_cut_off_is_tried_again(queue, tmp_path, monkeypatch):
+    """The retry says what was done before, does the rest, and succeeds; what somebody else changed is refused still."""
+    dead(queue, "a", "b", "c", "d", "e")
+    path = str(tmp_path / "dead.tq")
+    ZkmqExportOperator(task_id="t", path=path).execute(instance())
+    mark(path, "=", "a", "d")
+    mark(path, "-", "b", "c")
+    left = iter([False, False, True])
+    carry_out = importing._carry_out
+
+    def cut_off(*arguments):
+        if next(left, False):
+            raise OutcomeUnknown("the connection is gone")
+        carry_out(*arguments)
+
+    monkeypatch.setattr(importing, "_carry_out", cut_off)
+    operator = ZkmqImportOperator(task_id="t", path=path)
+    with pytest.raises(OutcomeUnknown, match=r"2 message\(s\) were applied before"):
+        operator.execute(instance(try_number=1))
+    queue.worker(lambda _: "ran").run(until_empty=True)
+    report = operator.execute(instance(try_number=2))
+    assert (report["before"], [each["id"] for each in report["applied"]]) == (["a", "b"], ["c", "d"])
+    assert {task.id: task.state for task in queue.tasks()} == {"b": "finished", "c": "inserted", "e": "dead"}
+    mark(path, "-", "e")
+    queue.redrive("e", data="another's")
+    with pytest.raises(AirflowFailException, match="task 'e'"):
+        operator.execute(instance(try_number=3))
 
 
 def test_a_dry_run_by_template(queue, context, tmp_path):

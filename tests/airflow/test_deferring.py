@@ -95,7 +95,7 @@ async def test_the_trigger_holds_its_event_back(monkeypatch):
         return {"status": "done", "ids": ["a"]}
 
     monkeypatch.setattr(deferring, "HELD_BACK", 6.0)
-    monkeypatch.setattr("airflow_provider_zkmq.triggers.zkmq.asyncio.sleep", pause)
+    monkeypatch.setattr("airflow_provider_zkmq.triggers.waiting.asyncio.sleep", pause)
     monkeypatch.setattr(ZkmqTaskTrigger, "_outcome", happened)
     trigger = ZkmqTaskTrigger(task_ids=["a"], deferred_at=time.time())
     assert [event.payload async for event in trigger.run()] == [{"status": "done", "ids": ["a"]}]

@@ -298,7 +298,11 @@ async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"mode": "claim"}, "not there yet"),
+        ({"mode": "claim", "refire": 5}, "refire would go with mode='wake'"),
+        ({"mode": "claim", "max_in_flight": 65}, "max_in_flight 65 is not allowed: a whole number from 1 to 64"),
+        ({"mode": "claim", "max_in_flight": True}, "max_in_flight True is not allowed"),
+        ({"mode": "claim", "lease": 0.5}, "lease 0.5 is not allowed: 1 second or more"),
+        ({"mode": "claim", "include_data": "yes"}, "include_data 'yes' is not allowed"),
         ({"mode": "sleep"}, "'sleep' is not allowed"),
         ({"max_in_flight": 3}, "max_in_flight would go with mode='claim'"),
         ({"lease": 5, "include_data": True}, "lease, include_data would go with"),

@@ -146,8 +146,8 @@ def test_a_message_queue_trigger_of_our_scheme_is_our_trigger():
     made = MessageQueueTrigger(scheme="zkmq", zkmq_queue="orders", refire="5m")
     assert made.serialize() == ZkmqEventTrigger(zkmq_queue="orders", refire=300).serialize()
     assert type(made.trigger) is ZkmqEventTrigger
-    with pytest.raises(ConfigError, match="not there yet"):
-        MessageQueueTrigger(scheme="zkmq", mode="claim").serialize()
+    with pytest.raises(ConfigError, match="'wake' or 'claim'"):
+        MessageQueueTrigger(scheme="zkmq", mode="take").serialize()
 
 
 @pytest.mark.parametrize(

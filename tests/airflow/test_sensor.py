@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pendulum
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Asset, task
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowRescheduleException,
@@ -20,12 +20,16 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     TaskDeferred,
 )
+from airflow.sdk.execution_time.xcom import XCom
+from airflow.triggers.base import TaskSuccessEvent
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import ConfigError, Message, Zkmq
 from airflow_provider_zkmq.engine.fronts import runtime
 from airflow_provider_zkmq.hooks import deferring
+from airflow_provider_zkmq.hooks.telling import size
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
+from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 from tests.airflow.conftest import Heard, define, finish, kill
 from tests.support import eventually
 
@@ -144,6 +148,8 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
         "batch": None,
         "event": "completion",
         "log_progress": False,
+        "success": None,
+        "cancels": None,
         "queue": None,
         "zkmq_conn_id": "zkmq_default",
     }
@@ -151,8 +157,6 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
 
 async def test_deferred_to_the_end(queue, context):
     """The whole way: defer, the trigger rebuilt from its arguments fires, the results are read on the worker."""
-    from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-
     task_id = queue.enqueue("a")
     waiting = sensor(task_ids=task_id, deferrable=True)
     with pytest.raises(TaskDeferred) as deferred:
@@ -282,8 +286,6 @@ def test_since_is_a_moment(queue, context, since):
 
 async def test_since_goes_with_the_trigger(queue, context):
     """Deferred, the moment travels as text, and the trigger waits for the tasks that came since then."""
-    from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-
     early = await asyncio.to_thread(queue.enqueue, "early", {"size": 9})
     await asyncio.to_thread(finish, queue)
     start = queue.task(early).enqueued_at.add(microseconds=1000)
@@ -355,12 +357,12 @@ def test_mapped_over_batches(queue, context):
     """Each instance of a mapped sensor waits for one batch, as the XComs of a mapped operator name them."""
     with DAG("d", schedule=None):
         mapped = ZkmqTaskSensor.partial(task_id="m", deferrable=False).expand(batch=["a", "b"])
-    for size, name in enumerate(["a", "b"], 1):
-        batch_of(queue, name, size)
-        for _ in range(size):
+    for count, name in enumerate(["a", "b"], 1):
+        batch_of(queue, name, count)
+        for _ in range(count):
             finish(queue)
         waiting = mapped.unmap({"batch": name, "task_id": "m", "deferrable": False})
-        assert waiting.execute(context)["total"] == size
+        assert waiting.execute(context)["total"] == count
 
 
 def test_batch_that_does_not_exist(queue, context):
@@ -383,10 +385,8 @@ def test_batch_rescheduled(queue, context):
 @pytest.mark.parametrize("how", ["finished", "dead"])
 async def test_batch_deferred_to_the_end(queue, context, how):
     """The whole way for a batch: defer, fire, resume; a dead member fails the sensor, or skips with soft_fail."""
-    from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-
     (task_id,) = await asyncio.to_thread(batch_of, queue, "b", 1)
-    waiting = sensor(batch="b", deferrable=True)
+    waiting = sensor(batch="b", deferrable=True, outlets=[Asset("done")])
     with pytest.raises(TaskDeferred) as deferred:
         await asyncio.to_thread(waiting.execute, context)
     trigger = ZkmqTaskTrigger(**deferred.value.trigger.serialize()[1])
@@ -477,7 +477,7 @@ def test_progress_is_logged(queue, context, monkeypatch):
     claim.complete()
     for thread in threads:
         thread.join()
-    assert len(log.lines) == 2
+    assert [line for line in log.lines[2:] if "%" in line] == []
 
 
 @pytest.mark.parametrize("arguments", [{"task_ids": "a"}, {"batch": "b"}])
@@ -538,7 +538,7 @@ def test_a_selector_says_which_tasks_count(queue, context, monkeypatch):
     start = "2026-01-02T03:04:05+00:00"
     for since in (None, start):
         sensor(selector="size>5", since=since).execute(context)
-    without, with_moment = log.lines
+    without, with_moment = [line for line in log.lines if "Waiting" in line]
     assert "at least 1 task(s) that match size>5" in without
     assert "also by an earlier run" in without
     assert f"enqueued since {start}" in with_moment
@@ -618,6 +618,142 @@ def test_a_sensor_outlives_zookeeper_being_away(tmp_path, context, monkeypatch):
         waiting.join(60)
     assert [each["result"] for each in told] == ["r"]
     assert len([line for line in log.warnings if "Waiting goes on" in line]) == 1
+
+
+def test_a_large_xcom_is_references(queue, context):
+    """Beyond its bytes it has the states' numbers and the ids that fit, by which the results are read."""
+    ids = [queue.enqueue("x") for _ in range(50)]
+    for _ in ids:
+        finish(queue, "r" * 1000)
+    whole = sensor(task_ids=ids).execute(context)
+    assert (whole["count"], size(whole) <= 48_000) == (50, True)
+    told = sensor(task_ids=ids, max_xcom_bytes=10_000).execute(context)
+    assert (told["queue"], told["count"], told["states"], told["ids"], told["more"]) == (
+        "jobs",
+        50,
+        {"finished": 50},
+        ids,
+        0,
+    )
+    assert told["read"] == "ZkmqHook().queue('jobs').read_many(ids)"
+    assert [task.result for task in queue.read_many(told["ids"])] == [b"r" * 1000] * 50
+    cut = sensor(task_ids=ids, max_xcom_bytes=2_000).execute(context)
+    assert (len(cut["ids"]) + cut["more"], cut["ids"]) == (50, ids[: len(cut["ids"])])
+    assert 1 <= len(cut["ids"]) < 50
+    assert size(cut) <= 2_000
+
+
+def test_without_results(queue, context):
+    """Ids and states alone, bounded as well."""
+    ids = [queue.enqueue("x") for _ in range(3)]
+    for _ in ids:
+        finish(queue, "r" * 1000)
+    told = sensor(task_ids=ids, results=False).execute(context)
+    assert told == [{"id": task_id, "state": "finished"} for task_id in ids]
+
+
+def test_failures_that_do_not_fail_the_sensor(queue, context):
+    """With ``fail_on="none"`` the XCom tells which tasks are dead; each is an error line that says what to type."""
+    ids = [queue.enqueue("x"), queue.enqueue("y")]
+    kill(queue, "boom")
+    finish(queue)
+    waiting, log = sensor(task_ids=ids, fail_on="none"), Heard()
+    waiting._cached_logger = log
+    assert {(each["state"], each["error"]) for each in waiting.execute(context)} == {
+        ("dead", "boom"),
+        ("finished", None),
+    }
+    (line,) = [line for line in log.lines if line.startswith("ERROR")]
+    dead = next(task.id for task in queue.tasks(state="dead"))
+    assert line == (f"ERROR Task {dead} of queue 'jobs' is dead after 1 attempt(s): boom; see: zkmq show jobs {dead}")
+    batch_of(queue, "b", 2)
+    kill(queue, "boom")
+    finish(queue)
+    told = sensor(batch="b", fail_on="none").execute(context)
+    assert (told["total"], len(told["failed"])) == (2, 1)
+
+
+@pytest.mark.parametrize("arguments", [{"fail_on": "all"}, {"max_xcom_bytes": 999}, {"max_xcom_bytes": "many"}])
+def test_what_is_to_be_told_is_checked_when_the_dag_is_parsed(arguments):
+    """Values that are not known."""
+    with pytest.raises(ValueError, match=r"not (known|allowed)"):
+        sensor(task_ids="x", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"batch": "b"}, {"batch": "b", "total": 2, "failed": []}),
+        ({"task_ids": "IDS", "results": False}, "STATES"),
+        ({"selector": "all()", "min_tasks": 2, "results": False}, "STATES"),
+        ({"batch": "b", "do_xcom_push": False}, None),
+    ],
+)
+async def test_the_triggerer_ends_what_needs_no_worker(queue, context, pushed, arguments, told):
+    """A batch, or tasks without results: the trigger's event is Airflow's own for a success, with the sensor's XCom."""
+    ids = await asyncio.to_thread(batch_of, queue, "b", 2)
+    waiting = sensor(**{**arguments, **({"task_ids": ids} if "task_ids" in arguments else {})}, deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(waiting.execute, context)
+    kwargs = json.loads(json.dumps(deferred.value.trigger.serialize()[1]))
+    await asyncio.to_thread(lambda: [finish(queue, "r") for _ in ids])
+    (event,) = [event async for event in ZkmqTaskTrigger(**kwargs).run()]
+    assert isinstance(event, TaskSuccessEvent)
+    if told == "STATES":
+        assert sorted(pushed[0]["value"], key=lambda each: each["id"]) == [
+            {"id": task_id, "state": "finished"} for task_id in sorted(ids)
+        ]
+    else:
+        assert [each["value"] for each in pushed] == ([] if told is None else [told])
+    assert event.xcoms is None
+    instance = {"key": "return_value", "dag_id": "d", "run_id": "r", "task_id": "t", "map_index": 3}
+    assert all({**each, "value": None} == {**instance, "value": None} for each in pushed)
+
+
+async def test_an_xcom_that_cannot_be_written_is_left_to_a_worker(queue, context, monkeypatch):
+    """What the triggerer cannot do ends nothing."""
+
+    async def refuse(**_):
+        raise OSError("no API server")
+
+    monkeypatch.setattr(XCom, "aset", refuse)
+    await asyncio.to_thread(batch_of, queue, "b", 1)
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(sensor(batch="b", deferrable=True).execute, context)
+    await asyncio.to_thread(finish, queue)
+    (event,) = [event async for event in deferred.value.trigger.run()]
+    assert event.payload == {"status": "done", "batch": "b"}
+
+
+async def test_the_triggerer_ends_no_failure(queue, context):
+    """A worker fails it, by the sensor's own rules; so it does what would be a large event."""
+    (task_id,) = await asyncio.to_thread(batch_of, queue, "b", 1)
+    waiting = sensor(batch="b", deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(waiting.execute, context)
+    await asyncio.to_thread(kill, queue, "boom")
+    (event,) = [event async for event in ZkmqTaskTrigger(**deferred.value.trigger.serialize()[1]).run()]
+    assert event.payload == {"status": "done", "batch": "b"}
+    with pytest.raises(AirflowException, match=task_id):
+        await asyncio.to_thread(waiting.execute_complete, context, event.payload)
+
+
+@pytest.mark.parametrize("why", ["outlets", "backend", "results", "mapped"])
+def test_what_only_a_worker_can_do_is_left_to_it(queue, context, monkeypatch, why):
+    """Asset events, an XCom back end of one's own, results, and the length that others are mapped over."""
+    queue.enqueue("x", task_id="a")
+    if why == "backend":
+        monkeypatch.setenv("AIRFLOW__CORE__XCOM_BACKEND", "mine.XCom")
+    with DAG("d", schedule=None):
+        waiting = sensor(
+            task_ids="a", deferrable=True, results=why == "results", outlets=[Asset("x")] if why == "outlets" else []
+        )
+        if why == "mapped":
+            task(lambda item: item, task_id="m").expand(item=waiting.output)
+    context["ti"].map_index = -1
+    with pytest.raises(TaskDeferred) as deferred:
+        waiting.execute(context)
+    assert deferred.value.trigger.success is None
 
 
 class Warned(Heard):

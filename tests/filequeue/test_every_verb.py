@@ -93,6 +93,7 @@ def side(request: pytest.FixtureRequest) -> Side:
 CALLS: dict[str, Callable[[Side], object]] = {
     "archive": lambda side: side.q.archive(),
     "batch": lambda side: side.ended_batch() or side.q.batch("b"),
+    "begin": lambda side: side.q.begin("claimed", side.token),
     "cancel": lambda side: side.q.cancel("queued"),
     "changes": lambda side: side.q.changes,
     "check_wanted": lambda side: side.q.check_wanted(selector="size==large") and None,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import AsyncZkmq, Claim, Integer, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine import AsyncZkmq, Claim, ClaimLost, Integer, Message, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.writing.pieces import mark_path
 from tests.faulty import Chance, CutAfter, CutBefore, Drop, Fault, Faulty, Late, Once, Request
@@ -128,6 +128,25 @@ async def test_a_connection_cut_right_after_the_beginning_on_a_loop(queue: Queue
             await each.complete()
         await claims[2].release()
     assert [task.attempt for task in map(queue.task, ("t0", "t1", "t2"))] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("lease", [None, 60.0], ids=["bound", "leased"])
+async def test_claims_are_begun_by_token_from_another_process(
+    queue: Queue, zookeeper: str, root: str, lease: float | None
+) -> None:
+    """By both fronts; what is given back is uncounted, and its token begins nothing any more."""
+    claims = queue.claim_many(3, ahead="all", lease=lease)
+    assert [claim.ahead for claim in claims] == [True] * 3
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as client:
+        other = client.queue("in")
+        await other.begin(claims[0].task.id, claims[0].token)
+        await asyncio.to_thread(queue.begin, claims[1].task.id, claims[1].token)
+        assert [is_marked(queue, claim._claimed) for claim in claims] == [True, True, False]
+        for claim in claims:
+            await other.release(claim.task.id, claim.token)
+            with pytest.raises(ClaimLost):
+                await other.begin(claim.task.id, claim.token)
+    assert [queue.task(claim.task.id).attempt for claim in claims] == [0, 0, 0]
 
 
 def test_a_mark_written_again_counts_at_the_end_of_its_session(queue: Queue, door: Faulty, root: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_zkmq import bridge, engine, spark
-from airflow_provider_zkmq.engine import Claim, Queue, Running, UnitOfWork, Worker, Zkmq
+from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
 from airflow_provider_zkmq.hooks import settings, telemetry
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.support import fresh_root
@@ -136,12 +137,14 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
     [
         "README.md",
         "docs/quickstart.md",
+        "docs/acknowledge.md",
         "docs/guide.md",
         "docs/performance.md",
         "docs/architecture.md",
         "docs/contributing.md",
         "docs/airflow-provider.md",
         "docs/events.md",
+        "docs/patterns.md",
         "docs/scale.md",
         "docs/semantics.md",
         "docs/simulator.md",
@@ -196,12 +199,15 @@ def test_every_call_of_the_semantics_exists() -> None:
     }
     calls = [call for row in rows("docs/semantics.md") if len(row) > 2 for call in re.findall(r"`([^`]+)`", row[-2])]
     calls = [call for call in calls if not re.fullmatch(r'(spark\.read|df\.write)(Stream)?\.format\("zkmq"\)', call)]
+    folders = [TOP / "airflow_provider_zkmq" / name for name in ("operators", "sensors", "triggers", "notifications")]
+    airflow = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     assert calls
     for call in calls:
         names = re.match(r"(?:with )?(\w+)(?:\.(\w+))?", call)
         assert names is not None
         home, name = names.groups()
-        assert hasattr(homes[home], name) if home in homes and name else hasattr(engine, home), call
+        known = hasattr(homes[home], name) if home in homes and name else hasattr(engine, home)
+        assert known or f"class {home}(" in airflow, call
 
 
 def test_the_readme_s_first_dag_is_a_dag() -> None:
@@ -212,9 +218,54 @@ def test_the_readme_s_first_dag_is_a_dag() -> None:
 
 def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
     """It parses with the installed Airflow, and our trigger watches its asset."""
-    (code,) = blocks("docs/events.md", "python")
+    code, _ = blocks("docs/events.md", "python")
     told = shown(code + "print(type(orders.watchers[0].trigger).__name__, take_orders().task_ids)\n")
     assert told.endswith("ZkmqEventTrigger ['handle']")
+
+
+def test_the_dags_of_the_page_on_patterns_are_dags() -> None:
+    """Each parses with the installed Airflow, and `@task.zkmq` is known to it."""
+    fan_out, consume, pipeline = blocks("docs/patterns.md", "python")
+    assert shown(fan_out + "print(sorted(fan_out().task_ids))\n").endswith("['send', 'wait']")
+    told = shown(consume + "print([each.task_type for each in consume().tasks])\n")
+    assert told.endswith("['ZkmqDecoratedOperator']")
+    assert shown(pipeline + "print(sorted(pipeline().task_ids))\n").endswith("['check', 'store']")
+
+
+def test_the_acknowledging_dags_of_their_page_are_dags() -> None:
+    """They parse with the installed Airflow, and the group has laid what the page says around the work."""
+    for code, names in zip(
+        blocks("docs/acknowledge.md", "python"),
+        (
+            "ship_orders().task_ids, ['orders.claim', 'orders.ship', 'orders.settle', 'orders.keep']",
+            "claim.dag.task_ids, ['claim', 'keep', 'ship', 'settle']",
+        ),
+        strict=True,
+    ):
+        told = shown(f"{code}ids, wanted = {names}\nprint(sorted(ids) == sorted(wanted))\n")
+        assert told.endswith("True"), told
+
+
+def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that stand are completed by their first attempt; those that were lost are passed over."""
+    root = fresh_root()
+    host, _, port = zookeeper.rpartition(":")
+    connection = {"conn_type": "zkmq", "host": host, "port": int(port), "extra": {"root": root}}
+    monkeypatch.setenv("AIRFLOW_CONN_ZKMQ_DEFAULT", json.dumps(connection))
+    _, code = blocks("docs/events.md", "python")
+    with Zkmq.connect(zookeeper, root, gc=False) as zk:
+        q = zk.queue("orders")
+        q.enqueue_many([Message(b"x", task_id=name) for name in ("a", "b")])
+        claims = q.claim_many(2, lease=60, ahead="all")
+        told = [{"queue": "orders", "id": claim.task.id, "token": claim.token} for claim in claims]
+        lost = [{**told[0], "token": 1}, {**told[0], "id": "gone"}]
+        shown(
+            f"{code}\nfrom types import SimpleNamespace\n"
+            f"events = [SimpleNamespace(extra={{'payload': {{'claims': {lost + told}}}}})]\n"
+            "accept(events, bytes.upper)\n"
+        )
+        tasks = q.tasks()
+        assert {(task.state, task.attempt, task.result) for task in tasks} == {("finished", 1, b"X")}
 
 
 def test_the_notifier_s_dag_of_its_page_is_a_dag() -> None:

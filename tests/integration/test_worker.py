@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine import (
     ConfigError,
     ConsumeTimes,
     Error,
+    Message,
     Poll,
     Queue,
     Retry,
@@ -406,3 +407,60 @@ async def test_an_asynchronous_handler_that_is_cancelled_leaves_no_lock(zookeepe
         await asyncio.wait_for(running, 20)
         assert q.counts()["claimed"] == 0
     assert q.counts()["inserted"] == 2
+
+
+@pytest.mark.parametrize(("threads", "prefetch"), [(1, 32), (4, 32), (3, 0)])
+def test_a_limit_ends_the_worker(q: Queue, threads: int, prefetch: int) -> None:
+    """It handles so many tasks and no more, also where several are claimed ahead; the others stay untouched."""
+    q.enqueue_many([Message(b"x") for _ in range(100)])
+    heard: list[Any] = []
+    options = {"threads": threads, "prefetch": prefetch, "on_settled": lambda _, outcome: heard.append(outcome)}
+    worker = q.worker(lambda _: None, limit=60, **options)
+    worker.run(until_empty=True)
+    assert (worker.finished, q.counts()["finished"], q.counts()["inserted"]) == (60, 60, 40)
+    assert heard == [Success()] * 60
+    assert {task.attempt for task in q.tasks(state="inserted")} == {0}
+    q.worker(lambda _: None, limit=60).run(until_empty=True)
+    assert q.counts()["finished"] == 100
+
+
+async def test_a_limit_ends_a_worker_on_an_event_loop(zookeeper: str, q: Queue) -> None:
+    """As it ends one with threads."""
+    q.enqueue_many([Message(b"x") for _ in range(100)])
+
+    async def handle(_: object) -> None:
+        return None
+
+    async with await AsyncZkmq.connect(zookeeper, q.root, gc=False) as zk:
+        worker = zk.queue(q.name).worker(handle, threads=3, limit=60)
+        await worker.run(until_empty=True)
+    assert (worker.finished, q.counts()["finished"], q.counts()["inserted"]) == (60, 60, 40)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "3"])
+def test_a_limit_is_a_number_of_tasks(q: Queue, limit: Any) -> None:
+    """Anything else is refused when the worker is made."""
+    with pytest.raises(ConfigError, match="limit"):
+        q.worker(lambda _: None, limit=limit)
+
+
+def test_what_outlasts_a_forgiving_stop_counts_no_attempt(q: Queue) -> None:
+    """Its handler dies with the process: the task is given back at once, as if it had not been delivered."""
+    q.enqueue(b"x", task_id="t")
+    begun, done = threading.Event(), threading.Event()
+
+    def handle(_: Running) -> str:
+        begun.set()
+        done.wait(60)
+        return "too late"
+
+    worker = q.worker(handle, grace=0)
+    worker.start()
+    assert begun.wait(60)
+    assert worker.stop(forgive=True)
+    worker.join()
+    eventually(lambda: q.task("t").state == "inserted")
+    done.set()
+    assert (q.task("t").attempt, q.task("t").error) == (0, None)
+    handled(q, lambda _: "again")
+    assert (q.task("t").attempt, q.task("t").result) == (1, b"again")

@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.core.reading import log, runs, wait
+from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import (
     batches,
     beginning,
@@ -33,6 +34,7 @@ from airflow_provider_zkmq.engine.core.tasks import (
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
+from tests.simulation.history import BOUNDED_LEASE, MOST_LEASES
 from tests.simulation.parts import Call, Client, Pause
 from tests.simulation.world import World
 
@@ -221,6 +223,44 @@ def prefetcher(client: Client, rand: random.Random, rounds: int) -> Program:
             yield from begin_and_handle(client, claimed, rand)
         if isinstance(call.error, TransportError):
             yield Pause(0.3)
+
+
+def herald(client: Client, rand: random.Random, rounds: int) -> Program:
+    """Claims for others, never more than leave the queue with `MOST_LEASES`, as a trigger does; runs begin by token.
+
+    Some are never begun: they come back when their leases end, and count nothing.
+    """
+    for _ in range(rounds):
+        call = claiming_many(client, 4, lease=BOUNDED_LEASE, selector=None, timeout=0.0)
+        call.about["wanted"] = replace(call.about["wanted"], ahead="all", max_leases=MOST_LEASES)
+        call.procedure = claim.claim_many(client.context(), call.about["wanted"], 4, 0.0)
+        call = yield call
+        assert call is not None
+        for claimed in call.value if call.ok else ():
+            if rand.random() < 0.7:
+                client.hands[claimed.task_id, claimed.token] = claimed
+                yield Pause(rand.choice([0, 0.01, 1.0, 7.0]))
+                yield from accept(client, claimed, rand)
+        yield Pause(rand.choice([0.01, 1.0, 7.0]))
+
+
+def accept(client: Client, claimed: Any, rand: random.Random) -> Program:
+    """As a run does that was told of a claim: it begins and settles it by its token, or leaves what it lost."""
+    context, about = client.context(), {"queue": "q", "held": claimed}
+
+    def held(procedure: Any, *args: Any) -> Generator[Any, Any, Any]:
+        mine = yield from current_claim(context, claimed.task_id, claimed.token)
+        return (yield from procedure(context, mine, *args))
+
+    call = yield from told(lambda: Call("begin", held(beginning.begin_for), about))
+    if not call.ok:
+        client.hands.pop((claimed.task_id, claimed.token), None)
+        return
+    client.begun.add((claimed.task_id, claimed.token))
+    yield Pause(rand.choice([0, 0.01, 1.0, 7.0]))
+    verb = rand.choice(["complete", "complete", "fail"])
+    end = (settle.complete, b"r") if verb == "complete" else (settle.fail, "e")
+    yield from until_settled(client, claimed, lambda: Call(verb, end[0](context, claimed, end[1]), about))
 
 
 def looper(client: Client, rand: random.Random, rounds: int) -> Program:

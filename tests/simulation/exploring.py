@@ -22,4 +22,6 @@ def explore(number: int) -> None:
     for count in range(CHUNK):
         result = schedule.run(schedule.plan(f"{first}-{count}"))
         if result.violation is not None:
-            pytest.fail(f"{result.violation}\n{schedule.report(result)}")
+            # What is kept of a long log is its end, or one line of it: each of them tells which schedule it was.
+            found = f"{result.violation}; seed {result.plan.seed}"
+            pytest.fail(f"{found}\n{schedule.report(result)}\n{found}")

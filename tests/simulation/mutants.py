@@ -107,6 +107,8 @@ MUTANTS: Final = (
     Mutant("what was handled is forgotten by a call that is cut off", "memory.claims", "self.journey is None or self.journey.over", "self.journey is None"),
     Mutant("what is put down waits for the next claim", "upkeep.debts", "    if leaves_late(context):\n", "    if False:\n"),
     Mutant("what a loop had ready is kept when it is left", "claiming.loop", "        for claimed in ready:\n", "        for claimed in ():\n"),
+    Mutant("a bound that nobody guards", "claiming.take", "    plan.changes.extend(guard.changes)\n", ""),
+    Mutant("begun by token and not marked", "reading.claims", "ahead=ahead, claim=plain", "claim=plain"),
     Mutant("results of commit unchecked", "claiming.take", "    if verdict.committed:\n", "    if True:\n"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}

@@ -131,6 +131,11 @@ class Fiber:
             self.op.signal.seats.take(self, self.op.seat)
 
     @property
+    def in_call(self) -> bool:
+        """Whether it is somewhere in a call, which can be interrupted there."""
+        return self.call is not None and self.state not in {"program", "sleeping", "done"}
+
+    @property
     def is_woken(self) -> bool:
         """Whether what it waits for has happened, as far as it was told."""
         return self.woken or (self.op.seat is None and self.op.signal.count > self.op.seen)

@@ -25,7 +25,7 @@ FAULTS: Final = (
     "outage",
     "expire",
     "cancel",
-    "cancel",
+    "cut off",
     "pause",
     "stall",
     "kill",
@@ -51,6 +51,7 @@ ROLES: Final = (
 )
 BUSY: Final = ("producer", "producer", "grouper", "looper", "consumer", "operator")
 AHEAD: Final = ("producer", "producer", "prefetcher", "prefetcher", "prefetcher")
+FOR_OTHERS: Final = ("producer", "producer", "herald", "herald", "herald")
 LOOPS: Final = ("producer", "producer", "producer", "looper", "looper")
 READERS: Final = ("follower", "follower", "upkeep", "operator")
 TOLD: Final = ("producer", "producer", "watcher", "watcher", "picker", "consumer")
@@ -111,13 +112,16 @@ def plan(seed: str) -> Plan:
     if rand.random() < 0.3:  # many calls of one client, whose transactions go together
         busy = rand.randrange(clients)
         crew += [Actor(busy, role, 3, rand.randrange(1 << 30)) for role in BUSY]
-    if rand.random() < 0.2:  # loops that find something at most of their steps
+    looping = rand.random() < 0.2
+    if looping:  # loops that find something at most of their steps, each of which also settles, and may be cut off
         crew += [Actor(rand.randrange(clients), role, 4, rand.randrange(1 << 30)) for role in LOOPS]
     if rand.random() < 0.2:  # handlers that begin one after the other, in several threads of one client
         busy = rand.randrange(clients)
         crew += [Actor(busy, role, 4, rand.randrange(1 << 30)) for role in AHEAD]
     if rand.random() < 0.2:  # some wait for work and leave it to others, who are told of it
         crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in TOLD]
+    if rand.random() < 0.2:  # some claim for others, who begin by id and token
+        crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in FOR_OTHERS]
     followed = rand.random() < 0.3
     if followed:
         crew += [Actor(rand.randrange(clients), role, 3, rand.randrange(1 << 30)) for role in READERS]
@@ -126,6 +130,8 @@ def plan(seed: str) -> Plan:
         Fault(rand.randrange(length), rand.choice(kinds), rand.randrange(clients), rand.random())
         for _ in range(rand.choice([0, 1, 2, 4, 7]))
     ]
+    for _ in range(rand.choice([0, 3, 9]) if looping else 0):
+        coming.append(Fault(rand.randrange(5 * length), "cut off", rand.randrange(clients), rand.random()))
     servers = rand.choice([1, 1, 2])
     scheduler = rand.choice(["random", "random", "pct"])
     return Plan(
@@ -228,6 +234,7 @@ PROGRAMS: Final = {
     "grouper": actors.grouper,
     "looper": actors.looper,
     "prefetcher": actors.prefetcher,
+    "herald": actors.herald,
     "worker": actors.worker,
     "transactor": actors.transactor,
 }
@@ -281,9 +288,11 @@ def _rest(world: World, oracles: Oracles) -> None:
 
 
 def _await_a_write(world: World, client: Client, fault: Fault) -> None:
-    """The connection is cut with the client's next write, if that is of this kind."""
+    """The connection is cut with the client's next write, if that is of this kind; or the call that sends it."""
     if fault.kind == "lose reply":
         world.losing.add(client)
+    elif fault.kind == "cut off":
+        world.interrupting.add(client)
     else:
         world.cutting[client] = 0.1 + 9 * fault.amount**3
 
@@ -292,7 +301,7 @@ def _strike(world: World, client: Client, fault: Fault) -> None:
     if not client.alive:
         return
     match fault.kind:
-        case "lose reply" | "lose post":
+        case "lose reply" | "lose post" | "cut off":
             _await_a_write(world, client, fault)
         case "disconnect":
             faults.disconnect(world, client, back_in=0.1 + fault.amount)
@@ -301,7 +310,7 @@ def _strike(world: World, client: Client, fault: Fault) -> None:
         case "expire":
             faults.end_session(world, client)
         case "cancel":
-            mine = [fiber for fiber in world.fibers if fiber.client is client]
+            mine = [fiber for fiber in world.fibers if fiber.client is client and fiber.in_call]
             if mine:
                 world.cancel(mine[int(fault.amount * len(mine))])
         case "pause":
@@ -320,6 +329,7 @@ def _quiet(world: World, clients: list[Client], oracles: Oracles) -> None:
     world.tell("-- quiet")
     world.quiet, world.lag = True, 0.0
     world.losing.clear()
+    world.interrupting.clear()
     world.cutting.clear()
     world.late = [(world.now, session, op) for _, session, op in world.late]
     faults.arrive(world)  # what was late comes now: a pause, say, would outlast everybody who could end it

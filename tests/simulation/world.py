@@ -61,6 +61,8 @@ class World:
         self.session_timeout, self.request_timeout = 4.0, 10.0
         self.losing: set[Client] = set()
         """Whose next write loses its reply."""
+        self.interrupting: set[Client] = set()
+        """Whose call that sends the next transaction is cancelled then."""
         self.cutting: dict[Client, float] = {}
         """Whose connection is cut right after the next write that nobody waits for, and for how many seconds."""
 
@@ -229,7 +231,7 @@ class World:
     def cancel(self, fiber: Fiber) -> None:
         """Interrupt a call where it is; what it has sent stays sent."""
         call = fiber.call
-        if call is None or fiber.state in {"program", "sleeping", "done"}:
+        if call is None or not fiber.in_call:
             return
         for request in fiber.client.outbox:
             if request.fiber is fiber:
@@ -270,6 +272,9 @@ class World:
                 for at, each in enumerate(ops):
                     self.sends(client, each)
                     client.outbox.append(Request(each, fiber, at, deadline, self.now))
+                if client in self.interrupting and any(isinstance(each, Multi) for each in ops):
+                    self.interrupting.discard(client)
+                    self.cancel(fiber)
 
     def _post(self, client: Client, op: Post) -> bool:
         """Nobody waits for it; it is on its way as soon as it is sent."""

@@ -14,8 +14,9 @@ from airflow_provider_zkmq.engine.core.claiming.loop import go_on
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.agenda import FIRST_PAUSE, Agenda, Postponed
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.outcomes import Retry
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, parse_selector
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.tasks import departing, giveback, settle
@@ -245,6 +246,28 @@ def test_what_a_claim_gave_back_by_itself_is_looked_for_again() -> None:
     client.complete(again)
     assert client.take() is None
     client.check()
+
+
+@pytest.mark.parametrize("span", [0.0, 5.0])
+def test_a_claim_that_finds_nothing_ends_in_time_whatever_others_put_down(span: float) -> None:
+    """It settles what they do, while it looks: that is no reason to go on once its own time is over."""
+    client = new_queue(filters={"c": OrderedEnum("low", "high")})
+    for number in range(40):
+        client.put(task_id=f"t{number:02}", filters={"c": "low"})
+    claims, told = taken(client, 40), dict[str, list[Any]]()
+
+    def more(op: Any) -> None:
+        if isinstance(op, Multi) and claims:
+            client.zk.ms += 1_000
+            told.update(put_down(client, [claims.pop()]))
+
+    told.update(put_down(client, [claims.pop()]))
+    wanted = Wanted(parse_selector("c==high"))
+    assert client.do(claim_many(client.context, wanted, 1, span), more) == []
+    assert 30 - span < len(claims) < 40
+    client.do(departing.settle_leaving(client.context))
+    assert set(map(str, told.values())) == {"[None]"}
+    assert len(told) + len(claims) == 40
 
 
 def test_a_note_that_another_call_looks_after_is_left_to_it() -> None:

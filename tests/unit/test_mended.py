@@ -9,11 +9,11 @@ import pytest
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import settings
-from airflow_provider_zkmq.engine.core.tasks import enqueue, holding, settle
-from airflow_provider_zkmq.engine.core.upkeep import collect
+from airflow_provider_zkmq.engine.core.tasks import enqueue, holding, operate, settle
+from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.core.writing.commit import commit
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, Refusal, one
@@ -21,6 +21,7 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 from airflow_provider_zkmq.engine.working import rules
 from airflow_provider_zkmq.engine.working.options import Options
 from airflow_provider_zkmq.engine.working.rules import Working
+from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
 
 
@@ -200,3 +201,20 @@ def test_a_claim_whose_znode_was_deleted_comes_back_while_its_session_lives() ->
     client.complete(again)
     client.check()
     assert (client.context.debts.orphans, client.take()) == ({}, None)
+
+
+def test_a_promotion_leaves_another_task_of_the_same_id_alone() -> None:
+    """Dropped and enqueued anew while it is promoted: the new one's record has the old version, and is left alone."""
+    client = new_queue()
+    client.put(task_id="t", delay=1)
+    client.zk.ms += 60_000
+    other = Client(client.zk, "other")
+    stepper = Stepper(client.zk, client.session, rescue.tend(client.context))
+    stepper.until(Pipeline, "t/state")
+    assert not stepper.over
+    other.do(operate.drop(other.context, "t"))
+    other.put(task_id="t", filters=None, priority=3)
+    stepper.finish()
+    assert [(state.state, state.priority) for state in other.check().values()] == [(State.INSERTED, 3)]
+    assert not client.reports
+    assert other.work() == ["t"]

@@ -15,6 +15,7 @@ from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany
 from airflow_provider_zkmq.engine.core.tasks import enqueue, operate
+from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
 
 ORDERS = pytest.mark.parametrize("order", ["default", "fifo"])
@@ -87,6 +88,40 @@ def test_what_was_read_long_ago_is_read_again() -> None:
     assert [reads(client), reads(client), reads(client, 0.9)] == [1, 4, 0]
     assert reads(client, 0.9) == 8
     assert len(client.work()) == 26
+
+
+@ORDERS
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_is_not_judged_by_what_was_read_before_it(order: str, *, damaged: bool) -> None:
+    """Its id was gone when it was read ahead, or its record was corrupt; by then it has been enqueued anew."""
+    client = filled(order, 6)
+    other = Client(client.zk, "other")
+    assert reads(client) == 1
+    step = Stepper(client.zk, client.session, claim.claim_many(client.context, Wanted(EVERYTHING), 1))
+    step.until(GetMany, "/state")
+    record = client.zk.nodes[client.context.paths.task("t03", "state")]
+    if damaged:
+        sound, record.data = record.data, b"no record"
+        step.step()
+        record.data = sound
+    other.do(operate.drop(other.context, "t03"))
+    client.complete(step.finish()[0])
+    client.zk.ms += 300  # names that were listed before are not used any more, what was read then is
+    other.put(b"new", task_id="t03")
+    assert client.work() == ["t02", "t04", "t05", "t03"]
+    assert client.reports == []
+    assert {state.state for state in client.check().values()} == {State.FINISHED}
+
+
+def test_what_is_read_later_makes_nothing_younger() -> None:
+    """What is left of an earlier reading is read again a second after that."""
+    ahead = ReadAhead()
+    ahead.learn(1, 10, 1.0)
+    ahead.tasks["early"] = ()
+    ahead.learn(1, 10, 1.9)
+    ahead.tasks["late"] = ()
+    ahead.forget_old(2.1)
+    assert not ahead.tasks
 
 
 @ORDERS

@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Error, Retry,
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, Unavailable
 from airflow_provider_zkmq.engine.working import verdicts
 from airflow_provider_zkmq.engine.working.deliveries import Delivery
-from airflow_provider_zkmq.engine.working.verdicts import Tally, Verdict, judge
+from airflow_provider_zkmq.engine.working.verdicts import Tally, Verdict
 from tests.unit.test_cli import a_task
 
 
@@ -178,11 +178,12 @@ def test_each_error_is_one_verdict_and_one_report(
 ) -> None:
     """A session that is merely cut off still has its claims; what is in the way for good is told in full, once."""
     delivery: Delivery[Any, Any] = Delivery(ListClaim(over=over), None)
-    assert judge(delivery, error) is verdict
+    tally = Tally()
+    assert tally.judge(delivery, error) is verdict
     assert [record.levelname for record in caplog.records] == [level]
     assert bool(caplog.records[0].exc_info) is (verdict is Verdict.LATER)
     caplog.clear()
-    assert judge(delivery, error) is verdict
+    assert tally.judge(delivery, error) is verdict
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -198,3 +199,22 @@ def test_only_what_a_handler_was_called_for_counts(
     assert tally.settled(delivery, success=success) is Verdict.SETTLED
     assert (tally.finished, tally.failed) == (begun * success, begun * (not success))
     assert len(caplog.records) == (begun and not success)
+
+
+def test_the_owner_hears_of_what_was_handled_and_ends_nothing(log: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Each outcome, None for a lost claim, nothing of what no handler was called for; what he raises is logged."""
+    heard: list[Any] = []
+
+    def told(_task: Any, outcome: Any) -> None:
+        heard.append(outcome)
+        raise RuntimeError("the owner's own trouble")
+
+    tally = Tally(told)
+    for begun in (True, False):
+        delivery: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=begun)
+        delivery.progress.outcome = Snooze(3)
+        tally.settled(delivery, success=False)
+        tally.judge(delivery, ClaimLost("gone"))
+    assert heard == [Snooze(3), None]
+    assert (tally.finished, tally.failed) == (0, 1)
+    assert sum(record.levelname == "ERROR" for record in caplog.records) == 2

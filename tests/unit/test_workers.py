@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Poll, QueueNotFound, Worker
+from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost
 from airflow_provider_zkmq.engine.working import absence
 from airflow_provider_zkmq.engine.working.handling import Running
 from tests.support import eventually
@@ -252,3 +253,35 @@ async def test_a_worker_that_is_to_empty_a_missing_queue_is_refused(warnings: Ca
     with pytest.raises(QueueNotFound, match="did you mean 'list'"):
         await AsyncWorker(AsyncAbsent(), done).run(until_empty=True)  # type: ignore[arg-type]
     assert warnings() == []
+
+
+class Closed(ListQueue):
+    """A queue whose connection is closed while a claim writes."""
+
+    def claim(self, **_asked: object) -> ListClaim | None:
+        self.closed = True
+        raise OutcomeUnknown("a write was sent")
+
+
+class AsyncClosed(AsyncListQueue):
+    """`Closed`, awaited."""
+
+    async def claim(self, **_asked: object) -> Any:
+        self.closed = True
+        raise OutcomeUnknown("a write was sent")
+
+    async def check_wanted(self, **_choice: object) -> None: ...  # type: ignore[override]
+
+
+def test_a_worker_that_was_writing_when_its_connection_was_closed_ends_by_that() -> None:
+    """It is told of the end of the session, whatever its claim was doing; what that met is the cause."""
+    with pytest.raises(SessionLost) as told:
+        Worker(Closed(), lambda _task: None).run()  # type: ignore[arg-type]
+    assert isinstance(told.value.__cause__, OutcomeUnknown)
+
+
+async def test_an_asynchronous_worker_that_was_writing_then_does_so_too() -> None:
+    """The same on an event loop."""
+    with pytest.raises(SessionLost) as told:
+        await AsyncWorker(AsyncClosed(), done).run()  # type: ignore[arg-type]
+    assert isinstance(told.value.__cause__, OutcomeUnknown)

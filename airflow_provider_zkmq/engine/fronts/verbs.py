@@ -97,10 +97,7 @@ class ClaimVerbs(Front[Hand], Generic[U]):
 
     @property
     def token(self) -> int:
-        """The fencing token: the number of the claim's transaction, rising, and unique for its task.
-
-        Tasks that `claim_many` took together may share it.
-        """
+        """The fencing token: the number of the claim's transaction; rising, unique for its task, shared by a group."""
         return self._claimed.token
 
     @property
@@ -199,6 +196,7 @@ class QueueVerbs(Front[Context]):
     fail = by_token(settle.fail)
     release = by_token(settle.release)
     snooze = by_token(settle.snooze)
+    begin = by_token(beginning.begin_for)
     extend = by_token(holding.extend)
     progress = by_token(holding.progress)
     enqueue_many = verb(enqueue_several, marks_used=True)

@@ -55,8 +55,7 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         self._come.clear()
         try:
             with self._ahead.asking(idle=idle):
-                asked = self._ask(self._ahead.room, self._patience(idle=idle))
-                claims = await self._claim_unless_stopped(asked)
+                claims = await self._claim_within_limit(self._patience(idle=idle))
         except QueueNotFound as error:
             await self._await_queue(error, since)
             return None
@@ -65,6 +64,21 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         if self._ahead and self._ahead.idle:  # who began to wait meanwhile takes of it
             self._come.set()
         return deliveries[0] if deliveries else None
+
+    async def _claim_within_limit(self, patience: float) -> Sequence[AsyncClaim]:
+        most = self._budget.take(self._ahead.room)
+        claims: Sequence[AsyncClaim] = []
+        try:
+            if most:
+                claims = await self._claim_unless_stopped(self._ask(most, patience))
+        finally:
+            self._budget.put_back(most - len(claims))
+        return claims
+
+    async def _return(self, deliveries: list[AsyncDelivery]) -> None:
+        """Give back what was taken ahead and whose handlers will not be called."""
+        self._budget.put_back(len(deliveries))
+        await self._settler.give_back(deliveries)
 
     async def _ask(self, most: int, patience: float) -> Sequence[AsyncClaim]:
         choice, lease = self._options.choice, self._options.lease

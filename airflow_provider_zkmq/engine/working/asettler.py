@@ -9,7 +9,7 @@ from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncTransaction
 from airflow_provider_zkmq.engine.working.background import Background
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
-from airflow_provider_zkmq.engine.working.verdicts import LEFT_SECONDS, RETRY_SECONDS, Tally, Verdict, judge
+from airflow_provider_zkmq.engine.working.verdicts import LEFT_SECONDS, RETRY_SECONDS, Tally, Verdict
 
 
 class AsyncSettler:
@@ -72,7 +72,7 @@ class AsyncSettler:
         try:
             if error is None:
                 self._tally.settled(delivery, success=success)
-            elif judge(delivery, error) is not Verdict.LOST:
+            elif self._tally.judge(delivery, error) is not Verdict.LOST:
                 self.background.do(self._settle_left(delivery))
         finally:
             self._deliveries.drop(delivery)
@@ -88,5 +88,5 @@ class AsyncSettler:
         try:
             success = await delivery.ending().settle(delivery.outcome or NOT_BEGUN, delivery.progress)
         except Exception as error:  # noqa: BLE001  judged and reported, whatever it is; a cancellation is not
-            return judge(delivery, error)
+            return self._tally.judge(delivery, error)
         return self._tally.settled(delivery, success=success)

@@ -50,7 +50,7 @@ class Asking(Working[Claim, Transaction]):
         since = self._absence.ended
         try:
             with self._ahead.asking(idle=idle):
-                claims = self._ask(self._ahead.room, self._patience(idle=idle))
+                claims = self._claim_within_limit(self._patience(idle=idle))
         except QueueNotFound as error:
             self._await_queue(error, since)
             return None
@@ -59,6 +59,21 @@ class Asking(Working[Claim, Transaction]):
         if self._ahead and self._ahead.idle:  # who began to wait meanwhile takes of it
             self.queue.wake()
         return deliveries[0] if deliveries else None
+
+    def _claim_within_limit(self, patience: float) -> Sequence[Claim]:
+        most = self._budget.take(self._ahead.room)
+        claims: Sequence[Claim] = []
+        try:
+            if most:
+                claims = self._ask(most, patience)
+        finally:
+            self._budget.put_back(most - len(claims))
+        return claims
+
+    def _return(self, deliveries: list[Delivery[Claim, Transaction]]) -> None:
+        """Give back what was taken ahead and whose handlers will not be called."""
+        self._budget.put_back(len(deliveries))
+        self._settler.give_back(deliveries)
 
     def _ask(self, most: int, patience: float) -> Sequence[Claim]:
         choice, lease = self._options.choice, self._options.lease

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.protocols import AsyncQueue
 from airflow_provider_zkmq.engine.working.ahandling import AsyncHandling
 from airflow_provider_zkmq.engine.working.background import OF_CALLS
 from airflow_provider_zkmq.engine.working.monitoring import Monitor, watching
-from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, check_handler
+from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, Settled, check_handler
 from airflow_provider_zkmq.engine.working.pauses import all_of, end, until
 from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS
 from airflow_provider_zkmq.engine.working.verdicts import RETRY_SECONDS
@@ -42,12 +42,15 @@ class AsyncWorker(AsyncHandling):
         heartbeat: bool = True,
         throttle: Duration = 0,
         prefetch: int = 32,
+        limit: int | None = None,
+        on_settled: Settled | None = None,
         monitor: Monitor | None = None,
         auto_start: bool | float = False,
     ) -> None:
         options = Options.of(
             threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,
             transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle, prefetch=prefetch,
+            limit=limit, on_settled=on_settled,
         )  # fmt: skip
         check_handler(handler, awaited=True)
         super().__init__(queue, handler, options)
@@ -164,7 +167,7 @@ class AsyncWorker(AsyncHandling):
 
     async def _loop(self) -> None:
         idle = False
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or self._has_enough()):
             try:
                 busy = bool(self._deliveries)
                 delivery = self._ahead.take() or await self._claim(idle=idle)
@@ -195,7 +198,7 @@ class AsyncWorker(AsyncHandling):
                     await self.queue.look_after()
             except Exception as error:  # noqa: BLE001  the next look may go well
                 self._report_keeper(error)
-            await self._settler.give_back(self._ahead.overdue(every=self.stopping))
+            await self._return(self._ahead.overdue(every=self.stopping))
             await asyncio.sleep(self._ahead.until_overdue(KEEPER_SECONDS))
 
     async def _watch(self, monitor: Monitor) -> None:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
 from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds, seconds
-from airflow_provider_zkmq.engine.core.model.numbers import whole_number
+from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number, whole_number
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 Handler: TypeAlias = Callable[..., Any]
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
+Settled: TypeAlias = Callable[[Task, Handled | None], object]
 
 
 class Choice(TypedDict):
@@ -36,6 +39,8 @@ class Options:
     heartbeat: bool
     throttle: float
     prefetch: int
+    limit: int | None
+    on_settled: Settled | None
 
     @classmethod
     def of(
@@ -51,6 +56,8 @@ class Options:
         heartbeat: bool,
         throttle: Duration,
         prefetch: object,
+        limit: object,
+        on_settled: Settled | None,
     ) -> Options:
         """Check what both workers check. Raises `ConfigError`."""
         count = whole_number("threads", threads, 0)
@@ -60,7 +67,8 @@ class Options:
         choice = Choice(node=node, filter_method=filter_method, selector=selector)
         span, pause, patience = optional_seconds("lease", lease), seconds("throttle", throttle), seconds("grace", grace)
         ahead = whole_number("prefetch", prefetch, 0)
-        return cls(count, choice, patience, transactional, span, heartbeat, pause, ahead)
+        most = optional_whole_number("limit", limit, 1)
+        return cls(count, choice, patience, transactional, span, heartbeat, pause, ahead, most, on_settled)
 
 
 def check_handler(handler: object, *, awaited: bool) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, ZkmqError
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Closing, InHand, Named
 from airflow_provider_zkmq.engine.working.absence import Absence
 from airflow_provider_zkmq.engine.working.ahead import Ahead
+from airflow_provider_zkmq.engine.working.budget import Budget
 from airflow_provider_zkmq.engine.working.deliveries import Deliveries
 from airflow_provider_zkmq.engine.working.monitoring import Looks
 from airflow_provider_zkmq.engine.working.options import Handler, Options
@@ -40,7 +41,8 @@ class Working(Generic[C, U]):
         self._options = options
         self._deliveries: Deliveries[C, U] = Deliveries()
         self._ahead: Ahead[C, U] = Ahead(options)
-        self._tally = Tally()
+        self._budget = Budget(options.limit)
+        self._tally = Tally(options.on_settled)
         self._looks = Looks()
         self._absence = Absence(queue.name)
         self._until_empty = False
@@ -85,7 +87,7 @@ class Working(Generic[C, U]):
         """
         self._looks.ended("unavailable")
         if isinstance(error, ConfigError) or self._named.closed:
-            self._error = error
+            self._error = error if isinstance(error, ConfigError | SessionLost) else _closed(error)
             return True
         self._warn("worker on queue", error)
         return False
@@ -93,6 +95,10 @@ class Working(Generic[C, U]):
     def _raise_what_ended_it(self) -> None:
         if self._error is not None:
             raise self._error
+
+    def _has_enough(self) -> bool:
+        """Whether nothing more is to be handled: the worker has had its limit."""
+        return self._budget.spent and not self._ahead
 
     def _busy(self) -> bool:
         """Whether every slot has a task in hand: nobody looks after the queue by claiming."""
@@ -108,3 +114,10 @@ class Working(Generic[C, U]):
                 return
             self._told = {*self._told, str(error)} if len(self._told) < MOST_TOLD else {str(error)}
         log.warning("%s %r: %s", what, self._named.name, error, exc_info=not isinstance(error, ZkmqError))
+
+
+def _closed(error: Exception) -> SessionLost:
+    """What ended a worker whose connection was closed, whatever its claim was doing then: `error` is what that met."""
+    lost = SessionLost("the connection was closed")
+    lost.__cause__ = error
+    return lost

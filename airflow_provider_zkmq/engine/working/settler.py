@@ -8,7 +8,7 @@ from functools import partial
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Claim, Transaction
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
-from airflow_provider_zkmq.engine.working.verdicts import RETRY_SECONDS, Tally, Verdict, judge
+from airflow_provider_zkmq.engine.working.verdicts import RETRY_SECONDS, Tally, Verdict
 
 
 class Settler:
@@ -50,7 +50,7 @@ class Settler:
         try:
             if error is None:
                 self._tally.settled(delivery, success=success)
-            elif judge(delivery, error) is not Verdict.LOST:
+            elif self._tally.judge(delivery, error) is not Verdict.LOST:
                 self._deliveries.leave(delivery)
         finally:
             self._deliveries.drop(delivery)
@@ -66,7 +66,7 @@ class Settler:
         try:
             success = delivery.ending().settle(delivery.outcome or NOT_BEGUN, delivery.progress)
         except BaseException as error:  # noqa: BLE001  judged and reported, whatever it is
-            verdict = judge(delivery, error)
+            verdict = self._tally.judge(delivery, error)
             if verdict is Verdict.LATER:
                 self._deliveries.leave(delivery)
             return verdict

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, TypeVar
 
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Closing, InHand
@@ -35,9 +38,10 @@ class Verdict(Enum):
 class Tally:
     """How the deliveries of a worker ended. One lock guards the counters."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_settled: Callable[[Task, Handled | None], object] | None = None) -> None:
         self.finished = 0
         self.failed = 0
+        self._on_settled = on_settled
         self._lock = threading.Lock()
 
     def settled(self, delivery: Delivery[C, U], *, success: bool) -> Verdict:
@@ -48,16 +52,26 @@ class Tally:
                 self.failed += not success
             if not success:
                 log.info("task %r: %s", delivery.claim.task.id, delivery.progress.outcome)
+            self._tell(delivery, delivery.progress.outcome)
         return Verdict.SETTLED
 
+    def judge(self, delivery: Delivery[C, U], error: BaseException) -> Verdict:
+        """What becomes of a delivery that a try at settling it raised `error` for; it is reported."""
+        verdict = _verdict(delivery, error)
+        _report(delivery, verdict, error)
+        if verdict is Verdict.LATER:
+            delivery.left = True
+        if verdict is Verdict.LOST and delivery.begun:
+            self._tell(delivery, None)
+        return verdict
 
-def judge(delivery: Delivery[C, U], error: BaseException) -> Verdict:
-    """What becomes of a delivery that a try at settling it raised `error` for; it is reported."""
-    verdict = _verdict(delivery, error)
-    _report(delivery, verdict, error)
-    if verdict is Verdict.LATER:
-        delivery.left = True
-    return verdict
+    def _tell(self, delivery: Delivery[C, U], outcome: Handled | None) -> None:
+        """Tell the worker's owner; what he raises ends no thread."""
+        if self._on_settled is not None:
+            try:
+                self._on_settled(delivery.claim.task, outcome)
+            except Exception:  # noqa: BLE001  whatever a callback of the user's raises
+                log.exception("on_settled failed for task %r", delivery.claim.task.id)
 
 
 def _verdict(delivery: Delivery[C, U], error: BaseException) -> Verdict:

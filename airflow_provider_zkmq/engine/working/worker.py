@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.working.asking import Asking
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
 from airflow_provider_zkmq.engine.working.handling import Running, call
 from airflow_provider_zkmq.engine.working.monitoring import Monitor, watching
-from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, check_handler
+from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, Settled, check_handler
 from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS
 from airflow_provider_zkmq.engine.working.threads import call_after, guarded
 from airflow_provider_zkmq.engine.working.verdicts import LEFT_SECONDS, RETRY_SECONDS
@@ -46,6 +46,9 @@ class Worker(Asking):
             known to be as fast as that, none in transactions, with a throttle or without heartbeats. What no handler
             has begun counts no attempt, whatever becomes of the worker, and is given back after a second. Where several
             are claimed together, they are settled together, too: at the latest 50 ms after their handlers are done.
+        limit: handle so many tasks at the most, and end.
+        on_settled: called, in whichever thread, with each task that was handled and the outcome that it was settled by;
+            None instead where its claim was lost. It must not block.
         monitor: called about once a second with a `Poll`; see `monitor`.
         auto_start: start at once (True), or after so long.
 
@@ -68,12 +71,15 @@ class Worker(Asking):
         heartbeat: bool = True,
         throttle: Duration = 0,
         prefetch: int = 32,
+        limit: int | None = None,
+        on_settled: Settled | None = None,
         monitor: Monitor | None = None,
         auto_start: bool | Duration = False,
     ) -> None:
         options = Options.of(
             threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,
             transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle, prefetch=prefetch,
+            limit=limit, on_settled=on_settled,
         )  # fmt: skip
         check_handler(handler, awaited=False)
         super().__init__(queue, handler, options)
@@ -116,8 +122,13 @@ class Worker(Asking):
             thread.start()
         return True
 
-    def stop(self) -> bool:
-        """Claim nothing more; callable from a signal handler. False if it was stopping already."""
+    def stop(self, *, forgive: bool = False) -> bool:
+        """Claim nothing more; callable from a signal handler. False if it was stopping already.
+
+        `forgive`: what outlasts the grace is given back and counts no attempt: its handler ends with the process.
+        """
+        if forgive:
+            self._deliveries.forgive()
         if self._stopping.is_set():
             return False
         self._stopping.set()
@@ -163,11 +174,9 @@ class Worker(Asking):
         else:
             log.warning("worker on queue %r: not everything in hand could be settled yet", self.queue.name)
 
-    # --- the threads
-
     def _loop(self) -> None:
         idle = False
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or self._has_enough()):
             try:
                 busy = bool(self._deliveries)
                 delivery = self._ahead.take() or self._claim(idle=idle)
@@ -186,7 +195,7 @@ class Worker(Asking):
                 elif self._until_empty and not (busy or self._deliveries):  # else it may have come back meanwhile
                     return
         # What came after the stop, behind the keeper's back: nobody may ever join.
-        self._settler.give_back(self._ahead.overdue(every=True))
+        self._return(self._ahead.overdue(every=True))
 
     def _handle(self, delivery: Delivery[Claim, Transaction]) -> None:
         """Run the handler and settle; where handlers are fast, together with others."""
@@ -217,10 +226,10 @@ class Worker(Asking):
             if time.monotonic() - tried >= LEFT_SECONDS:
                 self._settler.settle_left()
                 tried = time.monotonic()
-            self._settler.give_back(self._ahead.overdue())
+            self._return(self._ahead.overdue())
             # No longer than it takes for something to come due.
             self.queue.wait_for_change(seen, self._ahead.until_overdue(KEEPER_SECONDS))
-        self._settler.give_back(self._ahead.overdue(every=True))
+        self._return(self._ahead.overdue(every=True))
 
     def _look_after(self) -> None:
         try:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_zkmq.engine.core.claiming.claim import claim_many
 from airflow_provider_zkmq.engine.core.claiming.loop import Loop
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
+from airflow_provider_zkmq.engine.core.claiming.take import Ahead, Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds, seconds
-from airflow_provider_zkmq.engine.core.model.numbers import number_of_claims
+from airflow_provider_zkmq.engine.core.model.numbers import number_of_claims, optional_whole_number
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Within
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
@@ -79,21 +79,30 @@ def ask_many(
     timeout: Duration = 0,
     lease: Duration | None = None,
     stopping: Callable[[], bool] = never_stopping,
-    ahead: bool = False,
+    ahead: Ahead = False,
+    max_leases: int | None = None,
 ) -> Procedure[Asked]:
     """Take the first `n` tasks that fit (1 to 64), or as many as there are; an empty list when there was none.
 
     `timeout`: for how many seconds the first of them is waited for; what is there by then is taken. They come in the
     queue's order, and are taken together in few transactions: tasks that one transaction took have the same token. A
-    call that is cancelled or interrupted gives back all that it took. `ahead`: all but the first are handled later;
-    until `Claim.begin` says that one is, the death of this process counts it as no attempt. The other arguments are
-    `claim`'s. Raises `ConfigError`, also for another `n`, and `QueueNotFound`, also while it waits.
+    call that is cancelled or interrupted gives back all that it took. `ahead`: all but the first are handled later,
+    or ``"all"`` of them; until `begin` says that one is, the death of this process, or the end of its lease, counts it
+    as no attempt. `max_leases`, of claims with a `lease`: no more are taken than leave the queue with so many leases,
+    whoever holds them, and however many claim under a bound at once; other claims of the same moment may come on top.
+    Where there is no room for one, the list is empty at once. The other arguments are `claim`'s. Raises `ConfigError`,
+    also for another `n`, and `QueueNotFound`, also while it waits.
     """
     most, span = number_of_claims(n), seconds("timeout", timeout)
     if span > 0:
         yield Within(span)
     asked = yield from wanted(context, node, filter_method, selector, lease)
-    return _asked(context, replace(asked, ahead=ahead), most, span, stopping)
+    bound = optional_whole_number("max_leases", max_leases, 1)
+    if bound is not None and asked.lease is None:
+        raise ConfigError("max_leases goes with a lease: other claims are not counted")
+    if ahead not in {True, False, "all"}:
+        raise ConfigError(f"ahead {ahead!r} is not allowed: True, False or 'all'")
+    return _asked(context, replace(asked, ahead=ahead, max_leases=bound), most, span, stopping)
 
 
 def ask_in_turn(

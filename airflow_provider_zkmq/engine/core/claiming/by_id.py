@@ -76,12 +76,13 @@ def claim_by_id(
 def _claim(
     context: Context, asked: Wanted, task_id: str, attempt: int | None, caller: Caller
 ) -> Procedure[list[Claimed]]:
-    departure = Departure(context)
+    departure, first = Departure(context), True
     try:
         while True:
             look, again = Look(asked, caller, departure), True
             try:
-                again = yield from then_settle(departure, _look(context, look, task_id, attempt))
+                settled = yield from then_settle(departure, _look(context, look, task_id, attempt))
+                again, first = settled and first, False  # once: others may go on putting down for ever
             except Unregistered:
                 pass
             except CallerLeft:

@@ -34,10 +34,10 @@ def read_candidates(
     """
     ids = [task_of_entry(context, pick) for pick in picks]
     known = [(pick, task_id) for pick, task_id in zip(picks, ids, strict=True) if task_id is not None]
-    nodes = yield from _nodes_of(context, taker, [task_id for _, task_id in known])
+    nodes = yield from _nodes_of(context, taker, [pick.entry for pick, _ in known])
     candidates = []
     for pick, task_id in known:
-        claimed = yield from candidate(context, taker, task_id, pick, nodes[task_id])
+        claimed = yield from candidate(context, taker, task_id, pick, nodes[pick.entry])
         if claimed is not None:
             candidates.append(claimed)
         elif in_order:
@@ -45,14 +45,14 @@ def read_candidates(
     return candidates
 
 
-def _nodes_of(context: Context, taker: Taker, ids: Sequence[str]) -> Procedure[dict[str, Sequence[Node | None]]]:
-    """The znodes of tasks: as they were read ahead, the first time that they are asked for; else read now."""
+def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedure[dict[str, Sequence[Node | None]]]:
+    """The znodes of entries' tasks: as they were read ahead, the first time that they are asked for; else read now."""
     ahead = taker.read_ahead
     if ahead is None:
-        return dict(zip(ids, (yield from read_tasks(context, ids)), strict=True))
+        return dict(zip(entries, (yield from _read(context, entries)), strict=True))
     ahead.forget_old(context.run.monotonic())
-    nodes = {task_id: ahead.tasks.pop(task_id) for task_id in ids if task_id in ahead.tasks}
-    unread = [task_id for task_id in ids if task_id not in nodes]
+    nodes = {entry: ahead.tasks.pop(entry) for entry in entries if entry in ahead.tasks}
+    unread = [entry for entry in entries if entry not in nodes]
     if unread:
         nodes |= yield from _read_on(context, taker, ahead, unread)
     return nodes
@@ -63,28 +63,33 @@ def _read_on(
 ) -> Procedure[dict[str, Sequence[Node | None]]]:
     """Read tasks, and those that come after them unless another call is at it."""
     if ahead.busy:
-        return dict(zip(unread, (yield from read_tasks(context, unread)), strict=True))
+        return dict(zip(unread, (yield from _read(context, unread)), strict=True))
     ahead.busy = True
     try:
         together = [*unread, *_worth_reading(taker, ahead, unread)]
-        nodes = dict(zip(together, (yield from read_tasks(context, together)), strict=True))
+        nodes = dict(zip(together, (yield from _read(context, together)), strict=True))
     finally:
         ahead.busy = False
     size = sum(len(node.data) for of_task in nodes.values() for node in of_task if node is not None)
     ahead.learn(len(nodes), size, context.run.monotonic())
-    ahead.tasks |= {task_id: nodes.pop(task_id) for task_id in together[len(unread) :]}
+    ahead.tasks |= {entry: nodes.pop(entry) for entry in together[len(unread) :]}
     return nodes
 
 
 def _worth_reading(taker: Taker, ahead: ReadAhead, unread: Sequence[str]) -> list[str]:
-    """The tasks that come after those to be read now; what was read ahead of others is forgotten: they are gone.
+    """The entries that come after those to be read now; what was read ahead of others is forgotten: they are gone.
 
     Listings of different moments may have the same task in two lanes: it is read once.
     """
-    ids = dict.fromkeys(task_id for pick in taker.later if (task_id := entry_task(pick.entry)) is not None)
-    for task_id in set(ahead.tasks).difference(ids):
-        del ahead.tasks[task_id]
-    return [task_id for task_id in ids if task_id not in ahead.tasks and task_id not in unread]
+    later = {task_id: pick.entry for pick in taker.later if (task_id := entry_task(pick.entry)) is not None}
+    for entry in set(ahead.tasks).difference(later.values()):
+        del ahead.tasks[entry]
+    asked = {entry_task(entry) for entry in unread}
+    return [entry for task_id, entry in later.items() if entry not in ahead.tasks and task_id not in asked]
+
+
+def _read(context: Context, entries: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:
+    return (yield from read_tasks(context, [entry_task(entry) or "" for entry in entries]))
 
 
 def read_tasks(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from airflow_provider_zkmq.engine.core.claiming import default_order, strict_order
 from airflow_provider_zkmq.engine.core.claiming.match import fitting_lanes
+from airflow_provider_zkmq.engine.core.claiming.room import NoRoom
 from airflow_provider_zkmq.engine.core.claiming.take import CallerLeft, Look, Taker, Unregistered, Wanted
 from airflow_provider_zkmq.engine.core.memory.agenda import Agenda
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
@@ -89,7 +90,7 @@ def _claim(
     deadline = context.run.monotonic() + timeout
     if timeout > 0 and read_ahead is None:  # a loop also settles, for which it has as long as any other call
         yield Within(timeout)
-    seat, departure = Seat(wanted.kind), Departure(context)
+    seat, departure, late = Seat(wanted.kind), Departure(context), False
     try:
         while not stopping():
             seen = context.signal.count
@@ -97,16 +98,20 @@ def _claim(
             look = Look(wanted, caller, departure, most, taken, read_ahead or context.paces.ask(wanted.kind))
             again = True
             try:
-                again = yield from then_settle(departure, claim_now(context, look, agenda))
+                settled = yield from then_settle(departure, claim_now(context, look, agenda))
+                again = settled and not late  # when its time is over once: others may go on putting down for ever
             except Unregistered:
                 pass
+            except NoRoom:
+                return taken
             except CallerLeft:
                 if context.claims.handovers:
                     context.run.pay()
                 return []
-            if again and not taken:
-                continue
             left = deadline - context.run.monotonic()
+            if again and not taken:
+                late = left <= 0
+                continue
             if taken or (left <= 0 and not agenda.more):
                 return taken
             woken = yield Wait(context.signal, seen, agenda.left(left), seat=seat)
@@ -129,7 +134,7 @@ def then_settle(departure: Departure, looking: Procedure[None]) -> Procedure[boo
         yield from looking
     except (TransportError, CallerLeft):
         raise
-    except (ZkmqError, Unregistered):
+    except (ZkmqError, Unregistered, NoRoom):
         yield from departure.finish()
         raise
     return (yield from departure.finish())

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal, TypeAlias
 
+from airflow_provider_zkmq.engine.core.claiming.room import Guard, guard_of
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.readahead import ReadAhead
@@ -28,6 +30,9 @@ from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import commit
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, merge, mergeable
 
+#: Of which claims of a group the handling begins later.
+Ahead: TypeAlias = Literal["all"] | bool
+
 
 class Unregistered(Exception):
     """This session is no consumer any more: it is a new one, or was taken for dead. Whoever claims registers again."""
@@ -41,12 +46,14 @@ class CallerLeft(Exception):
 class Wanted:
     """What a consumer asks for. ``lease`` (seconds): the claim outlives the process; None: it ends with its session.
 
-    ``ahead``: the handling of all but the first begins later, see `core.tasks.beginning.begin`.
+    ``ahead``: the handling of all but the first, or of all, begins later, see `core.tasks.beginning.begin`.
+    ``max_leases``: no more are claimed than leave the queue with so many leases, see `room`.
     """
 
     selector: Selector
     lease: float | None = None
-    ahead: bool = False
+    ahead: Ahead = False
+    max_leases: int | None = None
 
     @property
     def kind(self) -> Hashable:
@@ -135,35 +142,43 @@ def claim_together(
     """Claim candidates in one transaction, as many as fit; whether all of them are taken.
 
     Where it is refused at one of them, that one is left out and the others are sent again; `in_order`: those before it.
+    Raises `NoRoom` where none may be claimed now.
     """
     now = yield from server_time(context)
-    ahead = taker.wanted.ahead
-    plans = [
-        (claimed, _plan(context, taker, claimed, now, ahead=ahead and (at > 0 or bool(taker.taken))))
-        for at, claimed in enumerate(candidates)
-    ]
+    plans = [(claimed, _plan(context, taker, claimed, now, at)) for at, claimed in enumerate(candidates)]
     if len(plans) > 1:
         plans = plans[: len(next(mergeable((plan for _, plan in plans), len(plans))))]
     while plans:
-        refused_at = yield from _send(context, taker, [claimed for claimed, _ in plans], [plan for _, plan in plans])
+        guard = yield from guard_of(context, taker.wanted.max_leases)
+        plans = plans[: guard.room]
+        claims, changes = [claimed for claimed, _ in plans], [plan for _, plan in plans]
+        refused_at = yield from _send(context, taker, claims, changes, guard)
         if refused_at is None:
             return len(plans) == len(candidates)
-        plans = plans[:refused_at] + ([] if in_order else plans[refused_at + 1 :])
+        if refused_at < len(plans):
+            plans = plans[:refused_at] + ([] if in_order else plans[refused_at + 1 :])
     return False
 
 
-def _plan(context: Context, taker: Taker, claimed: Claimed, now: int, *, ahead: bool) -> Plan:
-    """What claims a candidate. It holds for a lease, or else for a lock, unless it is extended."""
-    claimed.ahead = ahead
+def _plan(context: Context, taker: Taker, claimed: Claimed, now: int, at: int) -> Plan:
+    """What claims a candidate, the one `at` this place. It holds for a lease, or else for a lock, unless extended."""
+    ahead = taker.wanted.ahead
+    claimed.ahead = ahead == "all" or (ahead and (at > 0 or bool(taker.taken)))
     span = taker.wanted.lease or claimed.state.lock or taker.conf.lock
     return transitions.claim(context, claimed, taker.consumer.id, span, taker.wanted.lease, now)
 
 
-def _send(context: Context, taker: Taker, claims: Sequence[Claimed], plans: Sequence[Plan]) -> Procedure[int | None]:
-    """Claim all of them, or none: then at which it was refused. What is sent is remembered until it is known."""
+def _send(
+    context: Context, taker: Taker, claims: Sequence[Claimed], plans: Sequence[Plan], guard: Guard
+) -> Procedure[int | None]:
+    """Claim all of them, or none: then at which it was refused. What is sent is remembered until it is known.
+
+    Where others have claimed since the `guard` was read, it is refused behind the last one.
+    """
     if taker.look.caller.left:  # its client may have given back what was owed already, and claim again
         raise CallerLeft
     plan = merge(plans)
+    plan.changes.extend(guard.changes)
     plan.changes[0].ours = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
     sending = context.claims.note(taker.look.caller, tuple(claims), plan.multi())
     verdict = yield from commit(plan, by=taker.look.departure.send)
@@ -174,6 +189,8 @@ def _send(context: Context, taker: Taker, claims: Sequence[Claimed], plans: Sequ
         return None
     context.claims.strike(taker.look.caller, sending)
     refusal = verdict.refusal
+    if refusal is not None and refusal.change in guard.changes:
+        return len(plans)
     at = next((at for at, each in enumerate(plan.changes) if refusal is not None and each is refusal.change), 0)
     if refusal is not None:
         _refused(context, taker.consumer, claims[at], refusal)

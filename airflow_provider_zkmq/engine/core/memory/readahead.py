@@ -24,7 +24,10 @@ class ReadAhead:
     """What claims of one kind that follow one another read for those to come."""
 
     tasks: dict[str, Sequence[Node | None]] = field(default_factory=dict)
-    """Candidates, by task: as they were then, which the transaction that claims one of them finds out."""
+    """Candidates, by entry: as they were then, which the transaction that claims one of them finds out.
+
+    A later run of the same id has another entry: what was not there, or damaged, before that is no matter of its.
+    """
     most: int = MOST
     """So many are worth to be read at once."""
     read_at: float = float("-inf")
@@ -36,7 +39,8 @@ class ReadAhead:
     def learn(self, count: int, size: int, now: float) -> None:
         """So many were read, which had so many bytes."""
         self.most = max(1, min(MOST, 2 * self.most, MOST_BYTES * count // max(1, size)))
-        self.read_at = now
+        if not self.tasks:  # else those that were read before tell how old all of it is
+            self.read_at = now
 
     def forget_old(self, now: float) -> None:
         """What was read too long ago may have changed."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.notes import taken_ahead
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load, load_claim
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -68,12 +69,13 @@ def _current(context: Context, task_id: str, token: int) -> Procedure[Claimed]:
     state = TaskState.decode(path, node.data)
     if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
         raise claim_lost(task_id, token, state)
-    record = load_claim(context.paths.task(task_id, "claim"), claim.data)
-    return Claimed(task_id, token, node.stat.version, state, node.stat.ctime, claim=_plain_claim(record))
+    path = context.paths.task(task_id, "claim")
+    plain, ahead = _plain_claim(load_claim(path, claim.data)), taken_ahead(path, claim.data)
+    return Claimed(task_id, token, node.stat.version, state, node.stat.ctime, ahead=ahead, claim=plain)
 
 
 def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in {"progress", "note"}}
+    return {name: value for name, value in record.items() if name not in {"progress", "note", "ahead"}}
 
 
 def claim_lost(task_id: str, token: int, state: TaskState | None = None) -> ClaimLost:

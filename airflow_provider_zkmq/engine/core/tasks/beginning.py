@@ -13,11 +13,12 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Post, Procedure
+from airflow_provider_zkmq.engine.core.model.notes import taken_ahead
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Post, Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Multi
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost
 from airflow_provider_zkmq.engine.core.tasks.holding import check_and_set
-from airflow_provider_zkmq.engine.core.writing.pieces import beginning, lease_path
+from airflow_provider_zkmq.engine.core.writing.pieces import beginning, lease_path, mark_path
 from airflow_provider_zkmq.engine.errors import ClaimLost, TransportError, ZkmqError
 
 #: Of a claim that was asked for longer ago it is not taken for granted that it is ours still: its session may be over.
@@ -38,6 +39,18 @@ def begin(context: Context, claimed: Claimed) -> Procedure[None]:
         if not (yield from _post(context, claimed)):
             yield from _acknowledged(context, claimed)
         claimed.ahead = False
+
+
+def begin_for(context: Context, claimed: Claimed) -> Procedure[None]:
+    """Say that the handling of a claim begins that was taken ahead, by another process, say: from here on it counts.
+
+    Nothing is written for a claim that has begun. Raises `ClaimLost`.
+    """
+    if claimed.ends_with_session:  # it stands in its consumer's note; where that is gone, the claim is over, or damaged
+        path = mark_path(context, claimed.task_id, claimed.state)
+        node: Node | None = yield Get(path)
+        claimed.ahead = node is None or taken_ahead(path, node.data)
+    yield from begin(context, claimed)
 
 
 def begin_again(context: Context) -> Procedure[None]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Pipeline, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import resolved
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries, described
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.writing.combining import send
-from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
+from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, Refusal, Why
 
 #: Makes the plan anew after a refusal; None: the refusal stands.
 Rebuild: TypeAlias = Callable[[Refusal], Procedure[Plan | None]]
@@ -68,7 +68,8 @@ def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
     """`anew` for those who look after a queue: a listing that is missing, or there already, keeps no task where it is.
 
     The record, whose version is part of the same transaction, says that the task has to leave the one and to come to
-    the other. Of its own tree nothing may be missing.
+    the other. Of its own tree nothing may be missing. A task that was dropped, and enqueued anew by the same id, may
+    have that version, too: its record is not the one that was read, and its listing is another one.
     """
 
     def rebuild(refusal: Refusal) -> Procedure[Plan | None]:
@@ -77,11 +78,21 @@ def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
             return (yield from build())
         if refusal.why is not Why.OTHER or not change.lists(path, refusal.outcome.failure):
             return None
+        change.superseded = yield from _is_superseded(change)
+        if change.superseded:
+            return None
         change.context.tell(path, f"{described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on")
         change.drop(path)
         return Plan([change])
 
     return rebuild
+
+
+def _is_superseded(change: Change) -> Procedure[bool]:
+    """Whether the task's record is not the one that a change was made from, whatever its version says."""
+    path = change.context.paths.task(change.task_id, "state")
+    node: Node | None = yield Get(path)
+    return change.before is not None and (node is None or TaskState.decode(path, node.data).nonce != change.before)
 
 
 def alone(_context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
@@ -113,7 +124,8 @@ def commit(
         refusal = plan.explain(multi, outcome, uncertain=uncertain)
         better = yield from _mend(plan, refusal, rebuild)
         if better is None:
-            return Verdict(plan, outcome, refusal)
+            why = Why.CHANGED if refusal.change.superseded else refusal.why
+            return Verdict(plan, outcome, replace(refusal, why=why))
         yield from tries.refused(outcome, multi, None)
         plan = better
 

@@ -55,6 +55,10 @@ class Change:
     listing: list[WriteOp] = field(default_factory=list)
     after: TaskState | None = None
     """The record that it writes."""
+    before: str | None = None
+    """The nonce of the record that it was made from."""
+    superseded: bool = False
+    """That record is another task's by now: one of the same id that was enqueued after it was dropped."""
     ours: Ours = never
     """Asked where its reply was lost: whether it was carried out."""
     based_on: dict[str, frozenset[Failure]] = field(default_factory=dict)

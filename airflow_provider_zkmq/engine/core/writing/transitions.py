@@ -229,7 +229,7 @@ def _moved(
 
 
 def _change(context: Context, current: Current, after: TaskState | None, ops: list[WriteOp]) -> Change:
-    change = Change(context, current.task_id, ops, after=after)
+    change = Change(context, current.task_id, ops, after=after, before=current.state.nonce)
     result = context.paths.task(current.task_id, "result")
     change.either = {op.path: op.data for op in ops if op.path == result and isinstance(op, Create | SetData)}
     if after is not None:

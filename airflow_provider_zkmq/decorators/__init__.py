@@ -1,0 +1,1 @@
+"""The Airflow task decorators of the queue."""

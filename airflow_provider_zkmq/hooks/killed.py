@@ -1,0 +1,53 @@
+"""A user's end of an Airflow task, told from all other kills: then, and only then, what it waits for is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_zkmq.engine import IllegalTransition, TaskNotFound
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine import AnyQueue, AsyncQueue
+
+#: What a user makes of a task that waits. One that is cleared is tried again, and adopts what is there; one that is
+#: given to another triggerer is deferred still; one whose worker is shut down is running.
+_ENDED: Final = frozenset({"failed", "skipped", "success", "removed"})
+
+
+def ended_by_user(instance: Mapping[str, Any]) -> bool:
+    """Whether Airflow knows the task instance to have ended. Blocks. `instance`: dag, run, task and map index."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    told = RuntimeTaskInstance.get_task_states(
+        dag_id=instance["dag_id"],
+        run_ids=[instance["run_id"]],
+        task_ids=[instance["task_id"]],
+        map_index=instance["map_index"],
+    )
+    states = [str(getattr(state, "value", state)) for run in told.values() for state in run.values()]
+    return bool(states) and _ENDED.issuperset(states)
+
+
+def cancel_open(queue: AnyQueue, ids: Sequence[str]) -> int:
+    """Cancel those of the tasks that have not ended; return how many there were."""
+    count = 0
+    for task_id in ids:
+        try:
+            queue.cancel(task_id)
+            count += 1
+        except (IllegalTransition, TaskNotFound):
+            continue
+    return count
+
+
+async def acancel_open(queue: AsyncQueue, ids: Sequence[str]) -> int:
+    """`cancel_open` on an event loop."""
+    count = 0
+    for task_id in ids:
+        try:
+            await queue.cancel(task_id)
+            count += 1
+        except (IllegalTransition, TaskNotFound):
+            continue
+    return count

@@ -1,0 +1,217 @@
+"""`ZkmqClaimOperator`: take tasks for a DAG run, which settles them when its work is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from airflow.sdk import BaseOperator, conf
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+
+from airflow_provider_zkmq.engine import Duration
+from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.deferring import deferral_limit
+from airflow_provider_zkmq.hooks.templating import span
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.operators.memory import Memory
+from airflow_provider_zkmq.operators.taking import Taken, accept, claims_of_events, take_back, take_new
+from airflow_provider_zkmq.triggers.leases import SHORTEST_LEASE
+from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_zkmq.engine import AnyQueue
+
+_NOTE: Final = "zkmq_claims"
+_ON_EMPTY: Final = ("skip", "wait", "fail")
+#: So many seconds the claims hold at first at least: Airflow must start what extends them, also where slots are few.
+_UNTIL_KEPT: Final = 60.0
+#: What holds claims, or ends them, is tried again soon: work that was done is not to be lost for a moment's trouble.
+AGAIN: Final[dict[str, Any]] = {"retries": 3, "retry_delay": timedelta(seconds=5)}
+#: A wait on the worker asks in steps of so many seconds, so that it ends soon after Airflow ends the task.
+_STEP: Final = 30.0
+
+
+class ZkmqClaimOperator(BaseOperator):
+    """Claims tasks for its DAG run; its XCom is ``[{"queue", "id", "token", "attempt", "filters"}, …]``, no payload.
+
+    It is a setup task: `ZkmqKeepOperator` keeps what it took from being delivered again while the run works, and
+    `ZkmqSettleOperator`, its teardown, ends it by what became of the work; `ZkmqTaskGroup` lays all three. The claims
+    are leased, so that the tasks of a run that is gone are delivered again.
+
+    What it took is noted where Airflow keeps it beyond a try, before the XCom. A later try, and one after a clear,
+    takes back the same tasks by their ids and never another: as they are where the claim still holds, claimed anew
+    where they are pending. What has ended meanwhile, or is another's, is left out; where nothing is left, the task
+    skips and says why. What was claimed by a process that died before it noted it is delivered again when the claim
+    runs out.
+
+    Args:
+        zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
+        selector: only tasks whose filters it accepts.
+        max_tasks: take so many at the most, 1 to 100; it takes what is there and waits for no more.
+        lease: seconds, a duration or their text, 3 s or more: for so long the claims hold if nobody extends them; for
+            a minute at least at first, until `ZkmqKeepOperator` has begun.
+        ahead: the claims are for runs that take them over, by their `claims`: until one does, the delivery counts no
+            attempt, and the claims that nobody took over in time are delivered again. (What is taken over begins.)
+        claims: take over these, which another run or process took, such as ``"{{ dag_run.conf['claims'] }}"``, instead
+            of claiming: each that still holds is extended, the others are left out.
+        from_events: take over those that the asset events tell of which started the run; where these tell of none,
+            as those of ``mode="wake"``, claim.
+        on_empty: where nothing can be taken: ``"skip"`` the task and with it the run's work, ``"wait"`` until there is
+            something, or ``"fail"``, so that it is tried again.
+        deferrable: with ``on_empty="wait"``: wait in the triggerer rather than on a worker.
+        zkmq_conn_id: the Airflow connection.
+
+    Raises `ValueError` and `ConfigError`, where the DAG is parsed, for what is not understood.
+
+    """
+
+    template_fields: Sequence[str] = ("zkmq_queue", "selector", "claims", "zkmq_conn_id")
+    ui_color = "#e8f0e4"
+
+    def __init__(
+        self,
+        *,
+        zkmq_queue: str | None = None,
+        selector: str | None = None,
+        max_tasks: int = 1,
+        lease: Duration | str = 900,
+        ahead: bool = False,
+        claims: object = None,
+        from_events: bool = False,
+        on_empty: str = "skip",
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        _check(max_tasks, on_empty, claims, from_events=from_events)
+        self.zkmq_queue = zkmq_queue
+        self.selector = selector
+        self.max_tasks = max_tasks
+        self.lease = checked_lease(lease)
+        self._first_lease = max(_UNTIL_KEPT, self.lease)
+        self.ahead = ahead
+        self.claims = claims
+        self.from_events = from_events
+        self.on_empty = on_empty
+        self.deferrable = deferrable
+        self.zkmq_conn_id = zkmq_conn_id
+        self.is_setup = True
+
+    def execute(self, context: Context) -> list[Claim]:
+        """Take tasks, waiting if asked to.
+
+        Raises:
+            AirflowSkipException: there was nothing to take, or nothing was left of what an earlier try took.
+            AirflowException: there was nothing to take, with ``on_empty="fail"``.
+            ZkmqError: ZooKeeper or the queue refused.
+
+        """
+        limit = self.execution_timeout
+        return self._take(context, None if limit is None else time.time() + limit.total_seconds())
+
+    def execute_complete(self, context: Context, event: dict[str, Any], deadline: float | None = None) -> list[Claim]:
+        """Go on after the trigger: there was work; wait again where others were faster.
+
+        Raises what `execute` does, and `AirflowException` where nothing came before the end of `execution_timeout`.
+        """
+        if event["status"] != "done":
+            raise AirflowException(event["message"])
+        return self._take(context, deadline)
+
+    def _take(self, context: Context, deadline: float | None) -> list[Claim]:
+        memory = Memory(context)
+        with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+            if noted := memory.read(_NOTE):
+                taken = take_back(hook, noted, self._first_lease, self.log)
+                if not taken:
+                    raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
+            else:
+                self._refuse_another(context, memory)
+                taken = self._fresh(context, hook, deadline)
+            self._note(hook, memory, taken)
+        return [each.claim for each in taken]
+
+    def _refuse_another(self, context: Context, memory: Memory) -> None:
+        """Where Airflow wipes the notes of what succeeded, one is there all the same if no try of this run did."""
+        if memory.fades:
+            if memory.read(_NOTE) is None and context["ti"].try_number > 1:
+                raise AirflowSkipException(
+                    "what an earlier try took is not known any more, as [state_store] clear_on_success is set: nothing "
+                    "is claimed, since it would be another task"
+                )
+            memory.note(_NOTE, [])
+
+    def _fresh(self, context: Context, hook: ZkmqHook, deadline: float | None) -> list[Taken]:
+        given = claims_of_events(context) if self.from_events else None
+        if self.claims is not None:
+            given = read_claims("claims", self.claims)
+        if given is not None:
+            taken = accept(hook, given, self._first_lease, self.log)
+            return taken or self._nothing("none of the claims holds any more")
+        queue = hook.queue()
+        while not (taken := self._take_new(queue)):
+            if self.on_empty != "wait":
+                self._nothing(f"there is no task of queue {queue.name!r} to take")
+            if self.deferrable:
+                self._defer(deadline)
+            queue.ready(selector=self.selector or None, timeout=_STEP)
+        return taken
+
+    def _take_new(self, queue: AnyQueue) -> list[Taken]:
+        return take_new(queue, self.selector or None, self.max_tasks, self._first_lease, ahead=self.ahead)
+
+    def _nothing(self, why: str) -> NoReturn:
+        if self.on_empty == "fail":
+            raise AirflowException(why)
+        raise AirflowSkipException(why)
+
+    def _defer(self, deadline: float | None) -> NoReturn:
+        self.defer(
+            trigger=ZkmqReadyTrigger(
+                zkmq_queue=self.zkmq_queue or None,
+                selector=self.selector or None,
+                zkmq_conn_id=self.zkmq_conn_id,
+                deadline=deadline,
+                deferred_at=time.time(),
+            ),
+            method_name="execute_complete",
+            kwargs={"deadline": deadline},
+            timeout=deferral_limit(deadline),
+        )
+        raise AssertionError  # `defer` raises
+
+    def _note(self, hook: ZkmqHook, memory: Memory, taken: list[Taken]) -> None:
+        """Note what was taken; what cannot be noted is given back: a later try could not take it back."""
+        try:
+            memory.note(_NOTE, [each._asdict() for each in taken])
+        except BaseException:
+            for claim, _ in taken:
+                hook.queue(claim["queue"]).release(claim["id"], claim["token"])
+            raise
+        for claim, _ in taken:
+            self.log.info("Took %s, attempt %d, token %d", shown(claim), claim["attempt"], claim["token"])
+
+
+def checked_lease(lease: Duration | str) -> float:
+    """Return a lease in seconds. Raises `ValueError` for one that is too short to be extended, and `ConfigError`."""
+    seconds = span("lease", lease)
+    if seconds is None or seconds < SHORTEST_LEASE:
+        raise ValueError(f"lease {lease!r} is not allowed: {SHORTEST_LEASE:g} seconds or more, to be extended in time")
+    return seconds
+
+
+def _check(max_tasks: object, on_empty: object, claims: object, *, from_events: bool) -> None:
+    if isinstance(max_tasks, bool) or not isinstance(max_tasks, int) or not 1 <= max_tasks <= MOST:
+        raise ValueError(f"ZkmqClaimOperator: max_tasks {max_tasks!r} is not allowed: a whole number from 1 to {MOST}")
+    if on_empty not in _ON_EMPTY:
+        raise ValueError(f"ZkmqClaimOperator: on_empty {on_empty!r} is not known: give skip, wait or fail")
+    if claims is not None and (from_events or on_empty == "wait"):
+        raise ValueError(
+            "ZkmqClaimOperator: with claims there are no events to look at, and there is no work to wait for"
+        )

@@ -1,0 +1,135 @@
+"""`ZkmqTaskGroup`: work on tasks of a queue, which are settled by what becomes of the work."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow.sdk import TaskGroup
+
+from airflow_provider_zkmq.engine import Duration
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
+from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
+from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator, work_ids
+from airflow_provider_zkmq.operators.verdicts import note_error
+
+if TYPE_CHECKING:
+    from airflow.sdk import XComArg
+
+
+class ZkmqTaskGroup(TaskGroup):
+    """A task group that takes tasks of a queue, and acknowledges them when the work in it has succeeded.
+
+    ``with ZkmqTaskGroup("orders", zkmq_queue="orders") as orders:`` makes the task ``orders.claim``; the body makes the
+    work, which gets the claims as ``orders.claims`` and reads what is in them with
+    ``ZkmqHook().queue(claim["queue"]).task(claim["id"]).data``; its end makes ``orders.keep``, deferred beside the
+    work, and ``orders.settle``, after it. All tasks in the body are the work; where one fails, its exception is the
+    reason that the queue's task keeps. What is downstream of the group follows the work; its failure settles nothing.
+
+    Args:
+        group_id: as that of every task group.
+        zkmq_queue, selector, max_tasks, claims, from_events, on_empty, deferrable: see `ZkmqClaimOperator`.
+        lease: for so long the claims hold if nobody extends them, as when the triggerer is gone; see there.
+        result, each, on_skipped, on_lost: see `ZkmqSettleOperator`. The body may set the attribute ``result`` to an
+            XCom of the work.
+        keep_pool: the pool of ``keep``, which must have a slot for a moment; None: Airflow's default pool.
+        zkmq_conn_id: the Airflow connection.
+        kwargs: those of `TaskGroup`.
+
+    Raises `ValueError` and `ConfigError`, where the DAG is parsed, for what is not understood, and for an empty body.
+
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        *,
+        zkmq_queue: str | None = None,
+        selector: str | None = None,
+        max_tasks: int = 1,
+        lease: Duration | str = 900,
+        claims: object = None,
+        from_events: bool = False,
+        on_empty: str = "skip",
+        deferrable: bool | None = None,
+        result: object = None,
+        each: bool = False,
+        on_skipped: str = "release",
+        on_lost: str = "fail",
+        keep_pool: str | None = None,
+        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group_id, **kwargs)
+        self._taking: dict[str, Any] = {
+            "zkmq_queue": zkmq_queue,
+            "selector": selector,
+            "max_tasks": max_tasks,
+            "lease": lease,
+            "claims": claims,
+            "from_events": from_events,
+            "on_empty": on_empty,
+            "zkmq_conn_id": zkmq_conn_id,
+            **({} if deferrable is None else {"deferrable": deferrable}),
+        }
+        self._keeping: dict[str, Any] = {
+            "lease": lease,
+            "zkmq_conn_id": zkmq_conn_id,
+            "pool": keep_pool or "default_pool",
+        }
+        self._settling: dict[str, Any] = {
+            "each": each,
+            "on_skipped": on_skipped,
+            "on_lost": on_lost,
+            "zkmq_conn_id": zkmq_conn_id,
+        }
+        self.result = result
+        self._claim: ZkmqClaimOperator | None = None
+
+    @property
+    def claims(self) -> XComArg:
+        """The claims, for the tasks in the body: a list, also where it is one. Raises `ValueError` before the body."""
+        if self._claim is None:
+            raise ValueError(f"ZkmqTaskGroup {self.group_id!r}: claims are for the tasks in its body, after 'with'")
+        return self._claim.output
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._claim = ZkmqClaimOperator(task_id="claim", **self._taking)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._lay()
+        finally:
+            super().__exit__(kind, error, trace)
+
+    def _lay(self) -> None:
+        """Lay claim → (keep, work) and work → settle. Raises `ValueError` for an empty body."""
+        claim = self._claim
+        tasks: list[Any] = [task for task in self if task is not claim]
+        if claim is None or not tasks:
+            raise ValueError(f"ZkmqTaskGroup {self.group_id!r} has no work: make tasks in the body of its 'with'")
+        inside = {task.task_id for task in tasks}
+        roots = [task for task in tasks if task.upstream_task_ids.isdisjoint(inside)]
+        leaves = [task for task in tasks if task.downstream_task_ids.isdisjoint(inside)]
+        for task in tasks:
+            task.on_failure_callback = [*_listed(task.on_failure_callback), note_error]
+        settle = ZkmqSettleOperator(
+            task_id="settle",
+            claims=claim.output,
+            work=[task_id for task in tasks for task_id in work_ids(task)],
+            result=self.result,
+            **self._settling,
+        )
+        keep = ZkmqKeepOperator(task_id="keep", claims=claim.output, settle=settle.task_id, **self._keeping)
+        claim >> [keep, settle, *(task for task in roots if claim.task_id not in task.upstream_task_ids)]
+        settle.set_upstream(leaves)
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []

@@ -1,0 +1,34 @@
+"""What a task instance notes for its later tries, where Airflow keeps it: by DAG, run, task and map index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow.sdk import conf
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class Memory:
+    """Notes that outlive a try, and a clear, in Airflow's task state store; nothing is noted where there is none.
+
+    A store that cannot be read fails the try: without its notes it would do what an earlier one has done.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._store = cast("dict[str, Any]", context).get("task_state_store")
+
+    @property
+    def fades(self) -> bool:
+        """Whether a success wipes out the notes: Airflow is configured so."""
+        return self._store is not None and conf.getboolean("state_store", "clear_on_success", fallback=False)
+
+    def read(self, key: str) -> Any:
+        """Return what was noted, None if nothing was."""
+        return None if self._store is None else self._store.get(key)
+
+    def note(self, key: str, value: object) -> None:
+        """Note JSON, not None, in place of what was noted."""
+        if self._store is not None:
+            self._store.set(key, value)

@@ -1,0 +1,187 @@
+"""`ZkmqSettleOperator`: end what a DAG run took by what became of its work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.sdk import BaseOperator, TaskGroup
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.hooks.claims import few, read_claims
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.operators.claiming import AGAIN
+from airflow_provider_zkmq.operators.memory import Memory
+from airflow_provider_zkmq.operators.settlements import Settlements
+from airflow_provider_zkmq.operators.verdicts import Verdict, Work, instances, judge, reasons_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_zkmq.hooks.claims import Claim
+
+_ON_SKIPPED: Final = ("release", "complete", "fail")
+_ON_LOST: Final = ("fail", "ignore")
+
+
+class ZkmqSettleOperator(BaseOperator):
+    """Settles claims by the states of the tasks that did their work, and fails where the run is to be seen as failed.
+
+    All succeeded: the queue's tasks are completed. Any failed, was not run for that, or is missing: they are failed,
+    with Airflow's error as the reason, so that the queue's policy says when they are tried again, and when they are
+    dead. Else, where some were skipped, they are given back, and the delivery counts no attempt: so it is with what is
+    pending when a run is marked failed.
+
+    It is a teardown task whose failure fails the run: it fails, without another try, after it has settled what failed
+    or given back what was not done, since Airflow judges the run by it alone, also one that a user has marked failed;
+    and where a claim was lost, since the work may be done twice. What the queue or ZooKeeper keeps from being settled
+    does not keep the others from it, and is tried again by Airflow's retries: three, 5 seconds apart, unless told
+    otherwise here (``default_args`` are for the work). A later try, and one after a clear, knows
+    what was settled before, and settles nothing twice.
+
+    Args:
+        claims: the claims, usually the XCom of `ZkmqClaimOperator`.
+        work: the tasks that must succeed: operators, task groups or task ids, one or a list. Nodes are made upstream of
+            this task, ids are not.
+        result: what the finished tasks keep as their result: bytes, text, or JSON; usually an XCom of the work. With
+            `each`, a list in the order of the claims.
+        each: the instances of mapped tasks with index 0, 1, … are the work of the first, second, … claim, and tasks
+            that are not mapped are the work of all: each claim is settled by its own work. Else all are settled alike.
+        on_skipped: what becomes of them where work was skipped: ``"release"``, ``"complete"`` or ``"fail"``.
+        on_lost: what a lost claim means: ``"fail"`` for the run, or ``"ignore"``: a warning in the log.
+        zkmq_conn_id: the Airflow connection.
+
+    Raises `ValueError`, where the DAG is parsed, for what is not understood.
+
+    """
+
+    template_fields: Sequence[str] = ("claims", "result", "zkmq_conn_id")
+    ui_color = "#e8f0e4"
+
+    def __init__(
+        self,
+        *,
+        claims: object,
+        work: object,
+        result: object = None,
+        each: bool = False,
+        on_skipped: str = "release",
+        on_lost: str = "fail",
+        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**(AGAIN | kwargs))
+        if on_skipped not in _ON_SKIPPED:
+            raise ValueError(f"ZkmqSettleOperator: on_skipped {on_skipped!r} is not known: give {_ON_SKIPPED}")
+        if on_lost not in _ON_LOST:
+            raise ValueError(f"ZkmqSettleOperator: on_lost {on_lost!r} is not known: give {_ON_LOST}")
+        nodes = list(work) if isinstance(work, list | tuple | set) else [work]
+        self.claims = claims
+        self.work = sorted({task_id for node in nodes for task_id in work_ids(node)})
+        if not self.work:
+            raise ValueError("ZkmqSettleOperator: work names no task: what would the claims be settled by?")
+        self.result_of = _mapped_task(result) if each else None
+        self.result = None if self.result_of else result
+        self.each = each
+        self.on_skipped = on_skipped
+        self.on_lost = on_lost
+        self.zkmq_conn_id = zkmq_conn_id
+        self.as_teardown(on_failure_fail_dagrun=True)
+        for node in nodes:
+            if not isinstance(node, str):
+                self.set_upstream(node)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
+
+        Raises:
+            AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`); there is no other
+                try.
+            AirflowException: ZooKeeper kept a claim from being settled.
+            ConfigError: the result is none that can be kept; nothing was settled.
+
+        """
+        claims = read_claims("claims", self.claims)
+        work = self._work(context)
+        verdicts = self._verdicts(context, work, len(claims))
+        results = [as_result(self._result(context, position)) for position in range(len(claims))]
+        with ZkmqHook(self.zkmq_conn_id) as hook:
+            again = context["ti"].try_number > 1
+            settlements = Settlements(hook, Memory(context), self.log, again=again)
+            for claim, verdict, result in zip(claims, verdicts, results, strict=True):
+                settlements.settle(claim, verdict, result)
+            settlements.remember()
+        self._tell(claims, settlements)
+        return settlements.counts()
+
+    def _work(self, context: Context) -> list[Work]:
+        instance: Any = context["ti"]
+        states: dict[str, Any] = instance.get_task_states(
+            dag_id=instance.dag_id, task_ids=self.work, run_ids=[instance.run_id]
+        )
+        work = instances(states.get(instance.run_id, {}), self.work)
+        if instance.map_index < 0:
+            return work
+        return [each for each in work if each.map_index in {-1, instance.map_index}]
+
+    def _verdicts(self, context: Context, work: list[Work], count: int) -> list[Verdict]:
+        reasons = reasons_of(context, work)
+        if not self.each:
+            return [judge(work, self.on_skipped, reasons)] * count
+        shares = [[each for each in work if each.map_index in {-1, position}] for position in range(count)]
+        return [judge(share, self.on_skipped, reasons) for share in shares]
+
+    def _result(self, context: Context, position: int) -> Any:
+        """Return the result of the claim at a position: of a mapped task, what that instance returned."""
+        if self.result_of is not None:
+            instance: Any = context["ti"]
+            return instance.xcom_pull(task_ids=self.result_of, map_indexes=position)
+        if not self.each or isinstance(self.result, str | bytes | None):
+            return self.result
+        values = list(self.result)  # type: ignore[call-overload]
+        return values[position] if position < len(values) else None
+
+    def _tell(self, claims: list[Claim], settlements: Settlements) -> None:
+        """Raise what the run is to be seen by. What is tried again comes first: it may go well."""
+        if settlements.trouble:
+            raise AirflowException(f"not settled: {few(settlements.trouble)}")
+        if settlements.lost and self.on_lost == "ignore":
+            self.log.warning("%s", few(settlements.lost))
+        elif settlements.lost:
+            raise AirflowFailException(
+                f"{len(settlements.lost)} of {len(claims)} settled too late: {few(settlements.lost)}"
+            )
+        if settlements.failed:
+            raise AirflowFailException(f"the work failed: {few(settlements.failed)}")
+        if settlements.released:
+            raise AirflowFailException(f"the work was not done, and given back is {few(settlements.released)}")
+
+
+def work_ids(node: Any) -> Iterable[str]:
+    """Return the ids of the tasks that a node stands for; teardown tasks count where their failure fails the run."""
+    if isinstance(node, str):
+        return [node]
+    tasks = list(node) if isinstance(node, TaskGroup) else [getattr(node, "operator", node)]
+    return [task.task_id for task in tasks if not task.is_teardown or task.on_failure_fail_dagrun]
+
+
+def as_result(value: Any) -> bytes | str | None:
+    """Return what a queue's task keeps as its result. Raises `ConfigError` for what is neither text nor JSON."""
+    if value is None or isinstance(value, str | bytes):
+        return value
+    try:
+        # What mapped tasks returned is read from Airflow one by one, and is no list.
+        return json.dumps(value, default=list)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"result is neither bytes, text nor JSON: {error}") from None
+
+
+def _mapped_task(result: Any) -> str | None:
+    """Return the id of the mapped task whose XCom a result is: its instances that failed have none."""
+    operator = getattr(result, "operator", None)
+    if operator is None or not (operator.is_mapped or operator.get_closest_mapped_task_group()):
+        return None
+    return str(operator.task_id)

@@ -1,0 +1,123 @@
+"""Which tasks a run takes: new ones, those that another process took for it, or those that an earlier try took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, ZkmqError
+from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown, told
+from airflow_provider_zkmq.hooks.telemetry import count_claimed
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_zkmq.engine import AnyQueue
+    from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+
+#: The engine claims at most so many together.
+_TOGETHER: Final = 64
+
+
+class Taken(NamedTuple):
+    """A claim, and when its task was enqueued, in milliseconds since 1970: an id may be enqueued again."""
+
+    claim: Claim
+    enqueued: int
+
+
+def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, *, ahead: bool = False) -> list[Taken]:
+    """Claim what fits and is there, at most `most`; `ahead`: for others, who say when they begin.
+
+    Raises what `Queue.claim_many` does, where nothing was claimed.
+    """
+    taken: list[Taken] = []
+    while len(taken) < most:
+        wanted = min(_TOGETHER, most - len(taken))
+        try:
+            claims = queue.claim_many(wanted, selector=selector, lease=lease, ahead="all" if ahead else False)
+        except ZkmqError:
+            if taken:  # they would be nobody's until their leases run out
+                break
+            raise
+        count_claimed(queue.name, [claim.task for claim in claims])
+        taken += [Taken(told(queue.name, claim), claim.task.enqueued_ms) for claim in claims]
+        if len(claims) < wanted:
+            break
+    return taken
+
+
+def accept(hook: ZkmqHook, claims: Iterable[Claim], lease: float, log: Any) -> list[Taken]:
+    """Take over claims that another process took: those that still hold begin, and are extended."""
+    taken: list[Taken] = []
+    for claim in claims:
+        with telling_of_the_end(claim, log):
+            queue = hook.queue(claim["queue"])
+            queue.begin(claim["id"], claim["token"])
+            queue.extend(claim["id"], claim["token"], lease)
+            taken.append(Taken(claim, queue.task(claim["id"]).enqueued_ms))
+    return taken
+
+
+def take_back(hook: ZkmqHook, noted: Iterable[Mapping[str, Any]], lease: float, log: Any) -> list[Taken]:
+    """Take what an earlier try had, by its id, and nothing else: as it is, or claimed anew where it is pending."""
+    taken: list[Taken] = []
+    for note in noted:
+        [claim] = read_claims("what an earlier try noted", note["claim"])
+        if still_held(hook, claim, lease, log):
+            taken.append(Taken(claim, note["enqueued"]))
+        elif again := _claim_again(hook.queue(claim["queue"]), claim, note["enqueued"], lease, log):
+            taken.append(again)
+    return taken
+
+
+def still_held(hook: ZkmqHook, claim: Claim, lease: float, log: Any) -> bool:
+    """Whether a claim is the current one, which then holds for `lease` seconds from now."""
+    with telling_of_the_end(claim, log):
+        hook.queue(claim["queue"]).extend(claim["id"], claim["token"], lease)
+        return True
+    return False
+
+
+@contextmanager
+def telling_of_the_end(claim: Claim, log: Any) -> Iterator[None]:
+    """Go on after a block that finds a claim over, with a line in the log."""
+    try:
+        yield
+    except (ClaimLost, TaskNotFound, QueueNotFound) as error:
+        log.info("Claim %d of %s does not hold any more: %s", claim["token"], shown(claim), error)
+
+
+def _claim_again(queue: AnyQueue, claim: Claim, enqueued: int, lease: float, log: Any) -> Taken | None:
+    try:
+        task = queue.task(claim["id"])
+        anew = task.enqueued_ms != enqueued
+        again = None if anew else queue.claim_task(claim["id"], lease=lease)
+    except (TaskNotFound, QueueNotFound) as error:
+        log.info("%s is left out: %s", shown(claim), error)
+        return None
+    if again is None:
+        why = "its id was enqueued anew" if anew else f"it is {task.status}, attempt {task.attempt}"
+        log.info("%s is left out: %s", shown(claim), why)
+        return None
+    count_claimed(queue.name, [again.task])
+    return Taken(told(queue.name, again), enqueued)
+
+
+def claims_of_events(context: Context) -> list[Claim] | None:
+    """Return the claims of the events that started a run; None where none of them tells of any, as in ``"wake"``.
+
+    Of very many the latest: a slow DAG is told again and again of what it has not accepted in time.
+    """
+    events = context.get("triggering_asset_events") or {}
+    payloads = [_payload(event) for asset in events for event in events[asset]]
+    lists = [payload["claims"] for payload in payloads if "claims" in payload]
+    claims = [claim for each in lists for claim in read_claims("the claims of an asset event", each)]
+    unique = {(claim["queue"], claim["id"], claim["token"]): claim for claim in claims}
+    return list(unique.values())[-MOST:] if lists else None
+
+
+def _payload(event: Any) -> Mapping[str, Any]:
+    payload = (event.extra or {}).get("payload")
+    return payload if isinstance(payload, Mapping) else {}

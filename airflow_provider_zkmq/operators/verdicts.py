@@ -1,0 +1,99 @@
+"""What became of a DAG run's work, by the states of its tasks: what its claims are settled by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from airflow_provider_zkmq.hooks.claims import few
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+#: The XCom of a failed task that tells its exception.
+ERROR_KEY: Final = "zkmq_error"
+_MOST_TEXT: Final = 2_000
+_MOST_ASKED: Final = 5
+#: Of a mapped task that has fewer instances than in an earlier try.
+_GONE: Final = "removed"
+
+
+def note_error(context: Context) -> None:
+    """Keep the exception's type and text, as an XCom of the task that failed: an ``on_failure_callback``.
+
+    Where there is no way to keep it, as in the callback for a process that was killed, the reason is its absence.
+    """
+    fields: dict[str, Any] = dict(context)
+    error = fields.get("exception")
+    if error is None:
+        return
+    text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+    try:
+        fields["ti"].xcom_push(key=ERROR_KEY, value=text[:_MOST_TEXT])
+    except Exception as refused:  # noqa: BLE001  it is a reason less, and no reason to fail
+        fields["ti"].log.warning("Why it failed is not kept for the queue: %s", refused)
+
+
+class Work(NamedTuple):
+    """One instance of a task: its id, its map index (-1 if it is not mapped), and its state, None before it ran."""
+
+    task_id: str
+    map_index: int
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`kind`: ``"complete"``, ``"fail"`` or ``"release"``; `reason`: why, of what failed."""
+
+    kind: str
+    reason: str = ""
+
+
+def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list[Work]:
+    """Return the instances of tasks, from states by ``task_id`` or ``task_id_index``; one that is missing has none."""
+    found: list[Work] = []
+    known = set(task_ids)
+    for task_id in sorted(known):
+        mine = [Work(task_id, -1, states[task_id])] if task_id in states else []
+        for name, state in states.items():
+            index = name.removeprefix(f"{task_id}_")
+            if name != index and index.isdecimal() and name not in known:
+                mine.append(Work(task_id, int(index), state))
+        kept = [work for work in mine if work.state != _GONE]
+        found += kept or [Work(task_id, -1, None)]
+    return found
+
+
+def judge(work: Sequence[Work], on_skipped: str, reasons: Mapping[tuple[str, int], str]) -> Verdict:
+    """Return what its states mean for a claim: a failure before all, then what was skipped.
+
+    `reasons`: the exceptions of failed tasks, as far as they are known.
+    """
+    bad = [each for each in work if each.state not in {"success", "skipped"}]
+    if bad:
+        first = sorted(bad, key=lambda each: (each.task_id, each.map_index) not in reasons)
+        return Verdict("fail", few([_told(each, reasons) for each in first]))
+    if any(each.state == "skipped" for each in work):
+        skipped = [_named(each) for each in work if each.state == "skipped"]
+        return Verdict(on_skipped, f"skipped: {few(skipped)}")
+    return Verdict("complete")
+
+
+def reasons_of(context: Context, work: Iterable[Work]) -> dict[tuple[str, int], str]:
+    """Return the exceptions that `note_error` kept of the first tasks that failed."""
+    failed = [(each.task_id, each.map_index) for each in work if each.state == "failed"][:_MOST_ASKED]
+    instance: Any = context["ti"]
+    texts = [instance.xcom_pull(task_ids=name, key=ERROR_KEY, map_indexes=index) for name, index in failed]
+    return {key: str(text) for key, text in zip(failed, texts, strict=True) if text is not None}
+
+
+def _named(work: Work) -> str:
+    return work.task_id if work.map_index < 0 else f"{work.task_id}[{work.map_index}]"
+
+
+def _told(work: Work, reasons: Mapping[tuple[str, int], str]) -> str:
+    reason = reasons.get((work.task_id, work.map_index))
+    state = work.state or "not done"
+    return f"{_named(work)} {state}" if reason is None else f"{_named(work)}: {reason}"

@@ -1,0 +1,141 @@
+"""`cancel_on_kill`: what a user's end of a waiting operator cancels, and that no other end cancels anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, TaskDeferred
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.triggers.base import TaskSuccessEvent
+
+from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+from tests.airflow.conftest import finish
+from tests.support import eventually
+
+
+@pytest.fixture
+def airflow_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What Airflow answers to the question for the task instance's state, and what it was asked."""
+    told: dict[str, Any] = {"state": "failed", "asked": []}
+
+    def states(**asked: Any) -> dict[str, dict[str, Any]]:
+        told["asked"].append(asked)
+        return {"r": {"t_3": told["state"]}} if told["state"] != "unknown" else {}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    return told
+
+
+def waiting(**arguments: Any) -> ZkmqEnqueueOperator:
+    return ZkmqEnqueueOperator(
+        **{
+            "task_id": "t",
+            "messages": ["a", "b", "c"],
+            "wait_for_completion": True,
+            "cancel_on_kill": True,
+            **arguments,
+        }
+    )
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch": "b"}])
+def test_a_user_s_end_on_the_worker_cancels_what_is_open(queue, context, airflow_says, arguments):
+    """What has ended stays as it is; the operator fails, naming those that are cancelled."""
+    operator, raised = waiting(**arguments), []
+
+    def execute() -> None:
+        try:
+            operator.execute(context)
+        except AirflowException as error:
+            raised.append(str(error))
+
+    running = threading.Thread(target=execute)
+    running.start()
+    eventually(lambda: queue.counts()["inserted"] == 3 and operator._held is not None)
+    finish(queue)
+    operator.on_kill()
+    running.join(60)
+    assert queue.counts() | {"finished": 1, "cancelled": 2, "inserted": 0} == queue.counts()
+    assert "cancelled" in raised[0]
+    assert airflow_says["asked"] == [{"dag_id": "d", "run_ids": ["r"], "task_ids": ["t"], "map_index": 3}]
+
+
+@pytest.mark.parametrize(
+    ("state", "asked_for"), [("running", True), ("up_for_retry", True), ("unknown", True), ("failed", False)]
+)
+def test_another_end_of_a_worker_cancels_nothing(queue, context, airflow_says, state, asked_for):
+    """A worker that is shut down, a task that is cleared, and an operator that was not asked to cancel anything."""
+    airflow_says["state"] = state
+    operator = waiting(cancel_on_kill=asked_for)
+    running = threading.Thread(target=operator.execute, args=[context])
+    running.start()
+    eventually(lambda: queue.counts()["inserted"] == 3 and operator._held is not None)
+    operator.on_kill()
+    eventually(lambda: len(airflow_says["asked"]) == asked_for)
+    for _ in range(3):
+        finish(queue)
+    running.join(60)
+    assert queue.counts()["finished"] == 3
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch": "b"}, {"messages": [{"data": "x", "task_id": "own"}, "y"]}])
+@pytest.mark.parametrize("state", ["failed", "deferred", None])
+async def test_a_deferred_operator_is_cancelled_by_a_user_alone(queue, context, airflow_says, arguments, state):
+    """Airflow's own reassignment calls `on_kill`, too: then the task is deferred still, and nothing is cancelled."""
+    airflow_says["state"] = state
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(waiting(**arguments, deferrable=True).execute, context)
+    count = queue.counts()["inserted"]
+    trigger = ZkmqTaskTrigger(**json.loads(json.dumps(deferred.value.trigger.serialize()[1])))
+    await trigger.on_kill()
+    counts = await asyncio.to_thread(queue.counts)
+    assert counts["cancelled" if state == "failed" else "inserted"] == count
+    assert len(airflow_says["asked"]) == 1
+
+
+async def test_what_a_trigger_cancels_outlives_its_own_cancellation(queue, context, airflow_says, monkeypatch):
+    """Airflow cancels `on_kill` again while it waits for the state: the tasks are cancelled all the same."""
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(waiting(deferrable=True).execute, context)
+    asked, answer = threading.Event(), threading.Event()
+
+    def states(**_: Any) -> dict[str, dict[str, str]]:
+        asked.set()
+        answer.wait(60)
+        return {"r": {"t_3": "failed"}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    killing = asyncio.create_task(deferred.value.trigger.on_kill())
+    await asyncio.to_thread(asked.wait, 60)
+    killing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await killing
+    answer.set()
+    await asyncio.to_thread(eventually, lambda: queue.counts()["cancelled"] == 3)
+
+
+async def test_the_trigger_cancels_nothing_unasked(queue, context, airflow_says):
+    """Without `cancel_on_kill` it does not even ask."""
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(waiting(deferrable=True, cancel_on_kill=False).execute, context)
+    await deferred.value.trigger.on_kill()
+    assert (airflow_says["asked"], queue.counts()["inserted"]) == ([], 3)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch": "b"}, {"messages": None, "data": "x"}])
+async def test_the_triggerer_ends_a_waiting_operator(queue, context, pushed, arguments):
+    """Its XCom is what the operator returns, and no worker runs once more."""
+    operator = waiting(**arguments, deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(operator.execute, context)
+    trigger = ZkmqTaskTrigger(**json.loads(json.dumps(deferred.value.trigger.serialize()[1])))
+    await asyncio.to_thread(lambda: [finish(queue) for _ in range(queue.counts()["inserted"])])
+    (event,) = [event async for event in trigger.run()]
+    assert isinstance(event, TaskSuccessEvent)
+    assert event.xcoms is None
+    assert [each["value"] for each in pushed] == [await asyncio.to_thread(operator.execute, context)]
