@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_zkmq.engine import TransportError, Unavailable
 from airflow_provider_zkmq.hooks.quiet import keep_kazoo_quiet
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class HeldSession:
-    """One trigger's use of the session of an Airflow connection. `longest`: that of its pauses, in seconds."""
+    """One trigger's use of the session of an Airflow connection. `backoff`: what tells of trouble, and pauses."""
 
-    def __init__(self, conn_id: str, log: Any, longest: float) -> None:
+    def __init__(self, conn_id: str, backoff: Backoff) -> None:
         keep_kazoo_quiet()
         self._conn_id = conn_id
-        self._backoff = Backoff(log, what="Keeping the claims", longest=longest)
+        self._backoff = backoff
         self._session = contextlib.AsyncExitStack()
         self._lease: Lease | None = None
         self._stale = False
 
-    async def queue(self, name: str) -> AsyncQueue:
-        """Return a queue. Raises what `SharedSessions.lease` does."""
+    async def queue(self, name: str | None) -> AsyncQueue:
+        """Return a queue; None: the connection's. Raises what `SharedSessions.lease` does."""
         if self._stale:
             await self.leave()
         if self._lease is None:
             self._lease = await self._session.enter_async_context(SESSIONS.lease(self._conn_id))
-        return self._lease.client.queue(name)
+        return self._lease.client.queue(name or self._lease.default_queue)
 
     async def after(self, error: Exception) -> None:
         """Pause; go on with a connection looked up anew, unless this session only waits for its servers."""

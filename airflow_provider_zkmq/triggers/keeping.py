@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound
+from airflow_provider_zkmq.triggers.backoff import Backoff
 from airflow_provider_zkmq.triggers.held import HeldSession
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Keeping:
         self._settle = settle
         self._log = log
         # A pause that is longer than what is left of a lease would lose the claim.
-        self._session = HeldSession(conn_id, log, longest=lease / 3)
+        self._session = HeldSession(conn_id, Backoff(log, what="Keeping the claims", longest=lease / 3))
 
     async def until_over(self) -> None:
         """Extend what is held, until nothing is, or nobody is there to settle it. Raises nothing."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine import QueueNotFound, TransportError, Unavailable
-from airflow_provider_zkmq.hooks.quiet import keep_kazoo_quiet
+from airflow_provider_zkmq.engine import QueueNotFound
 from airflow_provider_zkmq.triggers.backoff import Backoff
-from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
+from airflow_provider_zkmq.triggers.held import HeldSession
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AsyncQueue
@@ -22,47 +20,25 @@ class Watch:
     """Waits for work in a queue, event by event, through a shared session that it keeps in between. One coroutine's."""
 
     def __init__(self, conn_id: str, queue: str | None, selector: str | None, refire: float, log: Any) -> None:
-        keep_kazoo_quiet()
-        self._conn_id = conn_id
         self._name = queue
         self._selector = selector
         self._refire = refire
         self._backoff = Backoff(log)
-        self._session = contextlib.AsyncExitStack()
-        self._lease: Lease | None = None
-        self._stale = False
+        self._held = HeldSession(conn_id, self._backoff)
         self._quiet_until: float | None = None
 
     async def next_event(self) -> dict[str, Any]:
         """Wait until there is work to tell of, whatever fails meanwhile; return the event. Raises nothing."""
         while True:
             try:
-                if event := await self._attempt(await self._queue()):
+                if event := await self._attempt(await self._held.queue(self._name)):
                     return event
             except Exception as error:  # noqa: BLE001  a watch that ended would be missed by nobody
-                self._look_after(error)
-                await self._backoff.after(error)
+                await self._held.after(error)
 
     async def leave(self) -> None:
         """Give the session back. Idempotent."""
-        session, self._session = self._session, contextlib.AsyncExitStack()
-        self._lease, self._stale = None, False
-        await session.aclose()
-
-    def _look_after(self, error: Exception) -> None:
-        """Make the next attempt begin with a connection looked up anew, unless this session only waits for servers."""
-        if isinstance(error, Unavailable):
-            return
-        self._stale = True
-        if self._lease is not None and isinstance(error, TransportError):
-            self._lease.forget()
-
-    async def _queue(self) -> AsyncQueue:
-        if self._stale:
-            await self.leave()
-        if self._lease is None:
-            self._lease = await self._session.enter_async_context(SESSIONS.lease(self._conn_id))
-        return self._lease.client.queue(self._name or self._lease.default_queue)
+        await self._held.leave()
 
     async def _attempt(self, queue: AsyncQueue) -> dict[str, Any] | None:
         """Wait for something to tell; None: the queue was not there, and now it is."""

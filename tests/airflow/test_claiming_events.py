@@ -10,7 +10,7 @@ import logging
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, RetryPolicy
-from airflow_provider_zkmq.triggers import backoff, claiming, watching
+from airflow_provider_zkmq.triggers import backoff, claiming, held
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
 from tests.airflow.test_events import until, watching_with
@@ -20,7 +20,7 @@ from tests.airflow.test_events import until, watching_with
 def shared(monkeypatch):
     """A registry of the test's own, and watches that look often and pause little."""
     made = SharedSessions()
-    monkeypatch.setattr(watching, "SESSIONS", made)
+    monkeypatch.setattr(held, "SESSIONS", made)
     monkeypatch.setattr(claiming, "_SOONEST", 0.05)
     monkeypatch.setattr(claiming, "_LATEST", 0.3)
     monkeypatch.setattr(backoff, "_LONGEST_PAUSE", 0.1)

@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
 )
 from airflow_provider_zkmq.hooks.quiet import OneAMinute, keep_kazoo_quiet
-from airflow_provider_zkmq.triggers import backoff, watching
+from airflow_provider_zkmq.triggers import backoff, held, watching
 from airflow_provider_zkmq.triggers.backoff import Backoff
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
@@ -40,7 +40,7 @@ class Warned(Heard):
 def shared(monkeypatch):
     """A registry of the test's own, and watches that look often and pause little."""
     made = SharedSessions()
-    monkeypatch.setattr(watching, "SESSIONS", made)
+    monkeypatch.setattr(held, "SESSIONS", made)
     monkeypatch.setattr(watching, "_LOOK", 0.01)
     monkeypatch.setattr(backoff, "_LONGEST_PAUSE", 0.1)
     return made
@@ -246,7 +246,7 @@ async def test_a_session_that_ended_is_replaced(shared, log, monkeypatch):
         async def lease(self, _conn_id):
             yield LeaseStandIn()
 
-    monkeypatch.setattr(watching, "SESSIONS", Sessions())
+    monkeypatch.setattr(held, "SESSIONS", Sessions())
     async with watching_with() as events:
         assert await events.get() == {"queue": "q", "selector": None, "counts": {"inserted": 1}}
     first, second, third, fourth, fifth = stood_in

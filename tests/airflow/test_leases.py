@@ -20,7 +20,7 @@ from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, Message, Unavaila
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
 from airflow_provider_zkmq.hooks.claims import MOST
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.triggers import held
+from airflow_provider_zkmq.triggers import held, keeping
 from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
 
@@ -157,9 +157,10 @@ async def test_pauses_are_shorter_than_what_is_left_of_a_lease(monkeypatch):
         pauses.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    session = held.HeldSession("zkmq_default", SimpleNamespace(warning=lambda *_: None), longest=2)
+    monkeypatch.setattr(keeping, "HeldSession", lambda _conn_id, backoff: backoff)
+    pause = keeping.Keeping("zkmq_default", [], 6.0, None, SimpleNamespace(warning=lambda *_: None))._session
     for _ in range(20):
-        await session.after(Unavailable("nobody answers"))
+        await pause.after(Unavailable("nobody answers"))
     assert max(pauses) <= 2
 
 
