@@ -115,7 +115,7 @@ def _plant(hosts: str, root: str, sensors: int, batches: int) -> list[tuple[str,
 
 async def _measure(hosts: str, waits: list[tuple[str, dict[str, Any]]], go: Any) -> dict[str, Any]:
     """Run the triggers to their ends; `go` is set once all of them wait."""
-    loop, lookups, look_up = Loop(), [], sessions.async_connection_options
+    loop, lookups, look_up, opened = Loop(), [], sessions.async_connection_options, sessions.SESSIONS.opened
 
     async def counted(conn_id: str) -> dict[str, Any]:
         lookups.append(conn_id)
@@ -146,8 +146,9 @@ async def _measure(hosts: str, waits: list[tuple[str, dict[str, Any]]], go: Any)
         go.set()
         await asyncio.wait_for(asyncio.gather(*running), PATIENCE)
     watchdog.cancel()
+    sessions.async_connection_options = look_up
     return {
-        "sessions": sessions.SESSIONS.opened,
+        "sessions": sessions.SESSIONS.opened - opened,
         "connections": alive - int(at_rest["zk_num_alive_connections"]),
         "lookups": len(lookups),
         "watches": watches - before,
