@@ -34,12 +34,14 @@ def defer(dag: str) -> int:
 
     with create_session() as session:
         instances = session.scalars(select(TaskInstance).where(TaskInstance.dag_id == dag)).all()
-        for instance in instances:
+        for number, instance in enumerate(instances):
             waits = ZkmqTaskTrigger(task_ids=[f"task-{instance.map_index}"], queue="many")
             trigger = Trigger.from_object(waits)
             session.add(trigger)
             session.flush()
             instance.trigger_id, instance.state, instance.next_method = trigger.id, "deferred", "execute_complete"
+            if number % 50 == 0:
+                session.commit()  # SQLite has one writer: the others give up after some seconds
         return len(instances)
 
 

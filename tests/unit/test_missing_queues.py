@@ -83,6 +83,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "fail": lambda it: settling("fail", it, "a", 1, "e"),
     "release": lambda it: settling("release", it, "a", 1),
     "snooze": lambda it: settling("snooze", it, "a", 1, 5),
+    "begin": lambda it: settling("begin", it, "a", 1),
     "extend": lambda it: settling("extend", it, "a", 1, 5),
     "progress": lambda it: settling("progress", it, "a", 1, 0.5),
     "claim": ask.ask,
