@@ -24,8 +24,10 @@ It runs daily; the environment variable ``ZKMQ_MAINTENANCE_SCHEDULE`` sets anoth
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,17 @@ def param(name: str) -> Any:
     return get_current_context()["params"][name]
 
 
+@contextlib.contextmanager
+def one_try_if_it_is_missing() -> Iterator[None]:
+    """Fail without another try where there is no such queue: trying again makes none."""
+    from airflow_provider_zkmq.engine import QueueNotFound
+
+    try:
+        yield
+    except QueueNotFound as error:
+        raise AirflowFailException(str(error)) from None
+
+
 def days(title: str) -> Param:
     """Return the field of the form for how long a table is kept."""
     return Param(None, type=["null", "integer"], minimum=1, title=title, description=DAYS, section="Archive")
@@ -77,15 +90,12 @@ def queues() -> list[str]:
 @task(**AGAIN)
 def tend(name: str) -> dict[str, Any]:
     """Have clean-up keep what no archive holds, rescue and promote; in a dry run tell what would be done."""
-    from airflow_provider_zkmq.engine import QueueNotFound
     from airflow_provider_zkmq.hooks.upkeep import bring_back, foresee
 
     with ZkmqHook(param("connection"), name) as hook:
         queue = hook.queue()
-        try:
+        with one_try_if_it_is_missing():  # configure() would make it
             archived = queue.conf().archive
-        except QueueNotFound as error:  # configure() would make it, and trying again helps nobody
-            raise AirflowFailException(str(error)) from None
         if param("archive") and not (archived or param("dry_run")):
             queue.configure(archive=True)  # long before its turn with Spark has come, perhaps
         done = foresee(queue, param("lifetime")) if param("dry_run") else bring_back(queue)
@@ -124,7 +134,8 @@ def collect(name: str) -> dict[str, Any]:
 def letters(name: str) -> dict[str, Any]:
     """Tell of the dead letters."""
     notifier = ZkmqDeadLetterNotifier(zkmq_queue=name, zkmq_conn_id=param("connection"), most=param("letters_shown"))
-    return notifier.tell(get_current_context())
+    with one_try_if_it_is_missing():
+        return notifier.tell(get_current_context())
 
 
 @task_group

@@ -83,14 +83,15 @@ class ZkmqSettleOperator(BaseOperator):
         self.work = sorted({task_id for node in nodes for task_id in work_ids(node)})
         if not self.work:
             raise ValueError("ZkmqSettleOperator: work names no task: what would the claims be settled by?")
-        self.result_of = _mapped_task(result) if each else None
+        self.result_of = _source(result, each=each)
         self.result = None if self.result_of else result
         self.each = each
         self.on_skipped = on_skipped
         self.on_lost = on_lost
         self.zkmq_conn_id = zkmq_conn_id
         self.as_teardown(on_failure_fail_dagrun=True)
-        for node in nodes:
+        given = [result] if self.result_of else []
+        for node in [*nodes, *given]:
             if not isinstance(node, str):
                 self.set_upstream(node)
 
@@ -107,7 +108,10 @@ class ZkmqSettleOperator(BaseOperator):
         claims = read_claims("claims", self.claims)
         work = self._work(context)
         verdicts = self._verdicts(context, work, len(claims))
-        results = [as_result(self._result(context, position)) for position in range(len(claims))]
+        results = [
+            as_result(self._result(context, position)) if verdict.kind == "complete" else None
+            for position, verdict in enumerate(verdicts)
+        ]
         with ZkmqHook(self.zkmq_conn_id) as hook:
             again = context["ti"].try_number > 1
             settlements = Settlements(hook, Memory(context), self.log, again=again)
@@ -135,10 +139,11 @@ class ZkmqSettleOperator(BaseOperator):
         return [judge(share, self.on_skipped, reasons) for share in shares]
 
     def _result(self, context: Context, position: int) -> Any:
-        """Return the result of the claim at a position: of a mapped task, what that instance returned."""
+        """Return the result of the claim at a position. What work returns is asked for only where it succeeded."""
         if self.result_of is not None:
+            task_id, key, mapped = self.result_of
             instance: Any = context["ti"]
-            return instance.xcom_pull(task_ids=self.result_of, map_indexes=position)
+            return instance.xcom_pull(task_ids=task_id, key=key, map_indexes=position if mapped else -1)
         if not self.each or isinstance(self.result, str | bytes | None):
             return self.result
         values = list(self.result)  # type: ignore[call-overload]
@@ -179,9 +184,13 @@ def as_result(value: Any) -> bytes | str | None:
         raise ConfigError(f"result is neither bytes, text nor JSON: {error}") from None
 
 
-def _mapped_task(result: Any) -> str | None:
-    """Return the id of the mapped task whose XCom a result is: its instances that failed have none."""
-    operator = getattr(result, "operator", None)
-    if operator is None or not (operator.is_mapped or operator.get_closest_mapped_task_group()):
+def _source(result: Any, *, each: bool) -> tuple[str, str, bool] | None:
+    """Return the task and the key of the XCom that a result is, and whether each instance of a mapped task has one.
+
+    None for what Airflow's templates give: what is no XCom, and the list of a mapped task's where it is for all claims.
+    """
+    operator, key = getattr(result, "operator", None), getattr(result, "key", None)
+    if operator is None or key is None:
         return None
-    return str(operator.task_id)
+    mapped = operator.is_mapped or operator.get_closest_mapped_task_group() is not None
+    return (str(operator.task_id), str(key), mapped) if each or not mapped else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
+from types import SimpleNamespace
 
 import pytest
-from airflow.sdk import Connection
+from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_zkmq.engine import AccessDenied, ConfigError, Unavailable, Zkmq
@@ -47,13 +47,19 @@ async def test_async_connection(queue):
 
 async def test_async_connection_of_an_airflow_before_3_3_2(queue, monkeypatch):
     """Its connections cannot mask their extra on an event loop: we do; what is no JSON object is one error."""
-    monkeypatch.delattr(Connection, "aextra_dejson", raising=False)
+    known = BaseHook.get_connection("zkmq_default")
+    parts = {name: getattr(known, name) for name in ("conn_id", "host", "port", "login", "password", "extra")}
+    given = [SimpleNamespace(**parts | {"extra": extra}) for extra in ("[]", "{", known.extra)]
+
+    async def look_up(_conn_id):
+        return given.pop()
+
+    monkeypatch.setattr(BaseHook, "aget_connection", look_up)
     async with await ZkmqHook().get_async_conn() as zk:
         assert await zk.queues() == ["jobs"]
-    for extra in ("{", "[]"):
-        monkeypatch.setenv("AIRFLOW_CONN_BROKEN", json.dumps({"conn_type": "zkmq", "host": "zk", "extra": extra}))
-        with pytest.raises(ConfigError, match="'broken': extra must be a JSON object"):
-            await ZkmqHook("broken").get_async_conn()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="extra must be a JSON object"):
+            await ZkmqHook().get_async_conn()
 
 
 @pytest.mark.parametrize(

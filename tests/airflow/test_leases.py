@@ -15,7 +15,8 @@ from airflow.sdk.execution_time import task_runner
 from airflow.triggers.base import TaskSuccessEvent
 from cryptography.fernet import Fernet
 
-from airflow_provider_zkmq.engine import ClaimLost, Message, Unavailable
+from airflow_provider_zkmq.embedded import EmbeddedServer
+from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, Message, Unavailable
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
 from airflow_provider_zkmq.hooks.claims import MOST
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
@@ -23,7 +24,7 @@ from airflow_provider_zkmq.triggers import held
 from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
 
-from .conftest import instance
+from .conftest import define, instance
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
 LEASE = 3.0
@@ -125,6 +126,27 @@ async def test_zookeepers_absence_ends_nothing(queue, shared, monkeypatch):
     assert isinstance(await kept, TaskSuccessEvent)
     assert [line for line in lines if "nobody answers" in line] == lines
     assert len(lines) == 1
+
+
+async def test_a_claim_outlives_zookeepers_absence(tmp_path, monkeypatch, shared):
+    """Killed when it is to be extended, and back before the lease has run out: the same trigger extends it again."""
+    with EmbeddedServer(tmp_path, force_sync=False) as server:
+        define(monkeypatch, host=server.hosts, extra={"connect_timeout": 1, "session_timeout": 4, "request_timeout": 2})
+        async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
+            jobs = zk.queue("jobs")
+            await jobs.enqueue(b"x", task_id="mine")
+            claim = await jobs.claim(lease=600)
+            ids = extended(monkeypatch)
+            trigger = ZkmqLeaseTrigger(claims=[["jobs", "mine", claim.token]], lease=15)
+            kept = asyncio.create_task(anext(trigger.run()))
+            await until(lambda: ids)
+            await asyncio.to_thread(server.kill, 0)
+            await asyncio.to_thread(server.restart, 0)
+            ids.clear()
+            await until(lambda: ids)
+            assert (await jobs.task("mine")).attempt == 1
+            await jobs.complete("mine", claim.token)
+            assert isinstance(await asyncio.wait_for(kept, 90), TaskSuccessEvent)
 
 
 async def test_pauses_are_shorter_than_what_is_left_of_a_lease(monkeypatch):

@@ -79,8 +79,9 @@ def test_its_first_step_keeps_what_no_archive_holds(run, queue):
 
 def test_a_queue_that_does_not_exist_is_not_made(run, queue):
     """A mistyped name is refused in its own task, and no queue comes of it."""
-    with pytest.raises(AirflowFailException, match="does not exist"):
-        run("upkeep.tend", "jobz")
+    for step in ("upkeep.tend", "upkeep.letters"):
+        with pytest.raises(AirflowFailException, match="does not exist"):
+            run(step, "jobz")
     assert run("queues") == ["jobs"]
 
 

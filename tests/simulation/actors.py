@@ -230,10 +230,12 @@ def herald(client: Client, rand: random.Random, rounds: int) -> Program:
 
     Some are never begun: they come back when their leases end, and count nothing.
     """
+    selector = rand.choice([None, "c==high", "c<=low"])
     for _ in range(rounds):
-        call = claiming_many(client, 4, lease=BOUNDED_LEASE, selector=None, timeout=0.0)
+        timeout = rand.choice([0.0, 2.0, 20.0])
+        call = claiming_many(client, 2, lease=BOUNDED_LEASE, selector=selector, timeout=timeout)
         call.about["wanted"] = replace(call.about["wanted"], ahead="all", max_leases=MOST_LEASES)
-        call.procedure = claim.claim_many(client.context(), call.about["wanted"], 4, 0.0)
+        call.procedure = claim.claim_many(client.context(), call.about["wanted"], 2, timeout)
         call = yield call
         assert call is not None
         for claimed in call.value if call.ok else ():

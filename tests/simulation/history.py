@@ -32,7 +32,7 @@ LOOKING: Final = frozenset({"claim", "claim_many", "next", "ready"})
 #: Calls that change tasks of others on their way.
 CARETAKING: Final = frozenset({*CLAIMING, *LOOKING, "gc", "tend", "pay"})
 #: Who claims under a bound leaves the queue with no more leases.
-MOST_LEASES: Final = 3
+MOST_LEASES: Final = 1
 BOUNDED_LEASE: Final = 5.5
 REMOVING: Final = frozenset({"drop", "clear"})
 Key = tuple[str, str]
@@ -106,8 +106,8 @@ class History:
         data_before = dict(self.book.data)
         for op in txn.ops:
             parts = op.path.split("/")
-            if parts[3:] == ["leases"] and isinstance(op, SetData):
-                self._judge_bound(op.path, txn)
+            if parts[3:4] == ["leases"] and len(parts) == 5 and isinstance(op, Create):
+                self._judge_bound(op)
             if len(parts) > 5:
                 self.marks.noted(parts, op, txn.zxid)
             if len(parts) < 5 or isinstance(op, Check) or (isinstance(op, SetData) and parts[3] != "tasks"):
@@ -134,14 +134,12 @@ class History:
         for key in touched:
             self._judge(key, txn, claims_before, data_before.get(key, b""))
 
-    def _judge_bound(self, path: str, txn: Any) -> None:
-        """Those who claim under a bound, and raise the version there, have no more leases; others' may come on top.
-
-        They are told apart by their spans: claims of both kinds may go in one transaction.
-        """
-        made = [op for op in txn.ops if isinstance(op, Create) and op.path.startswith(f"{path}/")]
-        self.bounded |= {op.path.rpartition("/")[2] for op in made if f'"seconds":{BOUNDED_LEASE}'.encode() in op.data}
-        self.bounded &= set(self.world.zk.leader.names(path))
+    def _judge_bound(self, op: Create) -> None:
+        """Those who claim under a bound have no more leases; others', told apart by their spans, may come on top."""
+        path, _, name = op.path.rpartition("/")
+        if f'"seconds":{BOUNDED_LEASE}'.encode() not in op.data:
+            return
+        self.bounded = {*self.bounded, name} & set(self.world.zk.leader.names(path))
         if len(self.bounded) > MOST_LEASES:
             self.fail("no more leases than the bound", path)
 
