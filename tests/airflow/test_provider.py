@@ -46,6 +46,10 @@ def test_every_class_and_module_named_exists():
         for entry in info[kind]:
             for module in entry["python-modules"]:
                 importlib.import_module(module)
+    decorators = [entry["class-name"] for entry in info.get("task-decorators", ())]
+    for path in (*info["notifications"], *info["cli"], *decorators):
+        module, _, name = path.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name)), path
     declared = info["connection-types"][0]
     module, _, name = declared["hook-class-name"].rpartition(".")
     hook = getattr(importlib.import_module(module), name)
