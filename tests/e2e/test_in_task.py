@@ -35,7 +35,7 @@ def ended(api: Any, dag: str) -> bool:
     return api.run_state(dag, "r") in {"success", "failed"}
 
 
-def killed_enqueue(api: Any, zk: Zkmq, rows: Callable[[], str], told: Callable[[], str]) -> None:
+def killed_enqueue(api: Any, zk: Zkmq, rows: Callable[[], str], home: Path) -> None:
     """Killed by SIGKILL after its write, tried again, cleared: each task is there once, and adopted."""
     q = zk.queue("killed")
     eventually(lambda: tries(api, "killed_enqueue") == {(name, "deferred", 2) for name in NAMES}, within=900)
@@ -43,7 +43,7 @@ def killed_enqueue(api: Any, zk: Zkmq, rows: Callable[[], str], told: Callable[[
     assert "ZkmqTaskTrigger" in rows()
     q.worker(lambda _: None).run(until_empty=True)
     eventually(lambda: ended(api, "killed_enqueue"), within=600)
-    assert tries(api, "killed_enqueue") == {(name, "success", 2) for name in NAMES}, told()
+    assert tries(api, "killed_enqueue") == {(name, "success", 2) for name in NAMES}, said(home)
     assert api.returned("killed_enqueue", "r", "batch") == "killed_enqueue.r"
     before = {task.id: task.version for task in q.tasks()}
     clear = {"dry_run": False, "dag_run_id": "r", "only_failed": False, "reset_dag_runs": True}
@@ -52,18 +52,20 @@ def killed_enqueue(api: Any, zk: Zkmq, rows: Callable[[], str], told: Callable[[
     assert {task.id: task.version for task in q.tasks()} == before
 
 
-def ended_by_user(api: Any, zk: Zkmq, rows: Callable[[], str], _told: Callable[[], str]) -> None:
+def ended_by_user(api: Any, zk: Zkmq, rows: Callable[[], str], home: Path) -> None:
     """What a user ends that waits, on a worker or deferred, cancels its tasks, as it was asked to."""
     q = zk.queue("ended")
     states = {("deferred", "deferred", 1), ("running", "running", 1)}
     eventually(lambda: tries(api, "ended_by_user") == states and q.counts()["inserted"] == 6, within=600)
     rows()
+    # What a user ends before a triggerer has begun to wait for it is told to nobody.
+    eventually(lambda: list((home / "airflow" / "logs").glob("dag_id=ended_by_user/**/*.trigger.*.log")), within=300)
     for name in ("deferred", "running"):
         api.call("PATCH", f"/api/v2/dags/ended_by_user/dagRuns/r/taskInstances/{name}", {"new_state": "failed"})
     eventually(lambda: q.counts()["cancelled"] == 6, within=300)
 
 
-def zkmq_consume(api: Any, zk: Zkmq, rows: Callable[[], str], told: Callable[[], str]) -> None:
+def zkmq_consume(api: Any, zk: Zkmq, rows: Callable[[], str], home: Path) -> None:
     """Deferred while there is nothing, a mapped task for each selector handles what has come."""
     q = zk.queue("parcels")
     eventually(lambda: [state for _, state, _ in tries(api, "zkmq_consume")].count("deferred") >= 1, within=600)
@@ -71,18 +73,18 @@ def zkmq_consume(api: Any, zk: Zkmq, rows: Callable[[], str], told: Callable[[],
     for region in ("eu", "us"):
         q.enqueue_many([Message(MARKER, {"region": region}, task_id=f"{region}-{number}") for number in range(10)])
     eventually(lambda: ended(api, "zkmq_consume"), within=600)
-    assert api.run_state("zkmq_consume", "r") == "success", told()
+    assert api.run_state("zkmq_consume", "r") == "success", said(home)
     left = q.tasks(state="inserted")
     assert api.returned("zkmq_consume", "r", "report") == {"finished": 20 - len(left), "failed": 0, "released": 0}
     assert {task.attempt for task in left} <= {0}
     assert {task.result for task in q.tasks(state="finished")} == {MARKER.upper()}
 
 
-def zkmq_pipeline(api: Any, zk: Zkmq, _rows: Callable[[], str], told: Callable[[], str]) -> None:
+def zkmq_pipeline(api: Any, zk: Zkmq, _rows: Callable[[], str], home: Path) -> None:
     """What a stage puts is there when what it took is completed; a reading that is refused has put nothing."""
     q, checked = zk.queue("readings"), zk.queue("readings-checked")
     eventually(lambda: ended(api, "zkmq_pipeline"), within=600)
-    assert api.run_state("zkmq_pipeline", "r") == "success", told()
+    assert api.run_state("zkmq_pipeline", "r") == "success", said(home)
     assert checked.counts()["finished"] == 30
     assert (q.task("bad").state, q.task("bad").attempt) == ("inserted", 1)
     assert {task.result for task in checked.tasks(state="finished")} == {b"2", b"4", b"6"}
@@ -134,7 +136,7 @@ def test_enqueues_and_consumers_on_a_real_scheduler(
             demo.wait_until("the DAG", processes, lambda dag=dag: api.knows(dag))
             api.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
             api.call("POST", f"/api/v2/dags/{dag}/dagRuns", {"dag_run_id": "r", "logical_date": None})
-            part(api, zk, rows, lambda: said(tmp_path))
+            part(api, zk, rows, tmp_path)
     logs = "".join(log.read_text(errors="replace") for log in tmp_path.rglob("*.log") if log.is_file())
     assert "Adopted 3 task(s) of queue 'killed'" in logs
     assert "Handled 11 task(s) of queue 'readings'" in logs
