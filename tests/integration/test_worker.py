@@ -464,3 +464,23 @@ def test_what_outlasts_a_forgiving_stop_counts_no_attempt(q: Queue) -> None:
     assert (q.task("t").attempt, q.task("t").error) == (0, None)
     handled(q, lambda _: "again")
     assert (q.task("t").attempt, q.task("t").result) == (1, b"again")
+
+
+async def test_what_outlasts_a_forgiving_stop_on_an_event_loop_counts_no_attempt(zookeeper: str, q: Queue) -> None:
+    """The same of an asynchronous worker."""
+    await asyncio.to_thread(q.enqueue, b"x", task_id="t")
+    begun = asyncio.Event()
+
+    async def handle(_: object) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with AsyncZkmq.connect(zookeeper, root=q.root, gc=False) as own:
+        worker = own.queue(q.name).worker(handle, grace=0)
+        await worker.start()
+        async with asyncio.timeout(60):
+            await begun.wait()
+        assert worker.stop(forgive=True)
+        await worker.join()
+    await asyncio.to_thread(eventually, lambda: q.task("t").state == "inserted")
+    assert ((await asyncio.to_thread(q.task, "t")).attempt, q.task("t").error) == (0, None)

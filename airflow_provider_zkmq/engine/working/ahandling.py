@@ -9,7 +9,7 @@ import time
 from airflow_provider_zkmq.engine.core.model.outcomes import Retry
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.working.aasking import AsyncAsking, AsyncDelivery
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN
 from airflow_provider_zkmq.engine.working.handling import RunningAsync, outcome_of
 from airflow_provider_zkmq.engine.working.pauses import CANCEL_SECONDS, is_cancelled
 
@@ -40,7 +40,7 @@ class AsyncHandling(AsyncAsking):
             return Retry(error)
         except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
             asked_to_end = isinstance(error, asyncio.CancelledError) and is_cancelled()
-            return OUTLASTED if asked_to_end else Retry(error)
+            return self._deliveries.outlasted if asked_to_end else Retry(error)
         finally:
             self._ahead.handled(time.monotonic() - began)
 

@@ -86,8 +86,13 @@ class AsyncWorker(AsyncHandling):
         self._working = asyncio.create_task(self._work())
         return True
 
-    def stop(self) -> bool:
-        """Claim nothing more. False if it was stopping already."""
+    def stop(self, *, forgive: bool = False) -> bool:
+        """Claim nothing more. False if it was stopping already.
+
+        `forgive`: what outlasts the grace is given back and counts no attempt: its handler ends with the process.
+        """
+        if forgive:
+            self._deliveries.forgive()
         if self._stopping.is_set():
             return False
         self._stopping.set()

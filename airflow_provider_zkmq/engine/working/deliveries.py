@@ -55,7 +55,8 @@ class Deliveries(Generic[C, U]):
         self._lock = threading.Condition()
         self._all: dict[int, Delivery[C, U]] = {}
         self._left: list[Delivery[C, U]] = []
-        self._outlasted: Handled = OUTLASTED
+        self.outlasted: Handled = OUTLASTED
+        """How a delivery ends whose handler outlasts the grace of a stop."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -99,14 +100,14 @@ class Deliveries(Generic[C, U]):
 
     def forgive(self) -> None:
         """What is given up from here on counts no attempt, although its handler has run: it ends with the process."""
-        self._outlasted = NOT_BEGUN
+        self.outlasted = NOT_BEGUN
 
     def give_up(self, delivery: Delivery[C, U]) -> bool:
         """The worker ends without waiting any longer; False if how it ends is decided already."""
         with self._lock:
             if delivery.outcome is not None:
                 return False
-            delivery.outcome = self._outlasted if delivery.begun else NOT_BEGUN
+            delivery.outcome = self.outlasted if delivery.begun else NOT_BEGUN
             return True
 
     # --- what could not be settled by whatever means: another delivery's thread must not wait for that

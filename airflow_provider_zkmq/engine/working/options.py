@@ -56,8 +56,8 @@ class Options:
         heartbeat: bool,
         throttle: Duration,
         prefetch: object,
-        limit: object,
-        on_settled: Settled | None,
+        limit: object = None,
+        on_settled: Settled | None = None,
     ) -> Options:
         """Check what both workers check. Raises `ConfigError`."""
         count = whole_number("threads", threads, 0)
