@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Op, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Op, Procedure, Reconnect, Wait
 from airflow_provider_zkmq.engine.zk.blocking import execute
 from airflow_provider_zkmq.engine.zk.limits import Patience
 from airflow_provider_zkmq.engine.zk.looping import execute as execute_on_loop
@@ -48,14 +48,20 @@ def run(session: Session, procedure: Procedure[T], patience: Patience | None = N
 
 
 async def arun(session: Session, procedure: Procedure[T], patience: Patience | None = None) -> T:
-    """Carry a procedure out on the running event loop, which is never blocked for long: a step does no I/O."""
+    """Carry a procedure out on the running event loop, which is never blocked for long.
+
+    A step does no I/O, and of many that are ready at once some go on in a later round; see `rounds`.
+    """
     session.refuse_a_fork()
     patience = patience or session.patience()
     try:
+        await session.rounds.turn()
         op = _resume(session, procedure.send, None)
         while True:
             try:
                 result = await execute_on_loop(session, op, patience)
+                if isinstance(op, Wait | Reconnect):  # what one event wakes, many at once; nothing of theirs is sent
+                    await session.rounds.turn()
             except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
                 op = _resume(session, procedure.throw, error)
             else:

@@ -20,6 +20,7 @@ from airflow_provider_zkmq.engine.zk.handler import Handler, TlsHandler
 from airflow_provider_zkmq.engine.zk.kazoo_client import Client
 from airflow_provider_zkmq.engine.zk.limits import Limit, Patience, left, over
 from airflow_provider_zkmq.engine.zk.requests import RemoveWatches
+from airflow_provider_zkmq.engine.zk.rounds import Rounds
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.waking import Wakes
 from airflow_provider_zkmq.engine.zk.watches import DATA, Watches
@@ -56,6 +57,7 @@ class Session:
         self.memory = threading.RLock()
         self.connected = threading.Event()
         self.changed = ThreadSignal()
+        self.rounds = Rounds()
         self.pid = os.getpid()
         self.closed = False
         self.id = 0
