@@ -7,7 +7,7 @@ export AIRFLOW__CORE__LOAD_EXAMPLES := False
 # Two cores: more test processes only take them from the servers under test.
 WORKERS ?= 2
 
-.PHONY: demo flights test test-spark-provider test-matrix soak mutants lint format clean
+.PHONY: demo flights test acceptance test-spark-provider test-matrix soak mutants lint format clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
@@ -24,6 +24,11 @@ flights: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+# What takes a real Airflow too long for each change: a triggerer that stands still, ZooKeeper away for five minutes, 300
+# enqueues that wait, a thousand deferred sensors. A busy machine makes each loop stand still: it should be quiet.
+acceptance: $(VENV)/.ready
+	ZKMQ_E2E_FULL=1 ZKMQ_E2E_QUIET=1 ZKMQ_E2E_AWAY=300 ZKMQ_E2E_ENQUEUES=300 $(BIN)/python -m pytest tests/e2e $(ARGS)
 
 # Airflow's provider for Spark brings files of its own in PySpark's place: it is tried in an environment of its own.
 test-spark-provider: $(VENV)-spark/.ready

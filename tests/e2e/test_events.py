@@ -28,6 +28,7 @@ __all__ = ["demo"]
 TASKS = int(os.environ.get("ZKMQ_E2E_BURST", "200"))
 PAUSED_SECONDS = float(os.environ.get("ZKMQ_E2E_PAUSED", "45"))
 QUIET = os.environ.get("ZKMQ_E2E_QUIET") == "1"
+at_length = pytest.mark.skipif(os.environ.get("ZKMQ_E2E_FULL") != "1", reason="minutes long: make acceptance")
 STARTS = " starting"
 STILL_SECONDS = 15.0
 DEFERRED = int(os.environ.get("ZKMQ_E2E_DEFERRED", "1000"))
@@ -173,6 +174,7 @@ def test_a_pause_costs_no_attempt(demo: ModuleType, tmp_path: Path, monkeypatch:
         assert set(event["extra"]["payload"]) <= {"queue", "selector", "counts", "claims"}
 
 
+@at_length
 def test_a_triggerer_that_stands_still_takes_nothing_back(
     demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +231,7 @@ def _signal_all(leader: int, number: signal.Signals) -> None:
         each.send_signal(number)
 
 
+@at_length
 def test_zookeeper_away_fails_nothing(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Down for a while under deferred waits and watches: none fails, none is started again, and little is logged."""
     with running(demo, tmp_path, monkeypatch, "deferred_kinds") as (zk, server, started):
@@ -260,6 +263,7 @@ def test_zookeeper_away_fails_nothing(demo: ModuleType, tmp_path: Path, monkeypa
         assert processes._started["triggerer"].poll() is None
 
 
+@at_length
 def test_a_thousand_sensors_in_a_triggerer(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are told of their tasks, and the connection is looked up a few times, however many they are.
 
