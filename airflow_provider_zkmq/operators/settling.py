@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseOperator, TaskGroup
@@ -16,7 +16,7 @@ from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import AGAIN
 from airflow_provider_zkmq.operators.memory import Memory
 from airflow_provider_zkmq.operators.settlements import Settlements
-from airflow_provider_zkmq.operators.verdicts import Verdict, Work, instances, judge, reasons_of
+from airflow_provider_zkmq.operators.verdicts import Verdict, Work, apart, instances, judge, reasons_of, share
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -93,7 +93,7 @@ class ZkmqSettleOperator(BaseOperator):
         given = [result] if self.result_of else []
         for node in [*nodes, *given]:
             if not isinstance(node, str):
-                self.set_upstream(node)
+                self.set_upstream(_waited_for(node))
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
@@ -107,7 +107,8 @@ class ZkmqSettleOperator(BaseOperator):
         """
         claims = read_claims("claims", self.claims)
         work = self._work(context)
-        verdicts = self._verdicts(context, work, len(claims))
+        reasons = reasons_of(context, work)
+        verdicts = self._verdicts(work, reasons, len(claims))
         results = [
             as_result(self._result(context, position)) if verdict.kind == "complete" else None
             for position, verdict in enumerate(verdicts)
@@ -115,42 +116,48 @@ class ZkmqSettleOperator(BaseOperator):
         with ZkmqHook(self.zkmq_conn_id) as hook:
             again = context["ti"].try_number > 1
             settlements = Settlements(hook, Memory(context), self.log, again=again)
-            for claim, verdict, result in zip(claims, verdicts, results, strict=True):
-                settlements.settle(claim, verdict, result)
-            settlements.remember()
-        self._tell(claims, settlements)
+            try:
+                for claim, verdict, result in zip(claims, verdicts, results, strict=True):
+                    settlements.settle(claim, verdict, result)
+            finally:
+                settlements.remember()
+        self._tell(claims, settlements, judge(work, self.on_skipped, reasons))
         return settlements.counts()
 
     def _work(self, context: Context) -> list[Work]:
         instance: Any = context["ti"]
-        states: dict[str, Any] = instance.get_task_states(
-            dag_id=instance.dag_id, task_ids=self.work, run_ids=[instance.run_id]
-        )
-        work = instances(states.get(instance.run_id, {}), self.work)
-        if instance.map_index < 0:
-            return work
-        return [each for each in work if each.map_index in {-1, instance.map_index}]
+        work: list[Work] = []
+        for task_ids in apart(self.work):
+            states: dict[str, Any] = instance.get_task_states(
+                dag_id=instance.dag_id, task_ids=task_ids, run_ids=[instance.run_id]
+            )
+            work += instances(states.get(instance.run_id, {}), task_ids)
+        return work if instance.map_index < 0 else share(work, instance.map_index)
 
-    def _verdicts(self, context: Context, work: list[Work], count: int) -> list[Verdict]:
-        reasons = reasons_of(context, work)
+    def _verdicts(self, work: list[Work], reasons: Mapping[tuple[str, int], str], count: int) -> list[Verdict]:
         if not self.each:
             return [judge(work, self.on_skipped, reasons)] * count
-        shares = [[each for each in work if each.map_index in {-1, position}] for position in range(count)]
-        return [judge(share, self.on_skipped, reasons) for share in shares]
+        return [judge(share(work, position), self.on_skipped, reasons) for position in range(count)]
 
     def _result(self, context: Context, position: int) -> Any:
         """Return the result of the claim at a position. What work returns is asked for only where it succeeded."""
+        value: Any = self.result
         if self.result_of is not None:
             task_id, key, mapped = self.result_of
             instance: Any = context["ti"]
-            return instance.xcom_pull(task_ids=task_id, key=key, map_indexes=position if mapped else -1)
-        if not self.each or isinstance(self.result, str | bytes | None):
-            return self.result
-        values = list(self.result)  # type: ignore[call-overload]
+            value = instance.xcom_pull(task_ids=task_id, key=key, map_indexes=position if mapped else -1)
+            if mapped:
+                return value
+        if not self.each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            return value
+        values = list(value)
         return values[position] if position < len(values) else None
 
-    def _tell(self, claims: list[Claim], settlements: Settlements) -> None:
-        """Raise what the run is to be seen by. What is tried again comes first: it may go well."""
+    def _tell(self, claims: list[Claim], settlements: Settlements, overall: Verdict) -> None:
+        """Raise what the run is to be seen by. What is tried again comes first: it may go well.
+
+        Work that is no claim's that was settled counts as well: Airflow judges the run by this task alone.
+        """
         if settlements.trouble:
             raise AirflowException(f"not settled: {few(settlements.trouble)}")
         if settlements.lost and self.on_lost == "ignore":
@@ -163,6 +170,8 @@ class ZkmqSettleOperator(BaseOperator):
             raise AirflowFailException(f"the work failed: {few(settlements.failed)}")
         if settlements.released:
             raise AirflowFailException(f"the work was not done, and given back is {few(settlements.released)}")
+        if overall.kind != "complete":
+            raise AirflowFailException(f"the work was not done: {overall.reason}")
 
 
 def work_ids(node: Any) -> Iterable[str]:
@@ -171,6 +180,14 @@ def work_ids(node: Any) -> Iterable[str]:
         return [node]
     tasks = list(node) if isinstance(node, TaskGroup) else [getattr(node, "operator", node)]
     return [task.task_id for task in tasks if not task.is_teardown or task.on_failure_fail_dagrun]
+
+
+def _waited_for(node: Any) -> Any:
+    """Return what must have ended: of a group each task of its work, as the last may fail while others go on."""
+    if not isinstance(node, TaskGroup):
+        return node
+    counting = set(work_ids(node))
+    return [task for task in node if task.task_id in counting]
 
 
 def as_result(value: Any) -> bytes | str | None:
