@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseOperator, TaskGroup
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 _ON_SKIPPED: Final = ("release", "complete", "fail")
 _ON_LOST: Final = ("fail", "ignore")
+#: ZooKeeper may be away for minutes, and the work is done: it is tried for nine minutes at least.
+_PATIENT: Final[dict[str, Any]] = AGAIN | {
+    "retries": 12,
+    "retry_exponential_backoff": 2,
+    "max_retry_delay": timedelta(minutes=1),
+}
 
 
 class ZkmqSettleOperator(BaseOperator):
@@ -38,9 +45,9 @@ class ZkmqSettleOperator(BaseOperator):
     It is a teardown task whose failure fails the run: it fails, without another try, after it has settled what failed
     or given back what was not done, since Airflow judges the run by it alone, also one that a user has marked failed;
     and where a claim was lost, since the work may be done twice. What the queue or ZooKeeper keeps from being settled
-    does not keep the others from it, and is tried again by Airflow's retries: three, 5 seconds apart, unless told
-    otherwise here (``default_args`` are for the work). A later try, and one after a clear, knows
-    what was settled before, and settles nothing twice.
+    does not keep the others from it, and is tried again by Airflow's retries: twelve, 5 seconds apart at first and a
+    minute in the end, unless told otherwise here (``default_args`` are for the work). A later try, and one after a
+    clear, knows what was settled before, and settles nothing twice.
 
     Args:
         claims: the claims, usually the XCom of `ZkmqClaimOperator`.
@@ -73,7 +80,7 @@ class ZkmqSettleOperator(BaseOperator):
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**(AGAIN | kwargs))
+        super().__init__(**(_PATIENT | kwargs))
         if on_skipped not in _ON_SKIPPED:
             raise ValueError(f"ZkmqSettleOperator: on_skipped {on_skipped!r} is not known: give {_ON_SKIPPED}")
         if on_lost not in _ON_LOST:
@@ -99,20 +106,22 @@ class ZkmqSettleOperator(BaseOperator):
         """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
 
         Raises:
-            AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`); there is no other
-                try.
+            AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`), or the result is
+                none that can be kept, and nothing was settled; there is no other try.
             AirflowException: ZooKeeper kept a claim from being settled.
-            ConfigError: the result is none that can be kept; nothing was settled.
 
         """
         claims = read_claims("claims", self.claims)
         work = self._work(context)
         reasons = reasons_of(context, work)
         verdicts = self._verdicts(work, reasons, len(claims))
-        results = [
-            as_result(self._result(context, position)) if verdict.kind == "complete" else None
-            for position, verdict in enumerate(verdicts)
-        ]
+        try:
+            results = [
+                as_result(self._result(context, position)) if verdict.kind == "complete" else None
+                for position, verdict in enumerate(verdicts)
+            ]
+        except ConfigError as error:
+            raise AirflowFailException(str(error)) from None
         with ZkmqHook(self.zkmq_conn_id) as hook:
             again = context["ti"].try_number > 1
             settlements = Settlements(hook, Memory(context), self.log, again=again)

@@ -78,7 +78,7 @@ def test_the_work_stands_between_claim_and_settle(dag):
     assert (settle.is_teardown, settle.on_failure_fail_dagrun, dag.get_task("orders.claim").is_setup) == (True,) * 3
     assert settle.work == ["orders.inner.one", "orders.inner.two", "orders.total", "orders.work"]
     keep = dag.get_task("orders.keep")
-    assert (keep.settle, keep.pool, keep.retries, settle.retries) == ("orders.settle", "default_pool", 3, 3)
+    assert (keep.settle, keep.pool, keep.retries, settle.retries) == ("orders.settle", "default_pool", 3, 12)
 
 
 def test_the_reason_of_a_failure_is_kept_beside_the_user_s_own_callback(dag):
