@@ -33,7 +33,7 @@ class Instance(SimpleNamespace):
 class Store(dict):
     """Airflow's task state store."""
 
-    def set(self, key, value):
+    def set(self, key, value, **_retention):
         """Keep it as JSON would."""
         self[key] = json.loads(json.dumps(value))
 
