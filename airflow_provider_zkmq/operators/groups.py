@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator, work_ids
+from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator, waited_for, work_ids
 from airflow_provider_zkmq.operators.verdicts import note_error
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class ZkmqTaskGroup(TaskGroup):
         )
         keep = ZkmqKeepOperator(task_id="keep", claims=claim.output, settle=settle.task_id, **self._keeping)
         claim >> [keep, settle, *(task for task in roots if claim.task_id not in task.upstream_task_ids)]
-        settle.set_upstream(tasks)  # the last one fails at once where another one did, while others go on
+        settle.set_upstream(waited_for(tasks))
 
 
 def _listed(callbacks: Any) -> list[Any]:

@@ -100,7 +100,7 @@ class ZkmqSettleOperator(BaseOperator):
         given = [result] if self.result_of else []
         for node in [*nodes, *given]:
             if not isinstance(node, str):
-                self.set_upstream(_waited_for(node))
+                self.set_upstream(waited_for(_counting(node)) if isinstance(node, TaskGroup) else node)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
@@ -187,16 +187,23 @@ def work_ids(node: Any) -> Iterable[str]:
     """Return the ids of the tasks that a node stands for; teardown tasks count where their failure fails the run."""
     if isinstance(node, str):
         return [node]
-    tasks = list(node) if isinstance(node, TaskGroup) else [getattr(node, "operator", node)]
-    return [task.task_id for task in tasks if not task.is_teardown or task.on_failure_fail_dagrun]
+    return [
+        task.task_id for task in _counting(node if isinstance(node, TaskGroup) else [getattr(node, "operator", node)])
+    ]
 
 
-def _waited_for(node: Any) -> Any:
-    """Return what must have ended: of a group each task of its work, as the last may fail while others go on."""
-    if not isinstance(node, TaskGroup):
-        return node
-    counting = set(work_ids(node))
-    return [task for task in node if task.task_id in counting]
+def _counting(tasks: Iterable[Any]) -> list[Any]:
+    return [task for task in tasks if not task.is_teardown or task.on_failure_fail_dagrun]
+
+
+def waited_for(tasks: Iterable[Any]) -> list[Any]:
+    """Return what must have ended before tasks have: each, as the last one fails at once where another one did.
+
+    Not what sets up for another one of them: Airflow would take the settling for its teardown.
+    """
+    known = list(tasks)
+    inside = {task.task_id for task in known}
+    return [task for task in known if not task.is_setup or task.downstream_task_ids.isdisjoint(inside)]
 
 
 def as_result(value: Any) -> bytes | str | None:

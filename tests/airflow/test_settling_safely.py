@@ -112,12 +112,14 @@ def test_settling_waits_for_all_work_and_for_no_other_run():
     """A task fails at once where one before it did, while others go on; and the claims are not held for ever."""
     arguments = {"depends_on_past": True, "wait_for_downstream": True, "retries": 0}
     with DAG("d", schedule=None, default_args=arguments) as dag, ZkmqTaskGroup("orders", each=True) as orders:
-        one.override(task_id="last")([one(orders.claims), one.override(task_id="slow")(orders.claims)])
+        last = one.override(task_id="last")([one(orders.claims), one.override(task_id="slow")(orders.claims)])
+        one.override(task_id="cluster")(orders.claims).as_setup() >> last
     with dag:
         settle_it = ZkmqSettleOperator(task_id="settle", claims=[], work=orders)
     around = {"orders.one", "orders.slow", "orders.last"}
     assert dag.get_task("orders.settle").upstream_task_ids == around | {"orders.claim"}
     assert settle_it.upstream_task_ids >= around
+    assert "orders.cluster" not in settle_it.upstream_task_ids
     for name, retries in (("orders.keep", 3), ("orders.settle", 12)):
         made = dag.get_task(name)
         assert (made.depends_on_past, made.wait_for_downstream, made.retries) == (False, False, retries)
