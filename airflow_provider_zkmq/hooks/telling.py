@@ -100,10 +100,12 @@ def may_end_in_triggerer(operator: BaseOperator, context: Mapping[str, Any]) -> 
     """Whether nothing is lost where the triggerer ends a deferred task: no worker runs once more then.
 
     It emits no asset events, writes XComs past a backend of one's own, records no length by which others are mapped,
-    and calls no hook of the operator's.
+    and calls neither a hook of the operator's nor what is to be called when it succeeds.
     """
     backend = conf.get("core", "xcom_backend", fallback=_CORE_XCOM)
-    if operator.outlets or backend != _CORE_XCOM or getattr(operator, "_post_execute_hook", None) is not None:
+    if operator.outlets or operator.on_success_callback or backend != _CORE_XCOM:
+        return False
+    if getattr(operator, "_post_execute_hook", None) is not None:
         return False
     if context["ti"].map_index is not None and context["ti"].map_index >= 0:
         return True

@@ -17,7 +17,7 @@ from airflow_provider_zkmq.hooks.deferring import deferral_limit
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.memory import Memory
-from airflow_provider_zkmq.operators.taking import Taken, accept, claims_of_events, take_back, take_new
+from airflow_provider_zkmq.operators.taking import Taken, accept, claims_of_events, give_back, take_back, take_new
 from airflow_provider_zkmq.triggers.leases import SHORTEST_LEASE
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
 
@@ -31,7 +31,13 @@ _ON_EMPTY: Final = ("skip", "wait", "fail")
 #: So many seconds the claims hold at first at least: Airflow must start what extends them, also where slots are few.
 _UNTIL_KEPT: Final = 60.0
 #: What holds claims, or ends them, is tried again soon: work that was done is not to be lost for a moment's trouble.
-AGAIN: Final[dict[str, Any]] = {"retries": 3, "retry_delay": timedelta(seconds=5)}
+#: And it waits for no other run: one that failed would keep the claims of the next for ever.
+AGAIN: Final[dict[str, Any]] = {
+    "retries": 3,
+    "retry_delay": timedelta(seconds=5),
+    "depends_on_past": False,
+    "wait_for_downstream": False,
+}
 #: A wait on the worker asks in steps of so many seconds, so that it ends soon after Airflow ends the task.
 _STEP: Final = 30.0
 
@@ -63,6 +69,8 @@ class ZkmqClaimOperator(BaseOperator):
             as those of ``mode="wake"``, claim.
         on_empty: where nothing can be taken: ``"skip"`` the task and with it the run's work, ``"wait"`` until there is
             something, or ``"fail"``, so that it is tried again.
+        in_place: for work that is mapped over the claims: what would be left out after a clear keeps its place among
+            them, as it was, so that no claim is taken for another's by its index. Where nothing is left, it skips, too.
         deferrable: with ``on_empty="wait"``: wait in the triggerer rather than on a worker.
         zkmq_conn_id: the Airflow connection.
 
@@ -84,6 +92,7 @@ class ZkmqClaimOperator(BaseOperator):
         claims: object = None,
         from_events: bool = False,
         on_empty: str = "skip",
+        in_place: bool = False,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
@@ -99,6 +108,7 @@ class ZkmqClaimOperator(BaseOperator):
         self.claims = claims
         self.from_events = from_events
         self.on_empty = on_empty
+        self.in_place = in_place
         self.deferrable = deferrable
         self.zkmq_conn_id = zkmq_conn_id
         self.is_setup = True
@@ -128,7 +138,7 @@ class ZkmqClaimOperator(BaseOperator):
         memory = Memory(context)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             if noted := memory.read(_NOTE):
-                taken = take_back(hook, noted, self._first_lease, self.log)
+                taken = take_back(hook, noted, self._first_lease, self.log, in_place=self.in_place)
                 if not taken:
                     raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
             else:
@@ -191,8 +201,7 @@ class ZkmqClaimOperator(BaseOperator):
         try:
             memory.note(_NOTE, [each._asdict() for each in taken])
         except BaseException:
-            for claim, _ in taken:
-                hook.queue(claim["queue"]).release(claim["id"], claim["token"])
+            give_back(hook, taken, self.log)
             raise
         for claim, _ in taken:
             self.log.info("Took %s, attempt %d, token %d", shown(claim), claim["attempt"], claim["token"])

@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator, work_ids
+from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator, waited_for, work_ids
 from airflow_provider_zkmq.operators.verdicts import note_error
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class ZkmqTaskGroup(TaskGroup):
             "from_events": from_events,
             "on_empty": on_empty,
             "zkmq_conn_id": zkmq_conn_id,
+            "in_place": each,
             **({} if deferrable is None else {"deferrable": deferrable}),
         }
         self._keeping: dict[str, Any] = {
@@ -116,7 +117,6 @@ class ZkmqTaskGroup(TaskGroup):
             raise ValueError(f"ZkmqTaskGroup {self.group_id!r} has no work: make tasks in the body of its 'with'")
         inside = {task.task_id for task in tasks}
         roots = [task for task in tasks if task.upstream_task_ids.isdisjoint(inside)]
-        leaves = [task for task in tasks if task.downstream_task_ids.isdisjoint(inside)]
         for task in tasks:
             task.on_failure_callback = [*_listed(task.on_failure_callback), note_error]
         settle = ZkmqSettleOperator(
@@ -128,7 +128,7 @@ class ZkmqTaskGroup(TaskGroup):
         )
         keep = ZkmqKeepOperator(task_id="keep", claims=claim.output, settle=settle.task_id, **self._keeping)
         claim >> [keep, settle, *(task for task in roots if claim.task_id not in task.upstream_task_ids)]
-        settle.set_upstream(leaves)
+        settle.set_upstream(waited_for(tasks))
 
 
 def _listed(callbacks: Any) -> list[Any]:

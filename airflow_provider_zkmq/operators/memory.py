@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import conf
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -29,6 +30,6 @@ class Memory:
         return None if self._store is None else self._store.get(key)
 
     def note(self, key: str, value: object) -> None:
-        """Note JSON, not None, in place of what was noted."""
+        """Note JSON, not None, in place of what was noted, for as long as Airflow keeps the run: it may be cleared."""
         if self._store is not None:
-            self._store.set(key, value)
+            self._store.set(key, value, retention=NEVER_EXPIRE)

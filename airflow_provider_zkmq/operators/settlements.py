@@ -38,7 +38,7 @@ class Settlements:
         self._memory = memory
         self._log = log
         self._again = again
-        self._noted: list[str] = memory.read(_NOTE) or []
+        self._noted: dict[str, str] = memory.read(_NOTE) or {}
         self._done: dict[str, int] = {"completed": 0, "failed": 0, "released": 0}
         self.failed: list[str] = []
         self.released: list[str] = []
@@ -50,9 +50,11 @@ class Settlements:
         name = f"{claim['queue']}/{claim['id']}/{claim['token']}"
         queue = self._hook.queue(claim["queue"])
         try:
-            if name not in self._noted:
+            if name in self._noted:
+                verdict = _as_noted(self._noted[name], verdict)
+            else:
                 verdict = self._settle_now(queue, claim, verdict, result)
-                self._noted.append(name)
+                self._noted[name] = verdict.kind
                 count_settled(queue.name, _OUTCOMES[verdict.kind])
             self._tell(queue, claim, verdict)
         except (ClaimLost, TaskNotFound, QueueNotFound) as error:
@@ -62,7 +64,7 @@ class Settlements:
             self.trouble.append(f"{shown(claim)}: {type(error).__name__}: {error}")
 
     def remember(self) -> None:
-        """Note what is settled, for later tries."""
+        """Note what is settled, and how, for later tries."""
         if self._noted:
             self._memory.note(_NOTE, self._noted)
 
@@ -96,6 +98,11 @@ class Settlements:
             return
         self._done["completed"] += 1
         self._log.info("%s is completed", shown(claim))
+
+
+def _as_noted(kind: str, verdict: Verdict) -> Verdict:
+    """Return how a claim was settled, whatever its work looks like now: nobody is told that it went otherwise."""
+    return verdict if verdict.kind == kind else Verdict(kind, "so an earlier try settled it, which stands")
 
 
 def _settle(queue: AnyQueue, claim: Claim, verdict: Verdict, result: bytes | str | None) -> Verdict:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseOperator, TaskGroup
@@ -16,7 +17,7 @@ from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import AGAIN
 from airflow_provider_zkmq.operators.memory import Memory
 from airflow_provider_zkmq.operators.settlements import Settlements
-from airflow_provider_zkmq.operators.verdicts import Verdict, Work, instances, judge, reasons_of
+from airflow_provider_zkmq.operators.verdicts import Verdict, Work, apart, instances, judge, reasons_of, share
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 _ON_SKIPPED: Final = ("release", "complete", "fail")
 _ON_LOST: Final = ("fail", "ignore")
+#: ZooKeeper may be away for minutes, and the work is done: it is tried for nine minutes at least.
+_PATIENT: Final[dict[str, Any]] = AGAIN | {
+    "retries": 12,
+    "retry_exponential_backoff": 2,
+    "max_retry_delay": timedelta(minutes=1),
+}
 
 
 class ZkmqSettleOperator(BaseOperator):
@@ -38,9 +45,9 @@ class ZkmqSettleOperator(BaseOperator):
     It is a teardown task whose failure fails the run: it fails, without another try, after it has settled what failed
     or given back what was not done, since Airflow judges the run by it alone, also one that a user has marked failed;
     and where a claim was lost, since the work may be done twice. What the queue or ZooKeeper keeps from being settled
-    does not keep the others from it, and is tried again by Airflow's retries: three, 5 seconds apart, unless told
-    otherwise here (``default_args`` are for the work). A later try, and one after a clear, knows
-    what was settled before, and settles nothing twice.
+    does not keep the others from it, and is tried again by Airflow's retries: twelve, 5 seconds apart at first and a
+    minute in the end, unless told otherwise here (``default_args`` are for the work). A later try, and one after a
+    clear, knows what was settled before, and settles nothing twice.
 
     Args:
         claims: the claims, usually the XCom of `ZkmqClaimOperator`.
@@ -73,7 +80,7 @@ class ZkmqSettleOperator(BaseOperator):
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**(AGAIN | kwargs))
+        super().__init__(**(_PATIENT | kwargs))
         if on_skipped not in _ON_SKIPPED:
             raise ValueError(f"ZkmqSettleOperator: on_skipped {on_skipped!r} is not known: give {_ON_SKIPPED}")
         if on_lost not in _ON_LOST:
@@ -93,64 +100,73 @@ class ZkmqSettleOperator(BaseOperator):
         given = [result] if self.result_of else []
         for node in [*nodes, *given]:
             if not isinstance(node, str):
-                self.set_upstream(node)
+                self.set_upstream(waited_for(_counting(node)) if isinstance(node, TaskGroup) else node)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
 
         Raises:
-            AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`); there is no other
-                try.
+            AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`), or the result is
+                none that can be kept, and nothing was settled; there is no other try.
             AirflowException: ZooKeeper kept a claim from being settled.
-            ConfigError: the result is none that can be kept; nothing was settled.
 
         """
         claims = read_claims("claims", self.claims)
         work = self._work(context)
-        verdicts = self._verdicts(context, work, len(claims))
-        results = [
-            as_result(self._result(context, position)) if verdict.kind == "complete" else None
-            for position, verdict in enumerate(verdicts)
-        ]
+        reasons = reasons_of(context, work)
+        verdicts = self._verdicts(work, reasons, len(claims))
+        try:
+            results = [
+                as_result(self._result(context, position)) if verdict.kind == "complete" else None
+                for position, verdict in enumerate(verdicts)
+            ]
+        except ConfigError as error:
+            raise AirflowFailException(str(error)) from None
         with ZkmqHook(self.zkmq_conn_id) as hook:
             again = context["ti"].try_number > 1
             settlements = Settlements(hook, Memory(context), self.log, again=again)
-            for claim, verdict, result in zip(claims, verdicts, results, strict=True):
-                settlements.settle(claim, verdict, result)
-            settlements.remember()
-        self._tell(claims, settlements)
+            try:
+                for claim, verdict, result in zip(claims, verdicts, results, strict=True):
+                    settlements.settle(claim, verdict, result)
+            finally:
+                settlements.remember()
+        self._tell(claims, settlements, judge(work, self.on_skipped, reasons))
         return settlements.counts()
 
     def _work(self, context: Context) -> list[Work]:
         instance: Any = context["ti"]
-        states: dict[str, Any] = instance.get_task_states(
-            dag_id=instance.dag_id, task_ids=self.work, run_ids=[instance.run_id]
-        )
-        work = instances(states.get(instance.run_id, {}), self.work)
-        if instance.map_index < 0:
-            return work
-        return [each for each in work if each.map_index in {-1, instance.map_index}]
+        work: list[Work] = []
+        for task_ids in apart(self.work):
+            states: dict[str, Any] = instance.get_task_states(
+                dag_id=instance.dag_id, task_ids=task_ids, run_ids=[instance.run_id]
+            )
+            work += instances(states.get(instance.run_id, {}), task_ids)
+        return work if instance.map_index < 0 else share(work, instance.map_index)
 
-    def _verdicts(self, context: Context, work: list[Work], count: int) -> list[Verdict]:
-        reasons = reasons_of(context, work)
+    def _verdicts(self, work: list[Work], reasons: Mapping[tuple[str, int], str], count: int) -> list[Verdict]:
         if not self.each:
             return [judge(work, self.on_skipped, reasons)] * count
-        shares = [[each for each in work if each.map_index in {-1, position}] for position in range(count)]
-        return [judge(share, self.on_skipped, reasons) for share in shares]
+        return [judge(share(work, position), self.on_skipped, reasons) for position in range(count)]
 
     def _result(self, context: Context, position: int) -> Any:
         """Return the result of the claim at a position. What work returns is asked for only where it succeeded."""
+        value: Any = self.result
         if self.result_of is not None:
             task_id, key, mapped = self.result_of
             instance: Any = context["ti"]
-            return instance.xcom_pull(task_ids=task_id, key=key, map_indexes=position if mapped else -1)
-        if not self.each or isinstance(self.result, str | bytes | None):
-            return self.result
-        values = list(self.result)  # type: ignore[call-overload]
+            value = instance.xcom_pull(task_ids=task_id, key=key, map_indexes=position if mapped else -1)
+            if mapped:
+                return value
+        if not self.each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            return value
+        values = list(value)
         return values[position] if position < len(values) else None
 
-    def _tell(self, claims: list[Claim], settlements: Settlements) -> None:
-        """Raise what the run is to be seen by. What is tried again comes first: it may go well."""
+    def _tell(self, claims: list[Claim], settlements: Settlements, overall: Verdict) -> None:
+        """Raise what the run is to be seen by. What is tried again comes first: it may go well.
+
+        Work that is no claim's that was settled counts as well: Airflow judges the run by this task alone.
+        """
         if settlements.trouble:
             raise AirflowException(f"not settled: {few(settlements.trouble)}")
         if settlements.lost and self.on_lost == "ignore":
@@ -163,14 +179,31 @@ class ZkmqSettleOperator(BaseOperator):
             raise AirflowFailException(f"the work failed: {few(settlements.failed)}")
         if settlements.released:
             raise AirflowFailException(f"the work was not done, and given back is {few(settlements.released)}")
+        if overall.kind != "complete":
+            raise AirflowFailException(f"the work was not done: {overall.reason}")
 
 
 def work_ids(node: Any) -> Iterable[str]:
     """Return the ids of the tasks that a node stands for; teardown tasks count where their failure fails the run."""
     if isinstance(node, str):
         return [node]
-    tasks = list(node) if isinstance(node, TaskGroup) else [getattr(node, "operator", node)]
-    return [task.task_id for task in tasks if not task.is_teardown or task.on_failure_fail_dagrun]
+    return [
+        task.task_id for task in _counting(node if isinstance(node, TaskGroup) else [getattr(node, "operator", node)])
+    ]
+
+
+def _counting(tasks: Iterable[Any]) -> list[Any]:
+    return [task for task in tasks if not task.is_teardown or task.on_failure_fail_dagrun]
+
+
+def waited_for(tasks: Iterable[Any]) -> list[Any]:
+    """Return what must have ended before tasks have: each, as the last one fails at once where another one did.
+
+    Not what sets up for another one of them: Airflow would take the settling for its teardown.
+    """
+    known = list(tasks)
+    inside = {task.task_id for task in known}
+    return [task for task in known if not task.is_setup or task.downstream_task_ids.isdisjoint(inside)]
 
 
 def as_result(value: Any) -> bytes | str | None:

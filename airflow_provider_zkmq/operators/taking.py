@@ -60,16 +60,41 @@ def accept(hook: ZkmqHook, claims: Iterable[Claim], lease: float, log: Any) -> l
     return taken
 
 
-def take_back(hook: ZkmqHook, noted: Iterable[Mapping[str, Any]], lease: float, log: Any) -> list[Taken]:
-    """Take what an earlier try had, by its id, and nothing else: as it is, or claimed anew where it is pending."""
-    taken: list[Taken] = []
-    for note in noted:
-        [claim] = read_claims("what an earlier try noted", note["claim"])
-        if still_held(hook, claim, lease, log):
-            taken.append(Taken(claim, note["enqueued"]))
-        elif again := _claim_again(hook.queue(claim["queue"]), claim, note["enqueued"], lease, log):
-            taken.append(again)
-    return taken
+def take_back(
+    hook: ZkmqHook, noted: Iterable[Mapping[str, Any]], lease: float, log: Any, *, in_place: bool = False
+) -> list[Taken]:
+    """Take what an earlier try had, by its id, and nothing else: as it is, or claimed anew where it is pending.
+
+    The rest is left out, or, with `in_place`, left as it was if anything is taken. Nobody else knows of what is claimed
+    anew before it is noted: where that fails in between, it is given back.
+    """
+    places: list[Taken] = []
+    held: list[Taken] = []
+    anew: list[Taken] = []
+    try:
+        for note in noted:
+            [claim] = read_claims("what an earlier try noted", note["claim"])
+            place = Taken(claim, note["enqueued"])
+            if still_held(hook, claim, lease, log):
+                held.append(place)
+            elif again := _claim_again(hook.queue(claim["queue"]), claim, note["enqueued"], lease, log):
+                anew.append(place := again)
+            elif not in_place:
+                continue
+            places.append(place)
+    except BaseException:
+        give_back(hook, anew, log)
+        raise
+    return places if held or anew else []
+
+
+def give_back(hook: ZkmqHook, taken: Iterable[Taken], log: Any) -> None:
+    """Release claims that no later try would know of; what cannot be is delivered again when its lease runs out."""
+    for claim, _ in taken:
+        try:
+            hook.queue(claim["queue"]).release(claim["id"], claim["token"])
+        except ZkmqError as error:
+            log.warning("%s is not given back: %s", shown(claim), error)
 
 
 def still_held(hook: ZkmqHook, claim: Claim, lease: float, log: Any) -> bool:

@@ -51,6 +51,24 @@ class Verdict:
     reason: str = ""
 
 
+def apart(task_ids: Iterable[str]) -> list[list[str]]:
+    """Return ids in groups that Airflow is asked for one by one.
+
+    It tells an instance's state by a name, ``task_id_index``, that may be another task's id: then it tells one of both.
+    """
+    known = sorted(set(task_ids))
+    parts = {task_id: task_id.rpartition("_") for task_id in known}
+    alone = [task_id for task_id, (head, _, index) in parts.items() if index.isdecimal() and head in parts]
+    return [[task_id for task_id in known if task_id not in alone], *([task_id] for task_id in alone)]
+
+
+def share(work: Sequence[Work], index: int) -> list[Work]:
+    """Return the work of one index, and what is not mapped; a mapped task that has no such instance is not done."""
+    mine = [each for each in work if each.map_index in {-1, index}]
+    missing = {each.task_id for each in work} - {each.task_id for each in mine}
+    return mine + [Work(task_id, index, None) for task_id in sorted(missing)]
+
+
 def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list[Work]:
     """Return the instances of tasks, from states by ``task_id`` or ``task_id_index``; one that is missing has none."""
     found: list[Work] = []

@@ -189,7 +189,7 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         if event["status"] != "done":
             raise AirflowException(event["message"])
         ids: list[str] = event.get("ids", [])
-        if not ids and key is not None and "batch" not in event:
+        if not ids and key is not None:
             ids = [message.task_id or "" for message in named(self._messages(origin_of(context)), key)]
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:

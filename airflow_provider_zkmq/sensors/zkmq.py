@@ -40,7 +40,8 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     as many ids as there is room for. The sensor fails, naming them, when tasks end dead or cancelled, for a batch after
     the last one has ended; with `soft_fail` it skips. A time-out tells why the first task that has not ended is where
     it is. Deferred, for a batch or without results, it is ended by the triggerer and needs no worker any more, unless
-    it has outlets, tasks that are mapped over its XCom, an XCom back end of one's own, or failures to tell of.
+    it has outlets, an `on_success_callback`, tasks that are mapped over its XCom, an XCom back end of one's own, or
+    failures to tell of.
     It waits on ZooKeeper watches and does not poke, except with ``mode="reschedule"``. A queue that is not there fails
     it at once where `task_ids` or `batch` say that there are tasks; with a `selector` it waits for the queue, too, and
     warns once in the log, with the names of queues that come close.

@@ -41,13 +41,15 @@ class Keeping:
         """Extend what is held, until nothing is, or nobody is there to settle it. Raises nothing."""
         while self._held:
             try:
-                await self._extend()
+                trouble = await self._extend()
                 if self._held and await self._settler_ended():
                     self._log.warning(
                         "%d claim(s) are left to their leases: the Airflow task that was to settle them has ended",
                         len(self._held),
                     )
                     return
+                if trouble is not None:
+                    raise trouble
                 await self._pause()
             except Exception as error:  # noqa: BLE001  work that goes on is not to be delivered again
                 await self._session.after(error)
@@ -56,19 +58,18 @@ class Keeping:
         """Give the session back. Idempotent."""
         await self._session.leave()
 
-    async def _extend(self) -> None:
-        """Extend all, and forget those that are over. Raises what else went wrong with one, after all were tried."""
+    async def _extend(self) -> Exception | None:
+        """Extend all, and forget those that are over. Return what else went wrong with one, after all were tried."""
         claims = list(self._held)
         outcomes = await asyncio.gather(*map(self._extend_one, claims), return_exceptions=True)
-        trouble: list[BaseException] = []
+        trouble: list[Exception] = []
         for claim, outcome in zip(claims, outcomes, strict=True):
             if isinstance(outcome, _OVER):
                 del self._held[claim]
                 self._log.info("Claim %d of task %r of queue %r is over", claim[2], claim[1], claim[0])
-            elif outcome is not None:
+            elif isinstance(outcome, Exception):
                 trouble.append(outcome)
-        if trouble:
-            raise trouble[0]
+        return trouble[0] if trouble else None
 
     async def _extend_one(self, claim: _Claim) -> None:
         name, task_id, token = claim

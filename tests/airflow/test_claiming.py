@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.hooks.claims import MOST, read_claims
@@ -24,8 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` 
 class Store(dict):
     """Airflow's task state store, for as long as the test lasts: it outlives a try."""
 
-    def set(self, key, value):
+    def set(self, key, value, *, retention=None):
         """Keep it as JSON would."""
+        assert retention is NEVER_EXPIRE, "a run that is cleared later would claim another task"
         self[key] = json.loads(json.dumps(value))
 
 
@@ -126,7 +128,7 @@ def test_what_cannot_be_noted_is_given_back(queue):
     """Else the next try would take another, and this one would wait for its lease; it counts no attempt."""
 
     class Broken(Store):
-        def set(self, key, value):
+        def set(self, key, value, **_retention):
             raise OSError(f"no database for {key}, {value}")
 
     queue.enqueue(b"x", task_id="mine")

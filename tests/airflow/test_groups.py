@@ -61,7 +61,7 @@ def dag():
 
 
 def test_the_work_stands_between_claim_and_settle(dag):
-    """What is at its head follows the claim, what is at its end is followed by the settling; keeping is beside it."""
+    """What is at its head follows the claim, each of its tasks is followed by the settling; keeping is beside it."""
     upstream = {each.task_id: each.upstream_task_ids for each in dag.tasks}
     assert upstream == {
         "before": set(),
@@ -71,14 +71,14 @@ def test_the_work_stands_between_claim_and_settle(dag):
         "orders.total": {"orders.work"},
         "orders.inner.one": {"orders.claim"},
         "orders.inner.two": {"orders.inner.one"},
-        "orders.settle": {"orders.claim", "orders.total", "orders.inner.two"},
+        "orders.settle": {"orders.claim", "orders.work", "orders.total", "orders.inner.one", "orders.inner.two"},
         "after": {"orders.total", "orders.inner.two"},
     }
     settle = dag.get_task("orders.settle")
     assert (settle.is_teardown, settle.on_failure_fail_dagrun, dag.get_task("orders.claim").is_setup) == (True,) * 3
     assert settle.work == ["orders.inner.one", "orders.inner.two", "orders.total", "orders.work"]
     keep = dag.get_task("orders.keep")
-    assert (keep.settle, keep.pool, keep.retries, settle.retries) == ("orders.settle", "default_pool", 3, 3)
+    assert (keep.settle, keep.pool, keep.retries, settle.retries) == ("orders.settle", "default_pool", 3, 12)
 
 
 def test_the_reason_of_a_failure_is_kept_beside_the_user_s_own_callback(dag):

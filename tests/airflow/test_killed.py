@@ -139,3 +139,15 @@ async def test_the_triggerer_ends_a_waiting_operator(queue, context, pushed, arg
     assert isinstance(event, TaskSuccessEvent)
     assert event.xcoms is None
     assert [each["value"] for each in pushed] == [await asyncio.to_thread(operator.execute, context)]
+
+
+def test_a_batch_that_is_deferred_again_is_cancelled_as_before(queue, context):
+    """The event names no ids of a batch's members: they are known all the same."""
+    with pytest.raises(TaskDeferred) as first:
+        waiting(batch="b", deferrable=True).execute(context)
+    with pytest.raises(TaskDeferred) as again:
+        waiting(batch="b", deferrable=True).execute_complete(
+            context, {"status": "done", "batch": "b"}, **first.value.kwargs
+        )
+    assert again.value.trigger.cancels == first.value.trigger.cancels
+    assert len(again.value.trigger.cancels["task_ids"]) == 3

@@ -738,9 +738,9 @@ async def test_the_triggerer_ends_no_failure(queue, context):
         await asyncio.to_thread(waiting.execute_complete, context, event.payload)
 
 
-@pytest.mark.parametrize("why", ["outlets", "backend", "results", "mapped"])
+@pytest.mark.parametrize("why", ["outlets", "callback", "backend", "results", "mapped"])
 def test_what_only_a_worker_can_do_is_left_to_it(queue, context, monkeypatch, why):
-    """Asset events, an XCom back end of one's own, results, and the length that others are mapped over."""
+    """Asset events, callbacks, an XCom back end of one's own, results, and the length that others are mapped over."""
     queue.enqueue("x", task_id="a")
     if why == "backend":
         monkeypatch.setenv("AIRFLOW__CORE__XCOM_BACKEND", "mine.XCom")
@@ -748,6 +748,7 @@ def test_what_only_a_worker_can_do_is_left_to_it(queue, context, monkeypatch, wh
         waiting = sensor(
             task_ids="a", deferrable=True, results=why == "results", outlets=[Asset("x")] if why == "outlets" else []
         )
+        waiting.on_success_callback = [print] if why == "callback" else []
         if why == "mapped":
             task(lambda item: item, task_id="m").expand(item=waiting.output)
     context["ti"].map_index = -1

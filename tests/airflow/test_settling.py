@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy, Unavailable
+from airflow_provider_zkmq.engine import Message, RetryPolicy, Unavailable
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
 from airflow_provider_zkmq.operators.verdicts import ERROR_KEY, Work, instances, judge, note_error
@@ -33,7 +33,7 @@ class Instance(SimpleNamespace):
 class Store(dict):
     """Airflow's task state store."""
 
-    def set(self, key, value):
+    def set(self, key, value, **_retention):
         """Keep it as JSON would."""
         self[key] = json.loads(json.dumps(value))
 
@@ -198,7 +198,7 @@ def test_a_result_that_is_too_large_fails_its_task(queue):
 def test_a_result_that_is_none_settles_nothing(queue):
     """It is said before the first claim is settled."""
     claims = taken(queue, "a")
-    with pytest.raises(ConfigError, match="neither bytes, text nor JSON"):
+    with pytest.raises(AirflowFailException, match="neither bytes, text nor JSON"):
         settle(claims, run({"work": "success"}), result=object())
     queue.complete("a", claims[0]["token"])
 
