@@ -32,7 +32,10 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
 
 
 def create_asset(*, hosts: str, queue: str, root: str = "/zkmq", extra: dict[str, Any] | None = None) -> Asset:
-    """Return the asset that stands for a queue. Raises what `sanitize_uri` does.
+    """Return the asset that stands for a queue; its name is its URI, in the one spelling. Raises as `sanitize_uri`.
+
+    An asset that is made of a URI alone is named as that was written: Airflow takes two spellings for two assets that
+    are at odds, and switches one of them off.
 
     Args:
         hosts: the servers, ``host:port,host:port``; the port is 2181 where none is said.
@@ -43,7 +46,10 @@ def create_asset(*, hosts: str, queue: str, root: str = "/zkmq", extra: dict[str
     """
     from airflow.sdk import Asset
 
-    return Asset(uri=f"zkmq://{hosts}/{root.strip('/')}/{queue}", extra=extra)
+    from airflow_provider_zkmq.engine import check_name
+
+    written = f"zkmq://{hosts}/{root.strip('/')}/{check_name('queue', queue)}"  # else it could hold a URI's other parts
+    return Asset(uri=sanitize_uri(urlsplit(written)).geturl(), extra=extra)
 
 
 def convert_asset_to_openlineage(asset: Asset, lineage_context: object) -> OpenLineageDataset:  # noqa: ARG001

@@ -40,7 +40,8 @@ def run_words(conn_id: str, words: list[str]) -> int:
     """Run a command line of ``zkmq`` with a connection; returns its exit code, as there."""
     if not words or words[0] in _HELP:
         return main(["--version"] if words[:1] == ["--version"] else ["--help"])
-    if words[0] in _WITHOUT or {"--help", "-h"}.intersection(words):
+    most = words.index("--") if "--" in words else len(words)  # what comes after it is no option
+    if words[0] in _WITHOUT or {"--help", "-h"}.intersection(words[:most]):
         return main(words)
     from airflow_provider_zkmq.engine import ConfigError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -89,7 +90,9 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         if self.send is None:
             self.log.warning("%s", text)
         elif isinstance(self.send, BaseNotifier):
-            self.send(_with(context, zkmq_message=text))
+            # Rendering puts the texts in the templates' places: told twice, one notifier would tell the first message
+            # again, and what a task's error says would be a template.
+            copy.copy(self.send)(_with(context, zkmq_message=text))
         else:
             self.send(text)
 

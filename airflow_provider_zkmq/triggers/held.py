@@ -34,8 +34,13 @@ class HeldSession:
         return self._lease.client.queue(name or self._lease.default_queue)
 
     async def after(self, error: Exception) -> None:
-        """Pause; go on with a connection looked up anew, unless this session only waits for its servers."""
-        if not isinstance(error, Unavailable):
+        """Pause; go on with a connection looked up anew, unless this session only waits for its servers.
+
+        It waits for them in vain where the connection names others by now.
+        """
+        if isinstance(error, Unavailable):
+            self._stale = self._stale or (self._lease is not None and await self._lease.outdated())
+        else:
             self._stale = True
             if self._lease is not None and isinstance(error, TransportError):
                 self._lease.forget()

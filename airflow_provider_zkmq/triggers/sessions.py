@@ -8,8 +8,9 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow_provider_zkmq.hooks.connections import async_connection_options
@@ -64,15 +65,26 @@ class Lease:
     _entry: _Entry = field(repr=False)
     _table: dict[_Key, _Entry] = field(repr=False)
     _lookups: dict[str, _Lookup] = field(repr=False)
+    _key_now: Callable[[], Awaitable[_Key]] = field(repr=False)
+
+    async def outdated(self) -> bool:
+        """Whether the connection says something else by now; it is looked up once a minute for all who ask.
+
+        What cannot be looked up is taken to be as it was.
+        """
+        try:
+            return await self._key_now() != self._entry.key
+        except Exception:  # noqa: BLE001  whoever waits for servers goes on waiting for those that he knows
+            return False
 
     def forget(self) -> None:
         """Give this session to no further user: it has ended. Those who use it now close it when they leave.
 
         The connection is looked up anew for the next one: it may have been changed.
         """
-        self._lookups.pop(self._entry.key[0], None)
-        if self._table.get(self._entry.key) is self._entry:
+        if self._table.get(self._entry.key) is self._entry:  # else another one has: what was looked up since is new
             del self._table[self._entry.key]
+            self._lookups.pop(self._entry.key[0], None)
 
 
 class SharedSessions:
@@ -105,7 +117,7 @@ class SharedSessions:
         entry = self._join(table, _key(conn_id, options), options)
         try:
             client = await asyncio.shield(entry.opening)
-            yield Lease(client, queue, entry, table, lookups)
+            yield Lease(client, queue, entry, table, lookups, partial(self._key_now, lookups, conn_id))
         finally:
             await self._leave(table, entry)
 
@@ -119,6 +131,11 @@ class SharedSessions:
             if lookup.options is None:
                 lookup.options = await async_connection_options(conn_id)
         return dict(lookup.options)
+
+    async def _key_now(self, lookups: dict[str, _Lookup], conn_id: str) -> _Key:
+        options = await self._options(lookups, conn_id)
+        del options["queue"]
+        return _key(conn_id, options)
 
     def _join(self, table: dict[_Key, _Entry], key: _Key, options: dict[str, Any]) -> _Entry:
         """Find or make the entry without a pause in between, so that two first users open one session."""

@@ -82,12 +82,17 @@ class WaitingTrigger(BaseTrigger):
                 await backoff.after(error)
 
     async def _wait_in(self, lease: Lease, backoff: Backoff) -> dict[str, Any]:
-        """Wait within one session, for as long as it lives. Raises `TransportError` when it has ended."""
+        """Wait within one session, for as long as it lives.
+
+        Raises `TransportError` when it has ended, or its servers are away and the connection names others by now.
+        """
         queue = lease.client.queue(self._name or lease.default_queue)
         while True:
             try:
                 return await self._wait_for(queue)
             except Unavailable as error:
+                if await lease.outdated():
+                    raise
                 await backoff.after(error)
             except WaitTimeout:
                 raise

@@ -65,6 +65,17 @@ def test_what_airflow_reads_at_each_start_is_small():
     assert done.stdout.splitlines()[-1] == str(names)
 
 
+def test_what_only_looks_like_a_call_for_help_goes_where_the_connection_says(tmp_path, monkeypatch, capsys):
+    """After ``--`` it is a payload; elsewhere help is told without any connection."""
+    define(monkeypatch, host=f"textqueue://{tmp_path}")
+    assert run_words("zkmq_default", ["enqueue", "jobs", "--", "-h"]) == 0
+    with Zkmq.connect(f"textqueue://{tmp_path}") as files:
+        assert [task.data for task in files.queue("jobs").tasks()] == [b"-h"]
+    capsys.readouterr()
+    assert run_words("nobody", ["enqueue", "-h"]) == 0
+    assert "usage: zkmq enqueue" in capsys.readouterr().out
+
+
 def test_verbs_work_on_the_connections_queues(queue, capsys):
     """Whatever the verb, options after it included; the exit code is that of ``zkmq``."""
     assert run_words("zkmq_default", ["enqueue", "jobs", "hello", "--task-id", "a", "--json"]) == 0

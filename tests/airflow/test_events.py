@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
 )
 from airflow_provider_zkmq.hooks.quiet import OneAMinute, keep_kazoo_quiet
-from airflow_provider_zkmq.triggers import backoff, held, watching
+from airflow_provider_zkmq.triggers import backoff, held, sessions, watching
 from airflow_provider_zkmq.triggers.backoff import Backoff
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
@@ -65,6 +65,31 @@ def met(monkeypatch):
 
     monkeypatch.setattr(Backoff, "after", noted)
     return errors
+
+
+class Servers:
+    """Stands in for a session: the servers "old" are away, others have work."""
+
+    def __init__(self, hosts):
+        self.name = hosts
+
+    @classmethod
+    async def connect(cls, *, hosts, **_options):
+        return cls(hosts)
+
+    def queue(self, _name):
+        return self
+
+    async def ready(self, **_asked):
+        if self.name.startswith("old"):
+            raise Unavailable("away")
+        return True
+
+    async def counts(self):
+        return {"inserted": 1}
+
+    async def close(self):
+        pass
 
 
 @contextlib.asynccontextmanager
@@ -238,6 +263,9 @@ async def test_a_session_that_ended_is_replaced(shared, log, monkeypatch):
         def queue(self, _name):
             return self.made
 
+        async def outdated(self):
+            return False
+
         def forget(self):
             LeaseStandIn.forgotten += 1
 
@@ -252,6 +280,23 @@ async def test_a_session_that_ended_is_replaced(shared, log, monkeypatch):
     first, second, third, fourth, fifth = stood_in
     assert (first is second, second is third, third is fourth, fourth is fifth) == (True, False, False, True)
     assert LeaseStandIn.forgotten == 1
+
+
+async def test_a_connection_that_names_other_servers_is_found_while_the_old_ones_are_away(shared, monkeypatch, met):
+    """A session of servers that are gone for good would wait for them for ever; all who hold it learn it at once."""
+    monkeypatch.setattr(sessions, "load_client", lambda: Servers)
+    monkeypatch.setattr(sessions, "_FRESH", 0.0)
+    define(monkeypatch, host="old")
+    async with watching_with() as one, watching_with(refire=2) as two:
+        await until(lambda: len(met) > 2)
+        assert shared.users() == [2]
+        define(monkeypatch, host="new")
+        for events in (one, two):
+            assert (await events.get())["queue"] == "new"
+        await until(lambda: shared.users() == [2])
+    assert {type(error) for error in met} == {Unavailable}
+    assert shared.opened == 2
+    assert shared.users() == []
 
 
 async def test_it_gives_its_session_back_however_it_ends(queue, shared):

@@ -70,6 +70,22 @@ def test_another_notifier_is_given_the_message(queue):
         ZkmqDeadLetterNotifier(send=5)
 
 
+def test_each_message_is_told_anew_and_none_is_a_template(queue, monkeypatch):
+    """Of a notifier that is called again, as by two callbacks in one process; braces in an error are only text."""
+    monkeypatch.setattr(Kept, "sent", [])
+    queue.enqueue("x")
+    kill(queue, "{{ secret }} no customer")
+    notifier = ZkmqDeadLetterNotifier(send=Kept(), message="{{ zkmq.dead }}: {{ zkmq.tasks[0].reason }}")
+    notifier({"dag_name": "d", "secret": "hidden"})
+    queue.enqueue("x")
+    kill(queue, "another")
+    notifier({"dag_name": "e", "secret": "hidden"})
+    first, second = Kept.sent
+    assert first == "d: 1: {{ secret }} no customer"
+    assert second.startswith("e: 2: ")
+    assert "hidden" not in second
+
+
 def test_what_goes_wrong_is_said(queue):
     """As a callback as in a task; Airflow logs what its callbacks raise, and no queue comes of a mistyped name."""
     notifier = ZkmqDeadLetterNotifier(zkmq_queue="jobz")

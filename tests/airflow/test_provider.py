@@ -190,6 +190,10 @@ def test_assets_are_made_of_their_parts_and_told_to_lineage(monkeypatch):
 
     made = create_asset(hosts="zk2,zk1", queue="orders", extra={"a": 1})
     assert (made.uri, made.extra) == ("zkmq://zk1:2181,zk2:2181/zkmq/orders", {"a": 1})
+    assert made.name == made.uri == create_asset(hosts="ZK1:2181,zk2", queue="orders", root="zkmq/").name
+    for queue in ("orders#1", "orders?1"):  # what follows would be no part of the path
+        with pytest.raises(ConfigError, match="is not allowed"):
+            create_asset(hosts="zk1", queue=queue)
     monkeypatch.setattr(facet, "Dataset", lambda **parts: parts)
     dataset = convert_asset_to_openlineage(made, None)
     assert dataset == {"namespace": "zkmq://zk1:2181,zk2:2181", "name": "zkmq/orders"}

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
 from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import beginning, holding, settle
 from airflow_provider_zkmq.engine.core.upkeep import rescue
@@ -237,6 +237,18 @@ def test_where_leases_stand_is_made_again() -> None:
     del client.zk.nodes[client.context.paths.at("leases")]
     assert len(client.do(taking(client, 1, bound=1))) == 1
     assert leases(client) == 1
+
+
+def test_what_is_no_lease_takes_no_room() -> None:
+    """Foreign znodes, and a lease of ours that cannot be read: none of them ever ends. The leases beside them count."""
+    client = filled(5)
+    path = client.context.paths.at("leases")
+    client.zk.multi(client.session, (Create(f"{path}/foreign"), Create(f"{path}/t9~nobody", b"?")))
+    assert len(client.do(taking(client, 4, bound=2))) == 2
+    assert client.do(taking(client, 4, bound=2)) == []
+    client.zk.ms += 60_000
+    assert len(client.do(taking(client, 4, bound=2))) == 2
+    assert client.zk.names(path)[0] == "foreign"
 
 
 @pytest.mark.parametrize(

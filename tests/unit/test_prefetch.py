@@ -314,6 +314,19 @@ async def test_a_handler_is_not_called_for_what_cannot_begin() -> None:
         assert ends(queue) == [Success(None)] * 3 + [NOT_BEGUN] + [Success(None)] * 2
 
 
+async def test_what_cannot_begin_is_none_of_a_workers_limit() -> None:
+    """Another is handled in its place: it ends when its handler was called so many times, and not before."""
+    for kind, bad, queue_of, run in (
+        (ListClaim, Unbeginnable, Asked, work),
+        (AsyncListClaim, AsyncUnbeginnable, AsyncAsked, awork),
+    ):
+        queue: Any = queue_of(*(bad() if at in {2, 3, 5} else kind() for at in range(12)))
+        called: list[Any] = []
+        working: Any = run(queue, called.append, limit=6)
+        worker = await working if asyncio.iscoroutine(working) else working
+        assert (worker.finished, worker.failed, len(called), len(queue.claims)) == (6, 0, 6, 3)
+
+
 class SettledLater:
     """A claim whose settlement is put down, and told when the test says so."""
 

@@ -9,7 +9,6 @@ import time
 from airflow_provider_zkmq.engine.core.model.outcomes import Retry
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.working.aasking import AsyncAsking, AsyncDelivery
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN
 from airflow_provider_zkmq.engine.working.handling import RunningAsync, outcome_of
 from airflow_provider_zkmq.engine.working.pauses import CANCEL_SECONDS, is_cancelled
 
@@ -28,7 +27,7 @@ class AsyncHandling(AsyncAsking):
 
     async def _call(self, delivery: AsyncDelivery) -> Handled:
         if self._stopping.is_set() or not (await self._settler.begin(delivery) and self._deliveries.begin(delivery)):
-            return NOT_BEGUN
+            return self._unbegun()
         began = time.monotonic()
         try:
             task = RunningAsync(delivery.claim)

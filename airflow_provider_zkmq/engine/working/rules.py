@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Closing, InHand, Named
 from airflow_provider_zkmq.engine.working.absence import Absence
 from airflow_provider_zkmq.engine.working.ahead import Ahead
 from airflow_provider_zkmq.engine.working.budget import Budget
-from airflow_provider_zkmq.engine.working.deliveries import Deliveries
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries
 from airflow_provider_zkmq.engine.working.monitoring import Looks
 from airflow_provider_zkmq.engine.working.options import Handler, Options
 from airflow_provider_zkmq.engine.working.verdicts import Tally
@@ -99,6 +100,11 @@ class Working(Generic[C, U]):
     def _has_enough(self) -> bool:
         """Whether nothing more is to be handled: the worker has had its limit."""
         return self._budget.spent and not self._ahead
+
+    def _unbegun(self) -> Handled:
+        """How a delivery ends whose handler is not called: another task may be handled in its place."""
+        self._budget.put_back(1)
+        return NOT_BEGUN
 
     def _busy(self) -> bool:
         """Whether every slot has a task in hand: nobody looks after the queue by claiming."""

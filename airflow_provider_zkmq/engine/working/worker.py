@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Claim, Queue, Transaction
 from airflow_provider_zkmq.engine.working.asking import Asking
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
+from airflow_provider_zkmq.engine.working.deliveries import Delivery
 from airflow_provider_zkmq.engine.working.handling import Running, call
 from airflow_provider_zkmq.engine.working.monitoring import Monitor, watching
 from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, Settled, check_handler
@@ -200,7 +200,7 @@ class Worker(Asking):
     def _handle(self, delivery: Delivery[Claim, Transaction]) -> None:
         """Run the handler and settle; where handlers are fast, together with others."""
         begun = not self._stopping.is_set() and self._settler.begin(delivery) and self._deliveries.begin(delivery)
-        outcome = call(lambda: self._run(delivery)) if begun else NOT_BEGUN
+        outcome = call(lambda: self._run(delivery)) if begun else self._unbegun()
         if not self._deliveries.decide(delivery, outcome):
             return
         if self._ahead.fast and delivery.transaction is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import SetData
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.writing.plan import Change
@@ -39,7 +39,15 @@ def guard_of(context: Context, most: int | None) -> Procedure[Guard]:
         if node is None:
             yield from restored(context, path)
         node = yield Get(path)
-    if node is None or node.stat.children >= most:
+    room = 0 if node is None else most - (yield from _held(context, path, node, most))
+    if node is None or room <= 0:
         raise NoRoom
-    change = Change(context, "", [SetData(path, b"", node.stat.version)])
-    return Guard(most - node.stat.children, [change])
+    return Guard(room, [Change(context, "", [SetData(path, b"", node.stat.version)])])
+
+
+def _held(context: Context, path: str, node: Node, most: int) -> Procedure[int]:
+    """How many leases there are; what is stepped over there would take room for ever, as it never ends."""
+    if node.stat.children < most:
+        return node.stat.children
+    names = yield Children(path)
+    return sum(f"{path}/{name}" not in context.quarantine for name in names or ())
