@@ -158,7 +158,7 @@ class ZkmqClaimOperator(BaseOperator):
             memory.note(_NOTE, [])
 
     def _fresh(self, context: Context, hook: ZkmqHook, deadline: float | None) -> list[Taken]:
-        given = claims_of_events(context) if self.from_events else None
+        given = claims_of_events(context, self.log) if self.from_events else None
         if self.claims is not None:
             given = read_claims("claims", self.claims)
         if given is not None:

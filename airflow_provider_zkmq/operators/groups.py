@@ -119,6 +119,9 @@ class ZkmqTaskGroup(TaskGroup):
         roots = [task for task in tasks if task.upstream_task_ids.isdisjoint(inside)]
         for task in tasks:
             task.on_failure_callback = [*_listed(task.on_failure_callback), note_error]
+        # Work that is mapped over the claims goes by their places, also after a clear.
+        mapped = claim.has_dag() and next(claim.iter_mapped_dependants(), None) is not None
+        claim.in_place = claim.in_place or mapped
         settle = ZkmqSettleOperator(
             task_id="settle",
             claims=claim.output,

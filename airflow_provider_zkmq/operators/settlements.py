@@ -9,7 +9,7 @@ from airflow_provider_zkmq.engine import (
     QueueNotFound,
     TaskNotFound,
     TaskTooLarge,
-    TransportError,
+    ZkmqError,
 )
 from airflow_provider_zkmq.hooks.claims import Claim, shown
 from airflow_provider_zkmq.hooks.telemetry import count_dead, count_settled
@@ -60,7 +60,7 @@ class Settlements:
         except (ClaimLost, TaskNotFound, QueueNotFound) as error:
             count_settled(claim["queue"], "lost")
             self.lost.append(f"{type(error).__name__}: {error}")
-        except TransportError as error:
+        except ZkmqError as error:
             self.trouble.append(f"{shown(claim)}: {type(error).__name__}: {error}")
 
     def remember(self) -> None:

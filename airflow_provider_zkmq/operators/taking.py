@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, ZkmqError
+from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, ZkmqError
 from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown, told
 from airflow_provider_zkmq.hooks.telemetry import count_claimed
 
@@ -130,17 +130,27 @@ def _claim_again(queue: AnyQueue, claim: Claim, enqueued: int, lease: float, log
     return Taken(told(queue.name, again), enqueued)
 
 
-def claims_of_events(context: Context) -> list[Claim] | None:
+def claims_of_events(context: Context, log: Any) -> list[Claim] | None:
     """Return the claims of the events that started a run; None where none of them tells of any, as in ``"wake"``.
 
     Of very many the latest: a slow DAG is told again and again of what it has not accepted in time.
     """
     events = context.get("triggering_asset_events") or {}
     payloads = [_payload(event) for asset in events for event in events[asset]]
-    lists = [payload["claims"] for payload in payloads if "claims" in payload]
-    claims = [claim for each in lists for claim in read_claims("the claims of an asset event", each)]
+    given = [_claims_in(payload, log) for payload in payloads if "claims" in payload]
+    lists = [claims for claims in given if claims is not None]
+    claims = [claim for each in lists for claim in each]
     unique = {(claim["queue"], claim["id"], claim["token"]): claim for claim in claims}
     return list(unique.values())[-MOST:] if lists else None
+
+
+def _claims_in(payload: Mapping[str, Any], log: Any) -> list[Claim] | None:
+    """Return the claims of an event; None for one that is another's: it is no reason to leave ours to their leases."""
+    try:
+        return read_claims("the claims of an asset event", payload["claims"])
+    except ConfigError as error:
+        log.warning("An asset event is passed over: %s", error)
+        return None
 
 
 def _payload(event: Any) -> Mapping[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_zkmq.engine import Message, Unavailable
 from airflow_provider_zkmq.engine.fronts.queue import Queue
-from tests.airflow.test_claiming import Store, claim, tries
+from tests.airflow.test_claiming import Store, claim, event, tries
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
 
@@ -26,6 +27,15 @@ def test_what_has_ended_keeps_its_place_among_mapped_work(queue):
         queue.complete(told["id"], told["token"])
     with pytest.raises(AirflowSkipException, match="nothing is left"):
         claim(tries(store, 3), max_tasks=3, in_place=True)
+
+
+def test_events_of_others_are_passed_over(queue):
+    """Airflow merges the events of all assets that start a run; a foreign one may have claims of its own kind."""
+    queue.enqueue(b"x", task_id="a")
+    foreign = event({"claims": [{"policy": 7}]}) | {Asset("b"): event({"claims": 5})[Asset("orders")]}
+    [told] = claim(tries(Store(), triggering_asset_events=foreign), from_events=True)
+    mine = foreign | {Asset("c"): event({"claims": [told]})[Asset("orders")]}
+    assert claim(tries(Store(), triggering_asset_events=mine), from_events=True) == [told]
 
 
 def test_what_was_claimed_anew_is_given_back_where_the_rest_cannot_be(queue, monkeypatch):

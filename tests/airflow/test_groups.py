@@ -74,6 +74,7 @@ def test_the_work_stands_between_claim_and_settle(dag):
         "orders.settle": {"orders.claim", "orders.work", "orders.total", "orders.inner.one", "orders.inner.two"},
         "after": {"orders.total", "orders.inner.two"},
     }
+    assert dag.get_task("orders.claim").in_place
     settle = dag.get_task("orders.settle")
     assert (settle.is_teardown, settle.on_failure_fail_dagrun, dag.get_task("orders.claim").is_setup) == (True,) * 3
     assert settle.work == ["orders.inner.one", "orders.inner.two", "orders.total", "orders.work"]

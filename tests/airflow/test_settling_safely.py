@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_zkmq.engine import RetryPolicy, Unavailable
+from airflow_provider_zkmq.engine import CorruptRecord, RetryPolicy, Unavailable
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
@@ -80,6 +80,21 @@ def test_a_later_try_tells_how_a_task_was_settled(queue, monkeypatch):
     with pytest.raises(AirflowFailException, match="task 'a' of queue 'jobs' is dead"):
         settle(claims, run(work, store, number=2), **results)
     assert [queue.task(name).state for name in "ab"] == ["dead", "finished"]
+
+
+def test_a_task_that_cannot_be_read_keeps_no_other_from_being_settled(queue, monkeypatch):
+    """What was settled is noted; the rest is tried again."""
+    claims, complete, store = taken(queue, "a", "b"), Queue.complete, Store()
+
+    def sometimes(self, task_id, token, result=None):
+        if task_id == "a":
+            raise CorruptRecord("the record of task 'a' is no JSON")
+        complete(self, task_id, token, result)
+
+    monkeypatch.setattr(Queue, "complete", sometimes)
+    with pytest.raises(AirflowException, match="not settled: task 'a' .*is no JSON"):
+        settle(claims, run({"work": "success"}, store))
+    assert (queue.task("b").state, len(store["zkmq_settled"])) == ("finished", 1)
 
 
 def test_what_failed_is_not_told_as_done_where_its_work_was_marked_since(queue):
