@@ -232,10 +232,14 @@ class History:
             self.marks.ended(key, before, after, self.world.clients)
 
     def _shared(self) -> bool:
-        """Whether what is carried out may be another call's, which goes together with the one that sent it."""
+        """Whether what is carried out may be another call's: it goes together with the one that sent it, or is owed.
+
+        Of a claim that was cut off a later call finds out what became of it by sending it again, and gives it back.
+        """
         client = None if self.world.executing is None else self.world.executing.client
         contexts = () if client is None else client.contexts.values()
-        return any(context.line.carried for context in contexts)
+        owed = (handover for context in contexts for handover in context.claims.handovers.values())
+        return any(context.line.carried for context in contexts) or any(one.busy is not None for one in owed)
 
     def _judge_log(self, key: Key, before: TaskState | None, after: TaskState | None, data: bytes, txn: Any) -> None:
         """In a queue that is archived or followed no run that ended is lost to those who read what ended."""
