@@ -25,6 +25,8 @@ READY = "ready"
 TERMINATE_SECONDS = 2.0
 _KILL_SECONDS = 0.5
 _LOOK_SECONDS = 0.02
+#: Each generation of what a command has started is seen in a round of its own.
+_ROUNDS = 20
 _ENDED = (b"Z", b"X")
 
 
@@ -41,16 +43,34 @@ class Process:
 
 def end_commands(leaders: Collection[int], within: float = TERMINATE_SECONDS) -> None:
     """End all that the leaders of process groups have started: SIGTERM, after so many seconds SIGKILL for the rest."""
-    left = _started_by(leaders, set(), _processes())
+    known = _stopped(leaders)
+    left = set(known)
     for number, span in ((signal.SIGTERM, within), (signal.SIGKILL, _KILL_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
         _send(number, leaders, left)
+        _send(signal.SIGCONT, leaders, left)
         deadline = time.monotonic() + span
         while time.monotonic() < deadline:
             running = _processes()
-            left = _started_by(leaders, left, running)
+            left = _started_by(leaders, known, running)
+            known |= left
             if not (left if running else any(map(_lives, leaders))):
                 return
             time.sleep(_LOOK_SECONDS)
+
+
+def _stopped(leaders: Collection[int]) -> set[Process]:
+    """Stop all that the leaders have started, and return them.
+
+    Who is stopped starts nobody: a child that was not seen yet, whose parent is ended, would be nobody's afterwards.
+    """
+    known = set[Process]()
+    for _ in range(_ROUNDS):
+        _send(signal.SIGSTOP, leaders, known)
+        found = _started_by(leaders, known, _processes())
+        if found <= known:
+            return found
+        known = found | known  # as they are now: one may have left its group
+    return known
 
 
 def _send(number: signal.Signals, leaders: Iterable[int], processes: Iterable[Process]) -> None:
@@ -65,8 +85,13 @@ def _send(number: signal.Signals, leaders: Iterable[int], processes: Iterable[Pr
 
 
 def _started_by(leaders: Collection[int], known: set[Process], running: set[Process]) -> set[Process]:
-    """The processes of the leaders' groups and sessions, those that were known, and whoever has a parent among them."""
-    found = {each for each in running if each.group in leaders or each.session in leaders or each in known}
+    """The processes of the leaders' groups and sessions, those that were known, and whoever has a parent among them.
+
+    So are those of a group or a session that one of these has begun: a child that is started while its parent is ended
+    has none of its parents any more when it is seen first.
+    """
+    begun = {*leaders, *(each.pid for each in known)}
+    found = {each for each in running if each.group in begun or each.session in begun or each in known}
     more = found
     while more:
         parents = {each.pid for each in more}

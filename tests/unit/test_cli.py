@@ -21,6 +21,7 @@ import pytest
 from airflow_provider_zkmq.cli import commands, configuration, guard, options, output, show, times, worker
 from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.cli.commands import CommandFailed, Commands
+from airflow_provider_zkmq.cli.guard import Process, _started_by
 from airflow_provider_zkmq.cli.guarded import Guard
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.states import State, Status
@@ -629,3 +630,12 @@ def test_handlers_are_loaded_by_name() -> None:
     """`module:function` names a function, also inside a class."""
     assert worker.load("json:dumps") is json.dumps
     assert worker.load("airflow_provider_zkmq.cli.options:Common.connect") is options.Common.connect
+
+
+def test_a_child_that_was_started_while_its_parent_was_ended_is_the_command_s() -> None:
+    """It is seen first when it has no parent any more: its session was begun by one that was known."""
+    left_its_session = Process(11, started=1, parent=10, group=11, session=11)
+    orphan = Process(12, started=2, parent=1, group=11, session=11)
+    other = Process(13, started=2, parent=1, group=13, session=13)
+    assert _started_by({10}, {left_its_session}, {orphan, other}) == {orphan}
+    assert _started_by({10}, set(), {orphan, other}) == set()
