@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from airflow_provider_zkmq.engine import ConfigError, check_name
@@ -59,9 +59,3 @@ def _claim(where: str, item: object) -> Claim:
 def shown(claim: Claim) -> str:
     """Return how a log names the task of a claim."""
     return f"task {claim['id']!r} of queue {claim['queue']!r}"
-
-
-def few(lines: Sequence[str], most: int = 5) -> str:
-    """Return the first lines in one, and how many more there are."""
-    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
-    return "; ".join([*lines[:most], *more])

@@ -45,17 +45,18 @@ def check_outcomes(queue: str, tasks: Iterable[Task]) -> None:
     bad = [task for task in tasks if task.state in {"dead", "cancelled"}]
     if bad:
         lines = [f"{task.id} is {task.state}" + (f" ({task.error})" if task.error else "") for task in bad]
-        raise AirflowException(f"{len(bad)} task(s) of queue {queue!r} failed: {_few(lines)}")
+        raise AirflowException(f"{len(bad)} task(s) of queue {queue!r} failed: {few(lines)}")
 
 
 def check_batch(queue: str, batch: Batch) -> None:
     """Raise `AirflowException` naming the first few members of a batch that ended dead or cancelled."""
     if batch.failed:
         members = f"{len(batch.failed)} of {batch.total} task(s) of batch {batch.name!r} of queue {queue!r}"
-        raise AirflowException(f"{members} ended dead or cancelled: {_few(batch.failed)}")
+        raise AirflowException(f"{members} ended dead or cancelled: {few(batch.failed)}")
 
 
-def _few(lines: Sequence[str]) -> str:
+def few(lines: Sequence[str]) -> str:
+    """Return the first lines in one, and how many more there are."""
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     return "; ".join([*lines[:_SHOWN], *more])
 
@@ -75,7 +76,7 @@ def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
         return
     telemetry.tell_ended(queue, ended)
     states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
-    first = _few([f"{task.id} (attempt {task.attempt})" for task in ended])
+    first = few([f"{task.id} (attempt {task.attempt})" for task in ended])
     log.info("Queue %r: %d task(s): %s: %s; see: zkmq show %s %s", queue, len(ended), states, first, queue, ended[0].id)
     for task in [each for each in ended if each.state == "dead"][:_LINES]:
         line = "Task %s of queue %r is dead after %d attempt(s): %s; see: zkmq show %s %s"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from airflow_provider_zkmq.hooks.claims import few
+from airflow_provider_zkmq.hooks.outcomes import few
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
