@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType
 
 import pytest
 
@@ -19,6 +18,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Reconnect, 
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from airflow_provider_zkmq.engine.core.tasks import enqueue, settle
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, OutcomeUnknown, Unavailable
+from tests.interrupting import interrupted
 from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
 
@@ -263,23 +263,13 @@ def test_who_waits_too_long_is_told_whether_its_write_was_sent() -> None:
     finished(client, "abcd")
 
 
+def of_combining(code: CodeType) -> bool:
+    return code.co_filename.endswith("writing/combining.py")
+
+
 def interrupted_at(number: int, act: Callable[[], object]) -> bool:
     """Do something, interrupted from the keyboard as a function of the line's begins; whether it has so many."""
-    begun = itertools.count()
-
-    def trace(frame: FrameType, event: str, _arg: object) -> None:
-        if frame.f_code.co_filename.endswith("writing/combining.py") and next(begun) == number:
-            raise KeyboardInterrupt
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    return interrupted(act, number, of_combining, events=frozenset({"call"}))
 
 
 def go_on(calls: list[Stepper]) -> None:

@@ -6,11 +6,10 @@ import asyncio
 import errno
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count
-from types import FrameType
+from types import CodeType
 from typing import Any
 from weakref import ref
 
@@ -31,6 +30,7 @@ from airflow_provider_zkmq.engine.zk.reply import Reply
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.wire import Request, submit
+from tests.interrupting import interrupted, keyboard
 
 PATIENCE = 20.0
 STAT = wire.stat_struct.pack(11, 12, 13, 14, 1, 2, 3, 4, 5, 6, 15)
@@ -258,25 +258,13 @@ def test_a_signal_s_handler_may_send_while_its_thread_is_sending(session: Sessio
     assert line.requests == [(1, 3), (2, 4)]
 
 
+def of_the_outbox(code: CodeType) -> bool:
+    return code.co_filename == outbox.__file__
+
+
 def at_line(number: int, act: Callable[[], object], job: Callable[[], object]) -> bool:
     """Do something before one of the outbox's lines that a job runs, as a signal does; whether there are so many."""
-    left, former = [number], sys.gettrace()
-
-    def trace(frame: FrameType, event: str, _arg: object) -> Any:
-        if frame.f_code.co_filename != outbox.__file__ or left[0] < 0:
-            return None
-        if event in {"line", "return"}:
-            left[0] -= 1
-            if left[0] < 0:
-                act()
-        return trace
-
-    sys.settrace(trace)
-    try:
-        job()
-    finally:
-        sys.settrace(former)
-    return left[0] < 0
+    return interrupted(job, number, of_the_outbox, act=act, events=frozenset({"line", "return"}))
 
 
 def ask_several(session: Session) -> None:
@@ -293,10 +281,6 @@ def test_wherever_an_interrupt_comes_the_connection_s_thread_is_woken(
     session: Session, line: Wire, posted: int, takes: Any
 ) -> None:
     """It writes what is left, or drops the connection: nothing waits until somebody sends the next request."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
     job = session.client.flush if posted else lambda: ask(session, Exists("/c"))
     for number in count(2 if posted else 0):  # before its first lines nothing has begun
         session.client.outbox.close()
@@ -305,11 +289,9 @@ def test_wherever_an_interrupt_comes_the_connection_s_thread_is_woken(
         line.sent, line.takes = b"", [takes]
         for _ in range(posted):
             submit(session, Exists("/a"), more=True)
-        try:
-            if not at_line(number, interrupt, job):
-                return
-        except KeyboardInterrupt:
-            line.takes.clear()
+        if not at_line(number, keyboard, job):
+            return
+        line.takes.clear()
         dropped = False
         try:
             flush(session)

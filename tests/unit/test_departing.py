@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ from airflow_provider_zkmq.engine.core.tasks.departing import Departure
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.core.upkeep import debts, rescue
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, Unavailable, ZkmqError
+from tests.interrupting import interrupted
 from tests.stepping import Stepper
 from tests.unit.looping import filled, following, loop_of, rest
 from tests.unit.world import Client, new_queue
@@ -51,28 +50,7 @@ def taken(client: Client, count: int) -> list[Claimed]:
 
 def interrupted_at(number: int, client: Client, procedure: Any) -> bool:
     """Carry a procedure out, interrupted at this line of what takes along and tells; whether it has so many."""
-    left = number
-
-    def trace(frame: FrameType, event: str, _arg: object) -> Any:
-        nonlocal left
-        if frame.f_code not in CODES:
-            return None
-        if event in {"call", "line"}:
-            if left == 0:
-                left -= 1
-                raise KeyboardInterrupt
-            left -= 1
-        return trace
-
-    former = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        client.do(procedure)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(former)
-    return False
+    return interrupted(lambda: client.do(procedure), number, CODES.__contains__, events=frozenset({"call", "line"}))
 
 
 def test_an_interrupt_anywhere_loses_nothing_that_was_put_down() -> None:
