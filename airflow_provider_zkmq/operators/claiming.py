@@ -17,7 +17,15 @@ from airflow_provider_zkmq.hooks.deferring import deferral_limit
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.memory import Memory
-from airflow_provider_zkmq.operators.taking import Taken, accept, claims_of_events, give_back, take_back, take_new
+from airflow_provider_zkmq.operators.taking import (
+    Taken,
+    accept,
+    claims_of_events,
+    give_back,
+    outlast,
+    take_back,
+    take_new,
+)
 from airflow_provider_zkmq.triggers.leases import SHORTEST_LEASE
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
 
@@ -30,6 +38,8 @@ _NOTE: Final = "zkmq_claims"
 _ON_EMPTY: Final = ("skip", "wait", "fail")
 #: So many seconds the claims hold at first at least: Airflow must start what extends them, also where slots are few.
 _UNTIL_KEPT: Final = 60.0
+#: So many seconds it waits for servers that are away, as long as what settles the claims tries to.
+_PATIENCE: Final = 540.0
 #: What holds claims, or ends them, is tried again soon: work that was done is not to be lost for a moment's trouble.
 #: And it waits for no other run: one that failed would keep the claims of the next for ever.
 AGAIN: Final[dict[str, Any]] = {
@@ -119,7 +129,7 @@ class ZkmqClaimOperator(BaseOperator):
         Raises:
             AirflowSkipException: there was nothing to take, or nothing was left of what an earlier try took.
             AirflowException: there was nothing to take, with ``on_empty="fail"``.
-            ZkmqError: ZooKeeper or the queue refused.
+            ZkmqError: ZooKeeper or the queue refused; `Unavailable` where no server answered for nine minutes.
 
         """
         limit = self.execution_timeout
@@ -135,6 +145,10 @@ class ZkmqClaimOperator(BaseOperator):
         return self._take(context, deadline)
 
     def _take(self, context: Context, deadline: float | None) -> list[Claim]:
+        patience = _PATIENCE if deadline is None else min(_PATIENCE, deadline - time.time())
+        return outlast(self.log, patience, lambda: self._taken(context, deadline))
+
+    def _taken(self, context: Context, deadline: float | None) -> list[Claim]:
         memory = Memory(context)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             if noted := memory.read(_NOTE):

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, ZkmqError
+from airflow_provider_zkmq.engine import (
+    ClaimLost,
+    ConfigError,
+    QueueNotFound,
+    TaskNotFound,
+    TlsRefused,
+    Unavailable,
+    ZkmqError,
+)
 from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown, told
 from airflow_provider_zkmq.hooks.telemetry import count_claimed
+from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -18,6 +28,7 @@ if TYPE_CHECKING:
 
 #: The engine claims at most so many together.
 _TOGETHER: Final = 64
+T = TypeVar("T")
 
 
 class Taken(NamedTuple):
@@ -25,6 +36,25 @@ class Taken(NamedTuple):
 
     claim: Claim
     enqueued: int
+
+
+def outlast(log: Any, seconds: float, take: Callable[[], T]) -> T:
+    """Return what `take` does, tried again for so many seconds while no server answers.
+
+    Raises what it does, `Unavailable` only after that. Certificates that are refused are no outage, and a try whose
+    outcome is not known may have taken something: another one would take more.
+    """
+    backoff, until = Backoff(log, what="Claiming", longest=LONGEST_OF_A_WAIT), time.monotonic() + seconds
+    while True:
+        try:
+            return take()
+        except TlsRefused:
+            raise
+        except Unavailable as error:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise
+            backoff.block_after(error, left)
 
 
 def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, *, ahead: bool = False) -> list[Taken]:

@@ -6,8 +6,10 @@ import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_provider_zkmq.engine import Message, Unavailable
+from airflow_provider_zkmq.engine import Message, OutcomeUnknown, TlsRefused, Unavailable
 from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.operators import claiming
+from airflow_provider_zkmq.triggers import backoff
 from tests.airflow.test_claiming import Store, claim, event, tries
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
@@ -52,8 +54,45 @@ def test_what_was_claimed_anew_is_given_back_where_the_rest_cannot_be(queue, mon
         extend(self, task_id, token, lease)
 
     monkeypatch.setattr(Queue, "extend", sometimes)
+    monkeypatch.setattr(claiming, "_PATIENCE", 0.0)
     with pytest.raises(Unavailable):
         claim(tries(store, 2), max_tasks=2)
     assert (queue.task("a").state, queue.task("a").attempt) == ("inserted", 0)
     away.clear()
     assert [(told["id"], told["attempt"]) for told in claim(tries(store, 3), max_tasks=2)] == [("a", 1), ("b", 1)]
+
+
+def claim_many_raises(monkeypatch, *errors):
+    """The next calls of the engine's raise these; how long the operator pauses after each try."""
+    pauses, claim_many = [], Queue.claim_many
+
+    def troubled(self, *given, **named):
+        if coming:
+            raise coming.pop(0)
+        return claim_many(self, *given, **named)
+
+    coming = list(errors)
+    monkeypatch.setattr(Queue, "claim_many", troubled)
+    monkeypatch.setattr(backoff.time, "sleep", pauses.append)
+    return pauses
+
+
+def test_a_claim_outlives_an_outage_at_a_run_s_start(queue, monkeypatch):
+    """It is tried again without a try of Airflow's, and takes what it would have taken, once."""
+    queue.enqueue_many([Message(b"x", task_id=name) for name in "ab"])
+    pauses = claim_many_raises(monkeypatch, *[Unavailable("nobody answers")] * 3)
+    [told] = claim(tries(Store()))
+    assert (told["id"], told["attempt"], queue.counts()["claimed"], len(pauses)) == ("a", 1, 1, 3)
+    assert 0 < pauses[0] <= 2
+    assert max(pauses) <= 15
+
+
+@pytest.mark.parametrize("error", [TlsRefused("their certificate"), OutcomeUnknown("its reply was lost")])
+def test_what_no_wait_mends_ends_the_claim_at_once(queue, monkeypatch, error):
+    """A claim whose outcome is not known may hold a task: another one would be one too many."""
+    queue.enqueue(b"x", task_id="a")
+    pauses = claim_many_raises(monkeypatch, error)
+    with pytest.raises(type(error)):
+        claim(tries(Store()))
+    assert (pauses, queue.counts()["claimed"]) == ([], 0)
+    assert claim(tries(Store(), 2))[0]["id"] == "a"
