@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from airflow.secrets import BaseSecretsBackend
+from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 
 class Lookups(BaseSecretsBackend):
@@ -23,8 +26,28 @@ class Lookups(BaseSecretsBackend):
         self.get_connection(conn_id)
 
 
-def defer(dag: str) -> int:
-    """Defer each task instance of a DAG, as if it had run and deferred; how many those are."""
+class Sleep(BaseTrigger):
+    """What a trigger costs Airflow at the least: it sleeps."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments."""
+        return ("tests.e2e.lookups.Sleep", {"seconds": self.seconds})
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield one event."""
+        await asyncio.sleep(self.seconds)
+        yield TriggerEvent({"status": "done"})
+
+
+def defer(dag: str, seconds: float | None) -> int:
+    """Defer each task instance of a DAG, as if it had run and deferred; how many those are.
+
+    `seconds`: they sleep for so long; None: each waits for a task of the queue.
+    """
     from airflow.models.taskinstance import TaskInstance
     from airflow.models.trigger import Trigger
     from airflow.utils.session import create_session
@@ -35,8 +58,8 @@ def defer(dag: str) -> int:
     with create_session() as session:
         instances = session.scalars(select(TaskInstance).where(TaskInstance.dag_id == dag)).all()
         for number, instance in enumerate(instances):
-            waits = ZkmqTaskTrigger(task_ids=[f"task-{instance.map_index}"], queue="many")
-            trigger = Trigger.from_object(waits)
+            ours = ZkmqTaskTrigger(task_ids=[f"task-{instance.map_index}"], queue="many")
+            trigger = Trigger.from_object(ours if seconds is None else Sleep(seconds))
             session.add(trigger)
             session.flush()
             instance.trigger_id, instance.state, instance.next_method = trigger.id, "deferred", "execute_complete"
@@ -46,4 +69,5 @@ def defer(dag: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{defer(sys.argv[1])}\n")
+    name, *span = sys.argv[1:]
+    sys.stdout.write(f"{defer(name, float(span[0]) if span else None)}\n")
