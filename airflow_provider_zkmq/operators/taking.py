@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: The engine claims at most so many together.
 _TOGETHER: Final = 64
+#: A try that lasted longer than so many seconds was answered at first: what ended it is another outage.
+_GOT_ON: Final = 60.0
 T = TypeVar("T")
 
 
@@ -39,22 +41,25 @@ class Taken(NamedTuple):
 
 
 def outlast(log: Any, seconds: float, take: Callable[[], T]) -> T:
-    """Return what `take` does, tried again for so many seconds while no server answers.
+    """Return what `take` does, tried again while no server answers, for so many seconds of an outage.
 
     Raises what it does, `Unavailable` only after that. Certificates that are refused are no outage, and a try whose
     outcome is not known may have taken something: another one would take more.
     """
-    backoff, until = Backoff(log, what="Claiming", longest=LONGEST_OF_A_WAIT), time.monotonic() + seconds
+    backoff, until = Backoff(log, what="Claiming", longest=LONGEST_OF_A_WAIT), None
     while True:
+        tried = time.monotonic()
         try:
             return take()
         except TlsRefused:
             raise
         except Unavailable as error:
-            left = until - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if until is None or now - tried > _GOT_ON:
+                until = now + seconds
+            if now >= until:
                 raise
-            backoff.block_after(error, left)
+            backoff.block_after(error, until - now)
 
 
 def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, *, ahead: bool = False) -> list[Taken]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from logging import getLogger
+from types import SimpleNamespace
+
 import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_zkmq.engine import Message, OutcomeUnknown, TlsRefused, Unavailable
 from airflow_provider_zkmq.engine.fronts.queue import Queue
-from airflow_provider_zkmq.operators import claiming
+from airflow_provider_zkmq.operators import claiming, taking
 from airflow_provider_zkmq.triggers import backoff
 from tests.airflow.test_claiming import Store, claim, event, tries
 
@@ -73,7 +76,7 @@ def claim_many_raises(monkeypatch, *errors):
 
     coming = list(errors)
     monkeypatch.setattr(Queue, "claim_many", troubled)
-    monkeypatch.setattr(backoff.time, "sleep", pauses.append)
+    monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=pauses.append))
     return pauses
 
 
@@ -96,3 +99,19 @@ def test_what_no_wait_mends_ends_the_claim_at_once(queue, monkeypatch, error):
         claim(tries(Store()))
     assert (pauses, queue.counts()["claimed"]) == ([], 0)
     assert claim(tries(Store(), 2))[0]["id"] == "a"
+
+
+def test_a_wait_of_hours_outlives_an_outage_as_one_that_has_just_begun(monkeypatch):
+    """What counts is for how long nobody has answered, not for how long it has waited."""
+    now, asked = [0.0], []
+    monkeypatch.setattr(taking, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=lambda _: None))
+
+    def take():
+        asked.append(now[0])
+        now[0] += 10_000.0 if len(asked) == 1 else 10.0
+        raise Unavailable("nobody answers")
+
+    with pytest.raises(Unavailable):
+        taking.outlast(getLogger("t"), 100.0, take)
+    assert asked == [0.0, *(10_000.0 + 10 * n for n in range(10))]
