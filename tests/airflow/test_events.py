@@ -208,6 +208,7 @@ async def test_zookeeper_may_go_and_come_back(tmp_path, shared, monkeypatch, log
             async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
                 claim = await zk.queue("queue").claim(timeout=60)
                 await claim.complete()
+                await until(lambda: events.trigger._watch._quiet_until is None)  # it has seen that "a" is gone
                 await asyncio.to_thread(server.restart, 0)
                 await zk.queue("queue").enqueue("b")
                 assert (await events.get())["counts"]["finished"] == 1
