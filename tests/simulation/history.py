@@ -300,10 +300,12 @@ class History:
                 self.ended_by[key, token] = call
 
     def _judge_expiry(self, key: Key, token: int | None) -> None:
-        """A lease or lock that its owner's keeper could extend does not end."""
+        """A lease or lock that its owner's keeper could extend does not end; what is in no hand is not extended."""
+        claim = key[1], token
         for client in self.world.clients:
             calm = client.alive and client.connected and client.troubled_at < self.world.now - CALM
-            if calm and token is not None and client.kept.get((key[1], token), self.world.now) < self.world.now - KEPT:
+            kept = calm and claim in client.hands and client.kept.get(claim, self.world.now) < self.world.now - KEPT
+            if kept:
                 self.fail("what a keeper extends does not end", f"{key[1]} ({token}) of {client.name}")
 
     def _judge_removal(self, key: Key, before: TaskState, call: Call | None, txn: Any) -> None:

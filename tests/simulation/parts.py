@@ -165,9 +165,9 @@ class Client:
         self.armed: set[Watch] = set()
         self.contexts: dict[str, Context] = {}
         self.hands: dict[tuple[str, int], Any] = {}
+        """What its callers have in hand, by task and token."""
         self.begun: set[tuple[str, int]] = set()
         """Claims taken ahead whose handlers have begun, and are not given back as if they had not."""
-        """What its callers have in hand, by task and token."""
         self.kept: dict[tuple[str, int], float] = {}
         """Since when a keeper extends it."""
         self.troubled_at = 0.0
