@@ -8,6 +8,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement
+from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     CorruptRecord,
@@ -17,7 +18,7 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     ZkmqError,
 )
-from tests.simulation.history import CLAIMING, LOOKING, SETTLING, History
+from tests.simulation.history import CLAIMING, LOOKING, SETTLING, History, Key
 from tests.simulation.parts import Call, Client, Fiber
 from tests.simulation.world import World
 
@@ -171,8 +172,13 @@ class Oracles(History):
                 self.fail("a claim is lost only when it is", f"{call.verb} of {claimed.task_id}: {call.error}")
             by = self.ended_by.get((key, claimed.token))
             mine = by is not None and by.about.get("held") is claimed and by.verb == call.verb
-            if mine and key not in self.removed:  # of what has been collected nobody can tell
+            if mine and key not in self.removed and not self._forgotten(key, claimed):
                 self.fail("asking again tells what happened", f"{call.verb} of {claimed.task_id}: {call.error}")
+
+    def _forgotten(self, key: Key, claimed: Claimed) -> bool:
+        """Whether the caller was told that nobody can tell, and so it is: others have settled the task since."""
+        settled = self.records[key].settled
+        return claimed.forgotten and len(settled) >= KEPT_NONCES and not set(claimed.nonces.values()) & set(settled)
 
     def told_wait(self, call: Call) -> None:
         """Who waits for a task that is there is not told that it is not."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim, take
@@ -241,6 +243,43 @@ def test_settling_again_after_an_unknown_outcome_tells_what_happened(verb, arriv
                 expected = State.INSERTED if verb == "complete" else State.FINISHED
         assert check_tree(world.zk, world.context)["a"].state is expected
         assert not claimed.claim or claimed.lost
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+@pytest.mark.parametrize("others", [3, 4])
+def test_what_the_record_has_forgotten_is_never_told_as_known(arrived, others):
+    """Four settlements later nobody can tell whether an earlier try has settled the claim: both answers say so."""
+    world = fresh(attempts=9)
+    claimed = world.do(claim.claim(world.context, KINDS[0]))
+    stepper = world.stepper(settle.release(world.context, claimed))
+    stepper.until(Multi, "tasks/a/state")
+    ops = stepper.op.ops
+    if arrived:
+        assert world.zk.multi(world.session, ops).committed
+    stepper.answer(UNKNOWN)
+    with pytest.raises(OutcomeUnknown):
+        stepper.fail(Unavailable("no server answered"))
+    if not arrived:  # somebody else ends the claim
+        world.do(settle.release(new_context(world.zk, world.session), replace(claimed, nonces={}, unsure=False)))
+        others -= 1
+    for _ in range(others):
+        world.do(settle.release(world.context, world.do(claim.claim(world.context, KINDS[0]))))
+    again = lambda: world.do(settle.release(world.context, claimed))
+    if others + (not arrived) < 4:
+        again() if arrived else raises(ClaimLost, "changed nothing", again)
+    else:
+        raises(OutcomeUnknown, "cannot be told any more", again)
+        raises(ClaimLost, "cannot be told any more", again)
+        raises(ClaimLost, "cannot be told any more", lambda: world.do(settle.complete(world.context, claimed)))
+    last = world.do(claim.claim(world.context, KINDS[0]))
+    world.do(settle.complete(world.context, last))
+    assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
+    assert not any((world.context.claims.owed, world.context.claims.handovers, world.context.claims.unsure))
+
+
+def raises(kind, text, call):
+    with pytest.raises(kind, match=text):
+        call()
 
 
 def test_of_two_threads_that_settle_the_same_claim_one_does():

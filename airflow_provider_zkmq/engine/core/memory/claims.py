@@ -51,6 +51,8 @@ class Claimed:
     """A call that settles it is under way; fired when that is over: another thread's waits for it."""
     unsure: bool = False
     """A try to settle it was sent, and its outcome is not known."""
+    forgotten: bool = False
+    """What became of such a try can be told by nobody any more: the record is gone, or has no room for its nonce."""
     handover: str = ""
     """The key of the note under which it is on its way to its caller."""
 

@@ -73,7 +73,7 @@ def still_ours(context: Context, claimed: Claimed, verb: str = "") -> Procedure[
             context.debts.orphans[context.paths.current(claimed.state.consumer or "", claimed.task_id)] = (
                 claimed.task_id
             )
-        raise claim_lost(claimed.task_id, claimed.token) from error
+        raise over(claimed) from error
     claimed.version, claimed.state = now.version, now.state
     return None
 
@@ -91,8 +91,14 @@ def settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[T
     mine = set(claimed.nonces.values())
     if state is None or (len(state.settled) >= KEPT_NONCES and not mine & set(state.settled)):
         context.claims.let_go(claimed)  # asked once more it is lost: no later look would tell more
-        claimed.unsure = False
-        which = f"claim {claimed.token} of task {claimed.task_id!r}"
-        msg = f"{which} is over; whether it was settled by us cannot be told any more"
-        raise OutcomeUnknown(msg)
+        claimed.unsure, claimed.forgotten = False, True
+        raise OutcomeUnknown(str(over(claimed)))
     return state if claimed.nonces.get(verb) in state.settled else None
+
+
+def over(claimed: Claimed) -> ClaimLost:
+    """The error for a claim that is not the current one, which says so where a call of ours may have ended it."""
+    if not claimed.forgotten:
+        return claim_lost(claimed.task_id, claimed.token)
+    which = f"claim {claimed.token} of task {claimed.task_id!r}"
+    return ClaimLost(f"{which} is over; whether it was settled by us cannot be told any more")

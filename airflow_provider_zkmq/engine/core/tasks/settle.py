@@ -18,10 +18,10 @@ from airflow_provider_zkmq.engine.core.model.states import Event, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failure
-from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, unless_queue_gone
+from airflow_provider_zkmq.engine.core.reading.claims import unless_queue_gone
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.tasks.holder import Holding, settled_before
+from airflow_provider_zkmq.engine.core.tasks.holder import Holding, over, settled_before
 from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.combining import send
@@ -199,7 +199,7 @@ def _until_settled(context: Context, claimed: Claimed, verb: str, attempt: Try) 
         else:  # its session has ended, say; an earlier call may have been carried out before
             state = yield from _ended_by(context, claimed, settled_before(context, claimed, verb))
             if state is None:
-                raise claim_lost(claimed.task_id, claimed.token)
+                raise over(claimed)
         if state is not None:
             claimed.unsure = False
             context.claims.let_go(claimed)
