@@ -16,12 +16,13 @@ from airflow_provider_zkmq.decorators.consuming import Consumed, check_choices, 
 from airflow_provider_zkmq.decorators.functions import handler_of, without_first
 from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import AWAY, deferral_limit
+from airflow_provider_zkmq.hooks.deferring import AWAY
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.lineage import ReadsQueue
+from airflow_provider_zkmq.operators.waiting import defer_until_ready
 from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
-from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger, nothing_came
+from airflow_provider_zkmq.triggers.zkmq import nothing_came
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -203,18 +204,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
 
     def _defer_unless_blocking(self, deadline: float | None) -> None:
         if self.deferrable:
-            self.defer(
-                trigger=ZkmqReadyTrigger(
-                    zkmq_queue=self.zkmq_queue or None,
-                    selector=self.selector or None,
-                    zkmq_conn_id=self.zkmq_conn_id,
-                    deadline=deadline,
-                    deferred_at=time.time(),
-                ),
-                method_name="execute_complete",
-                kwargs={"deadline": deadline},
-                timeout=deferral_limit(deadline),
-            )
+            defer_until_ready(self, deadline)
 
     def _keywords(self, context: Context) -> Mapping[str, Any]:
         """Return the function's other arguments: TaskFlow's, and those of Airflow's context that it names."""

@@ -13,7 +13,6 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import deferral_limit
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.memory import Memory
@@ -26,8 +25,8 @@ from airflow_provider_zkmq.operators.taking import (
     take_back,
     take_new,
 )
+from airflow_provider_zkmq.operators.waiting import defer_until_ready
 from airflow_provider_zkmq.triggers.leases import SHORTEST_LEASE
-from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -183,7 +182,7 @@ class ZkmqClaimOperator(BaseOperator):
             if self.on_empty != "wait":
                 self._nothing(f"there is no task of queue {queue.name!r} to take")
             if self.deferrable:
-                self._defer(deadline)
+                defer_until_ready(self, deadline)
             queue.ready(selector=self.selector or None, timeout=_STEP)
         return taken
 
@@ -194,21 +193,6 @@ class ZkmqClaimOperator(BaseOperator):
         if self.on_empty == "fail":
             raise AirflowException(why)
         raise AirflowSkipException(why)
-
-    def _defer(self, deadline: float | None) -> NoReturn:
-        self.defer(
-            trigger=ZkmqReadyTrigger(
-                zkmq_queue=self.zkmq_queue or None,
-                selector=self.selector or None,
-                zkmq_conn_id=self.zkmq_conn_id,
-                deadline=deadline,
-                deferred_at=time.time(),
-            ),
-            method_name="execute_complete",
-            kwargs={"deadline": deadline},
-            timeout=deferral_limit(deadline),
-        )
-        raise AssertionError  # `defer` raises
 
     def _note(self, hook: ZkmqHook, memory: Memory, taken: list[Taken]) -> None:
         """Note what was taken; what cannot be noted is given back: a later try could not take it back."""
