@@ -14,6 +14,8 @@ from tests.simulation import schedule
 #: How many schedules the suite runs in all; in two files, so that two processes share them.
 SCHEDULES: Final = int(os.environ.get("ZKMQ_SCHEDULES", "20000"))
 CHUNK: Final = 500
+#: So many characters of a schedule's report at the most.
+MOST: Final = 6_000
 CHUNKS: Final = -(-SCHEDULES // (2 * CHUNK))
 
 
@@ -35,5 +37,9 @@ def _tried(seed: str) -> schedule.Result:
 
 
 def _fail(found: str, details: str) -> NoReturn:
-    """What is kept of a long log is its begin, its end, or one line of it: each of them tells which schedule it was."""
-    pytest.fail(f"{found}\n{details}\n{found}", pytrace=False)
+    """Of a long log a part is kept, any one: so it is short, and says which schedule it was at its begin and its end.
+
+    The whole trace is what replaying the seed prints.
+    """
+    short = details if len(details) < MOST else f"{details[:MOST // 4]}\n…\n{details[-3 * MOST // 4 :]}"
+    pytest.fail(f"{found}\n{short}\n{found}", pytrace=False)
