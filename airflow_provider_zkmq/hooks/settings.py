@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 from airflow.sdk import conf
+
+from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.engine.log import log
 
 #: By name, with what holds where nobody sets one: the same as in the provider's metadata.
 DEFAULTS: Final = {"archive_directory": "", "dead_letters_shown": "5", "stats": "True"}
@@ -16,6 +20,32 @@ def setting(name: str) -> str:
     return str(conf.get(_SECTION, name, fallback=DEFAULTS[name]))
 
 
+def how_many(name: str, given: object = None) -> int:
+    """Return what was given, or an option that says how many. Raises `ConfigError` for what is no number of things."""
+    value = setting(name) if given is None else given
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    where = f"[{_SECTION}] {name}" if given is None else name
+    raise ConfigError(f"{where} = {value!r} is not allowed: a whole number, 0 or more")
+
+
 def switched_on(name: str) -> bool:
-    """Return an option that is yes or no. Raises KeyError for one that there is not."""
-    return bool(conf.getboolean(_SECTION, name, fallback=DEFAULTS[name] == "True"))
+    """Return an option that is yes or no; of what is neither a warning is logged, and the default holds.
+
+    It is asked for by what has done its work already, which must not fail by it. Raises KeyError for an option that
+    there is not.
+    """
+    default = DEFAULTS[name] == "True"
+    try:
+        return bool(conf.getboolean(_SECTION, name, fallback=default))
+    except Exception as error:  # noqa: BLE001  Airflow's own, which has no public name
+        _warn(name, default, str(error))
+        return default
+
+
+@functools.cache
+def _warn(name: str, default: bool, why: str) -> None:
+    """Log it once in a process."""
+    log.warning("[%s] %s is taken for %s: %s", _SECTION, name, default, why)

@@ -10,7 +10,7 @@ from airflow.sdk import BaseNotifier
 
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.settings import setting
+from airflow_provider_zkmq.hooks.settings import how_many
 from airflow_provider_zkmq.hooks.upkeep import dead_letters
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 
@@ -46,6 +46,8 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         always: tell also that there are none.
         zkmq_conn_id: the Airflow connection.
 
+    Raises `ConfigError`, where the DAG is parsed, for a `send` or a `most` that is none.
+
     """
 
     template_fields: Sequence[str] = ("zkmq_queue", "zkmq_conn_id")
@@ -63,6 +65,8 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         super().__init__()
         if send is not None and not callable(send):
             raise ConfigError(f"send must be a notifier or a function of the text, not {type(send).__name__}")
+        if most is not None:
+            how_many("most", most)
         self.zkmq_queue = zkmq_queue
         self.message = message
         self.send = send
@@ -77,14 +81,11 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
     def tell(self, context: Context) -> dict[str, Any]:
         """Do what `notify` does, and return what was read; see `dead_letters`."""
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            found = dead_letters(hook.queue(), self._most())
+            found = dead_letters(hook.queue(), how_many("dead_letters_shown", self.most))
         if found["dead"] or self.always:
             text = str(self.render_template(self.message, _with(context, zkmq=found)))
             self._send(text, context)
         return found
-
-    def _most(self) -> int:
-        return int(setting("dead_letters_shown")) if self.most is None else self.most
 
     def _send(self, text: str, context: Context) -> None:
         if self.send is None:

@@ -102,3 +102,19 @@ def test_how_many_are_told_of_is_airflows_to_configure(queue, monkeypatch):
     monkeypatch.setenv("AIRFLOW__ZKMQ__DEAD_LETTERS_SHOWN", "1")
     ZkmqDeadLetterNotifier(send=told.append)({})
     assert "and 1 more" in told[0]
+
+
+@pytest.mark.parametrize("value", ["five", "-1", "1.5", ""])
+def test_an_option_that_is_no_number_is_named(queue, monkeypatch, value):
+    """With its section, and what would be one."""
+    dead(queue, 1)
+    monkeypatch.setenv("AIRFLOW__ZKMQ__DEAD_LETTERS_SHOWN", value)
+    with pytest.raises(ConfigError, match=r"\[zkmq\] dead_letters_shown = .* a whole number, 0 or more"):
+        ZkmqDeadLetterNotifier().notify({})
+
+
+@pytest.mark.parametrize("most", [-1, True, 1.5, "some"])
+def test_a_number_that_is_none_is_refused_where_the_dag_is_parsed(most):
+    """By its name."""
+    with pytest.raises(ConfigError, match="most = "):
+        ZkmqDeadLetterNotifier(most=most)

@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk._shared.observability.metrics import stats as backends
 from airflow.sdk.observability import stats
 
-from airflow_provider_zkmq.hooks import telemetry
+from airflow_provider_zkmq.hooks import settings, telemetry
 from tests.airflow.conftest import finish, kill
 
 
@@ -82,3 +82,14 @@ def test_they_can_be_switched_off(told, monkeypatch):
     telemetry.count_enqueued("jobs", 1)
     telemetry.count_settled("jobs", "failed", run_ms=1)
     assert told == []
+
+
+def test_an_option_that_is_neither_yes_nor_no_fails_nothing(told, monkeypatch, caplog):
+    """It is asked for once the work is done: a warning names it, once, and the default holds."""
+    monkeypatch.setenv("AIRFLOW__ZKMQ__STATS", "perhaps")
+    settings._warn.cache_clear()
+    telemetry.count_enqueued("jobs", 2)
+    telemetry.count_enqueued("jobs", 1)
+    assert told == [("zkmq.enqueued", 2, JOBS), ("zkmq.enqueued", 1, JOBS)]
+    assert [each.message for each in caplog.records if "[zkmq] stats" in each.message] == [caplog.records[0].message]
+    assert "perhaps" in caplog.records[0].message
