@@ -41,5 +41,5 @@ def _fail(found: str, details: str) -> NoReturn:
 
     The whole trace is what replaying the seed prints.
     """
-    short = details if len(details) < MOST else f"{details[:MOST // 4]}\n…\n{details[-3 * MOST // 4 :]}"
+    short = details if len(details) < MOST else f"{details[: MOST // 4]}\n…\n{details[-3 * MOST // 4 :]}"
     pytest.fail(f"{found}\n{short}\n{found}", pytrace=False)
