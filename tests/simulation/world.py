@@ -108,7 +108,15 @@ class World:
 
     def step(self) -> bool:
         """Let one fiber move; False if none can before time passes."""
-        able = [fiber for fiber in self.fibers if self._able(fiber)]
+        now = self.now
+        able = [
+            fiber
+            for fiber in self.fibers
+            if fiber.state != "done"
+            and (client := fiber.client).alive
+            and client.paused_until <= now
+            and self._able(fiber, client, now)
+        ]
         if not able:
             return False
         self.steps += 1
@@ -127,23 +135,18 @@ class World:
             chosen.priority = -self.random.random()
         return chosen
 
-    def _able(self, fiber: Fiber) -> bool:
-        client = fiber.client
-        now = self.now
-        if client.paused_until > now or not client.alive:
-            return False
-        match fiber.state:
-            case "program" | "ready":
-                return True
-            case "sent":
-                return self.flows(client) or self._overdue(fiber)
-            case "waiting":
-                return fiber.is_woken or fiber.until <= now or bool(client.events)
-            case "reconnecting":
-                return client.connected or fiber.until <= now
-            case "sleeping":
-                return fiber.until <= now
-        return False
+    def _able(self, fiber: Fiber, client: Client, now: float) -> bool:
+        """Whether a fiber of a client that is there can move: asked of each before each step, so in few words."""
+        state = fiber.state
+        if state == "waiting":
+            return fiber.until <= now or bool(client.events) or fiber.is_woken
+        if state == "sleeping":
+            return fiber.until <= now
+        if state == "sent":
+            return self.flows(client) or self._overdue(fiber)
+        if state == "reconnecting":
+            return client.connected or fiber.until <= now
+        return state in {"program", "ready"}
 
     def flows(self, client: Client) -> bool:
         """Whether the client's next request can be carried out."""
