@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Final
 
 from airflow.sdk import conf
 
 from airflow_provider_zkmq.engine import ConfigError
-from airflow_provider_zkmq.engine.log import log
 
 #: By name, with what holds where nobody sets one: the same as in the provider's metadata.
 DEFAULTS: Final = {"archive_directory": "", "dead_letters_shown": "5", "stats": "True"}
 _SECTION: Final = "zkmq"
+_LOG: Final = logging.getLogger(__name__)
 
 
 def setting(name: str) -> str:
@@ -48,4 +49,4 @@ def switched_on(name: str) -> bool:
 @functools.cache
 def _warn(name: str, default: bool, why: str) -> None:
     """Log it once in a process."""
-    log.warning("[%s] %s is taken for %s: %s", _SECTION, name, default, why)
+    _LOG.warning("[%s] %s is taken for %s: %s", _SECTION, name, default, why)
