@@ -101,6 +101,16 @@ def check_choices(on_empty: object, fail_on: object) -> None:
             raise ValueError(f"@task.zkmq: {name} {value!r} is not known: give {', '.join(known)}")
 
 
+def check_kind(transactional: object, lease: float | None) -> None:
+    """Raise `ValueError` for a kind of claim that there is not; `lease` in seconds."""
+    if transactional not in {True, False}:
+        raise ValueError(f"@task.zkmq: transactional {transactional!r} is not allowed: True or False")
+    if transactional and lease is not None:
+        raise ValueError("@task.zkmq: a transaction ends with its session: give either transactional or lease")
+    if lease is not None and lease <= 0:
+        raise ValueError(f"@task.zkmq: lease {lease!r} is not allowed: more than 0 seconds")
+
+
 def check_numbers(**numbers: object) -> None:
     """Raise `ValueError` for what is no number of things."""
     for name, number in numbers.items():

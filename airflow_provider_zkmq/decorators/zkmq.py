@@ -12,7 +12,7 @@ from airflow.sdk import conf
 from airflow.sdk.bases.decorator import DecoratedOperator, KeywordParameters, task_decorator_factory
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from airflow_provider_zkmq.decorators.consuming import Consumed, check_choices, check_numbers
+from airflow_provider_zkmq.decorators.consuming import Consumed, check_choices, check_kind, check_numbers
 from airflow_provider_zkmq.decorators.functions import handler_of, without_first
 from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
@@ -92,15 +92,15 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
     ) -> None:
         check_numbers(max_tasks=max_tasks, threads=threads)
         check_choices(on_empty, fail_on)
-        if transactional and lease is not None:
-            raise ValueError("@task.zkmq: a transaction ends with its session: give either transactional or lease")
+        seconds = span("lease", lease)
+        check_kind(transactional, seconds)
         rest = without_first(python_callable, 1 + transactional)
         super().__init__(python_callable=rest, **kwargs)
         self._ours = set(inspect.signature(python_callable).parameters) - set(inspect.signature(rest).parameters)
         self.zkmq_queue = zkmq_queue
         self.selector = selector
         self.max_tasks = max_tasks
-        self.lease = span("lease", lease)
+        self.lease = seconds
         self.threads = threads
         self.transactional = transactional
         self.on_empty = on_empty
@@ -214,10 +214,12 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
 
     def _take_from_arguments(self) -> None:
         """Set the fields that the function is given as arguments."""
-        given = inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs).arguments
+        bound = inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs)
+        given = set(bound.arguments)
+        bound.apply_defaults()
         for name in _OF_FUNCTION:
-            if name in given:
-                setattr(self, name, given[name])
+            if name in given or (name in bound.arguments and getattr(self, name) is None):
+                setattr(self, name, bound.arguments[name])
 
     def _span(self) -> float | None:
         """Return how long to wait, in seconds."""
@@ -235,6 +237,8 @@ def _left(deadline: float | None) -> float | None:
 
 def zkmq_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
     """Make a function ``@task.zkmq``: the keyword arguments are `ZkmqDecoratedOperator`'s, and every operator's."""
+    if kwargs.pop("multiple_outputs", False):
+        raise ValueError("@task.zkmq: multiple_outputs is not allowed: what it returns is one summary")
     return task_decorator_factory(
         python_callable, multiple_outputs=False, decorated_operator_class=ZkmqDecoratedOperator, **kwargs
     )

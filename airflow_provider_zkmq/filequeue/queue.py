@@ -154,7 +154,12 @@ class FileQueue(Awake):
         return self._handed_out(taken, held=lease is None)
 
     def claim_task(
-        self, task_id: str, *, lease: Duration | None = None, attempt: int | None = None
+        self,
+        task_id: str,
+        *,
+        lease: Duration | None = None,
+        attempt: int | None = None,
+        ahead: bool = False,  # noqa: ARG002  in a file, each claim counts at once
     ) -> FileClaim | None:
         """Take this task and no other, if it is pending and due; None where it is not. `attempt`: see `Queue`."""
         name, number = check_name("task id", task_id), optional_whole_number("attempt", attempt, 1)

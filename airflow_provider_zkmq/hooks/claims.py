@@ -36,6 +36,8 @@ def read_claims(what: str, value: object) -> list[Claim]:
 
     Raises `ConfigError` for what is none, and for more than `MOST`.
     """
+    if isinstance(value, str) and value.strip().startswith("{"):
+        value = f"[{value}]"
     items = [value] if isinstance(value, Mapping) else [] if value is None else items_of(what, value)
     if len(items) > MOST:
         raise ConfigError(f"{what} has {len(items)} claims: a run takes at most {MOST}")
@@ -52,7 +54,7 @@ def _claim(where: str, item: object) -> Claim:
             "attempt": int(fields.get("attempt", 0)),
             "filters": dict(fields.get("filters") or {}),
         }
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
         raise ConfigError(f"{where} is no claim: {type(error).__name__}: {error}") from None
 
 

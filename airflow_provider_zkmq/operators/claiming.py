@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from airflow.sdk import BaseOperator, conf
@@ -16,12 +17,12 @@ from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.memory import Memory
+from airflow_provider_zkmq.operators.patience import PATIENCE, outlast
 from airflow_provider_zkmq.operators.taking import (
     Taken,
     accept,
     claims_of_events,
     give_back,
-    outlast,
     take_back,
     take_new,
 )
@@ -37,8 +38,6 @@ _NOTE: Final = "zkmq_claims"
 _ON_EMPTY: Final = ("skip", "wait", "fail")
 #: So many seconds the claims hold at first at least: Airflow must start what extends them, also where slots are few.
 _UNTIL_KEPT: Final = 60.0
-#: So many seconds it waits for servers that are away, as long as what settles the claims tries to.
-_PATIENCE: Final = 540.0
 #: What holds claims, or ends them, is tried again soon: work that was done is not to be lost for a moment's trouble.
 #: And it waits for no other run: one that failed would keep the claims of the next for ever.
 AGAIN: Final[dict[str, Any]] = {
@@ -66,16 +65,16 @@ class ZkmqClaimOperator(BaseOperator):
 
     Args:
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
-        selector: only tasks whose filters it accepts.
-        max_tasks: take so many at the most, 1 to 100; it takes what is there and waits for no more.
+        selector: claim only tasks whose filters it accepts.
+        max_tasks: claim so many at the most, 1 to 100; it takes what is there and waits for no more.
         lease: seconds, a duration or their text, 3 s or more: for so long the claims hold if nobody extends them; for
             a minute at least at first, until `ZkmqKeepOperator` has begun.
         ahead: the claims are for runs that take them over, by their `claims`: until one does, the delivery counts no
             attempt, and the claims that nobody took over in time are delivered again. (What is taken over begins.)
         claims: take over these, which another run or process took, such as ``"{{ dag_run.conf['claims'] }}"``, instead
             of claiming: each that still holds is extended, the others are left out.
-        from_events: take over those that the asset events tell of which started the run; where these tell of none,
-            as those of ``mode="wake"``, claim.
+        from_events: take over those of `zkmq_queue`, if that is given, that the asset events tell of which started the
+            run, however many; where these tell of none, as those of ``mode="wake"``, claim.
         on_empty: where nothing can be taken: ``"skip"`` the task and with it the run's work, ``"wait"`` until there is
             something, or ``"fail"``, so that it is tried again.
         in_place: for work that is mapped over the claims: what would be left out after a clear keeps its place among
@@ -128,7 +127,7 @@ class ZkmqClaimOperator(BaseOperator):
         Raises:
             AirflowSkipException: there was nothing to take, or nothing was left of what an earlier try took.
             AirflowException: there was nothing to take, with ``on_empty="fail"``.
-            ZkmqError: ZooKeeper or the queue refused; `Unavailable` where no server answered for nine minutes.
+            ZkmqError: ZooKeeper or the queue refused; a `TransportError` where none answered for nine minutes.
 
         """
         limit = self.execution_timeout
@@ -144,21 +143,32 @@ class ZkmqClaimOperator(BaseOperator):
         return self._take(context, deadline)
 
     def _take(self, context: Context, deadline: float | None) -> list[Claim]:
-        patience = _PATIENCE if deadline is None else min(_PATIENCE, deadline - time.time())
-        return outlast(self.log, patience, lambda: self._taken(context, deadline))
-
-    def _taken(self, context: Context, deadline: float | None) -> list[Claim]:
         memory = Memory(context)
+        noted = memory.read(_NOTE)
+        if not noted:
+            self._refuse_another(context, memory)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            if noted := memory.read(_NOTE):
-                taken = take_back(hook, noted, self._first_lease, self.log, in_place=self.in_place)
-                if not taken:
-                    raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
+            outlasting = partial(outlast, self.log, "Claiming", _patience(deadline))
+            if noted:
+                taken = self._back(hook, noted, outlasting)
             else:
-                self._refuse_another(context, memory)
-                taken = self._fresh(context, hook, deadline)
+                taken = outlasting(partial(self._fresh, context, hook, deadline))
             self._note(hook, memory, taken)
         return [each.claim for each in taken]
+
+    def _back(self, hook: ZkmqHook, noted: list[dict[str, Any]], outlasting: Callable[..., list[Taken]]) -> list[Taken]:
+        """Take what an earlier try noted. What was claimed anew, and then cannot be told of, is given back."""
+        now = list(noted)
+        take = partial(take_back, hook, now, self._first_lease, self.log, ahead=self.ahead, in_place=self.in_place)
+        try:
+            taken = outlasting(lambda _: take())
+        except BaseException:
+            anew = [Taken(**after) for before, after in zip(noted, now, strict=True) if before != after]
+            give_back(hook.queue, anew, self.log)
+            raise
+        if not taken:
+            raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
+        return taken
 
     def _refuse_another(self, context: Context, memory: Memory) -> None:
         """Where Airflow wipes the notes of what succeeded, one is there all the same if no try of this run did."""
@@ -170,24 +180,29 @@ class ZkmqClaimOperator(BaseOperator):
                 )
             memory.note(_NOTE, [])
 
-    def _fresh(self, context: Context, hook: ZkmqHook, deadline: float | None) -> list[Taken]:
-        given = claims_of_events(context, self.log) if self.from_events else None
+    def _fresh(
+        self, context: Context, hook: ZkmqHook, deadline: float | None, reached: Callable[[], None]
+    ) -> list[Taken]:
+        given = claims_of_events(context, self.zkmq_queue or None, self.log) if self.from_events else None
         if self.claims is not None:
             given = read_claims("claims", self.claims)
         if given is not None:
             taken = accept(hook, given, self._first_lease, self.log)
-            return taken or self._nothing("none of the claims holds any more")
+            if taken or self.on_empty != "wait":
+                return taken or self._nothing("none of the claims holds any more")
         queue = hook.queue()
         while not (taken := self._take_new(queue)):
             if self.on_empty != "wait":
                 self._nothing(f"there is no task of queue {queue.name!r} to take")
             if self.deferrable:
                 defer_until_ready(self, deadline)
+            reached()
             queue.ready(selector=self.selector or None, timeout=_STEP)
         return taken
 
     def _take_new(self, queue: AnyQueue) -> list[Taken]:
-        return take_new(queue, self.selector or None, self.max_tasks, self._first_lease, ahead=self.ahead)
+        selector, lease = self.selector or None, self._first_lease
+        return take_new(queue, selector, self.max_tasks, lease, self.log, ahead=self.ahead)
 
     def _nothing(self, why: str) -> NoReturn:
         if self.on_empty == "fail":
@@ -199,10 +214,15 @@ class ZkmqClaimOperator(BaseOperator):
         try:
             memory.note(_NOTE, [each._asdict() for each in taken])
         except BaseException:
-            give_back(hook, taken, self.log)
+            give_back(hook.queue, taken, self.log)
             raise
         for claim, _ in taken:
             self.log.info("Took %s, attempt %d, token %d", shown(claim), claim["attempt"], claim["token"])
+
+
+def _patience(deadline: float | None) -> float:
+    """Return for how many seconds of an outage it goes on: as long as what settles the claims does."""
+    return PATIENCE if deadline is None else min(PATIENCE, deadline - time.time())
 
 
 def checked_lease(lease: Duration | str) -> float:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from airflow_provider_zkmq.engine import (
     ClaimLost,
     ConfigError,
     QueueNotFound,
     TaskNotFound,
-    TlsRefused,
-    Unavailable,
+    TransportError,
     ZkmqError,
 )
 from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown, told
 from airflow_provider_zkmq.hooks.telemetry import count_claimed
-from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -28,9 +25,6 @@ if TYPE_CHECKING:
 
 #: The engine claims at most so many together.
 _TOGETHER: Final = 64
-#: A try that lasted longer than so many seconds was answered at first: what ended it is another outage.
-_GOT_ON: Final = 60.0
-T = TypeVar("T")
 
 
 class Taken(NamedTuple):
@@ -40,46 +34,26 @@ class Taken(NamedTuple):
     enqueued: int
 
 
-def outlast(log: Any, seconds: float, take: Callable[[], T]) -> T:
-    """Return what `take` does, tried again while no server answers, for so many seconds of an outage.
-
-    Raises what it does, `Unavailable` only after that. Certificates that are refused are no outage, and a try whose
-    outcome is not known may have taken something: another one would take more.
-    """
-    backoff, until = Backoff(log, what="Claiming", longest=LONGEST_OF_A_WAIT), None
-    while True:
-        tried = time.monotonic()
-        try:
-            return take()
-        except TlsRefused:
-            raise
-        except Unavailable as error:
-            now = time.monotonic()
-            if until is None or now - tried > _GOT_ON:
-                until = now + seconds
-            if now >= until:
-                raise
-            backoff.block_after(error, until - now)
-
-
-def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, *, ahead: bool = False) -> list[Taken]:
+def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, log: Any, *, ahead: bool) -> list[Taken]:
     """Claim what fits and is there, at most `most`; `ahead`: for others, who say when they begin.
 
-    Raises what `Queue.claim_many` does, where nothing was claimed.
+    Raises what `Queue.claim_many` does, where nothing was claimed. An interrupt gives back what was.
     """
     taken: list[Taken] = []
-    while len(taken) < most:
-        wanted = min(_TOGETHER, most - len(taken))
-        try:
+    try:
+        while len(taken) < most:
+            wanted = min(_TOGETHER, most - len(taken))
             claims = queue.claim_many(wanted, selector=selector, lease=lease, ahead="all" if ahead else False)
-        except ZkmqError:
-            if taken:  # they would be nobody's until their leases run out
+            count_claimed(queue.name, [claim.task for claim in claims])
+            taken += [Taken(told(queue.name, claim), claim.task.enqueued_ms) for claim in claims]
+            if len(claims) < wanted:
                 break
+    except ZkmqError:
+        if not taken:  # else they would be nobody's until their leases run out
             raise
-        count_claimed(queue.name, [claim.task for claim in claims])
-        taken += [Taken(told(queue.name, claim), claim.task.enqueued_ms) for claim in claims]
-        if len(claims) < wanted:
-            break
+    except BaseException:
+        give_back(lambda _: queue, taken, log)
+        raise
     return taken
 
 
@@ -96,38 +70,43 @@ def accept(hook: ZkmqHook, claims: Iterable[Claim], lease: float, log: Any) -> l
 
 
 def take_back(
-    hook: ZkmqHook, noted: Iterable[Mapping[str, Any]], lease: float, log: Any, *, in_place: bool = False
+    hook: ZkmqHook,
+    noted: list[dict[str, Any]],
+    lease: float,
+    log: Any,
+    *,
+    ahead: bool = False,
+    in_place: bool = False,
 ) -> list[Taken]:
     """Take what an earlier try had, by its id, and nothing else: as it is, or claimed anew where it is pending.
 
-    The rest is left out, or, with `in_place`, left as it was if anything is taken. Nobody else knows of what is claimed
-    anew before it is noted: where that fails in between, it is given back.
+    The rest is left out, or, with `in_place`, left as it was if anything is taken. What is claimed anew takes its place
+    in `noted`: where the rest cannot be read now, whoever asks again finds it there.
     """
     places: list[Taken] = []
-    held: list[Taken] = []
-    anew: list[Taken] = []
-    try:
-        for note in noted:
-            [claim] = read_claims("what an earlier try noted", note["claim"])
-            place = Taken(claim, note["enqueued"])
-            if still_held(hook, claim, lease, log):
-                held.append(place)
-            elif again := _claim_again(hook.queue(claim["queue"]), claim, note["enqueued"], lease, log):
-                anew.append(place := again)
-            elif not in_place:
-                continue
-            places.append(place)
-    except BaseException:
-        give_back(hook, anew, log)
-        raise
-    return places if held or anew else []
+    held = 0
+    for at, note in enumerate(noted):
+        [claim] = read_claims("what an earlier try noted", note["claim"])
+        place = Taken(claim, note["enqueued"])
+        mine = place if still_held(hook, claim, lease, log) else _claim_again(hook, place, lease, log, ahead=ahead)
+        if mine is not None:
+            noted[at] = mine._asdict()
+            held += 1
+        if mine is not None or in_place:
+            places.append(mine or place)
+    return places if held else []
 
 
-def give_back(hook: ZkmqHook, taken: Iterable[Taken], log: Any) -> None:
+def give_back(queue_of: Callable[[str], AnyQueue], taken: Iterable[Taken], log: Any) -> None:
     """Release claims that no later try would know of; what cannot be is delivered again when its lease runs out."""
-    for claim, _ in taken:
+    left = list(taken)
+    while left:
+        claim, _ = left.pop(0)
         try:
-            hook.queue(claim["queue"]).release(claim["id"], claim["token"])
+            queue_of(claim["queue"]).release(claim["id"], claim["token"])
+        except TransportError as error:  # whoever is told to end has no time to wait for each of them
+            log.warning("%s and %d more are not given back: %s", shown(claim), len(left), error)
+            return
         except ZkmqError as error:
             log.warning("%s is not given back: %s", shown(claim), error)
 
@@ -149,11 +128,13 @@ def telling_of_the_end(claim: Claim, log: Any) -> Iterator[None]:
         log.info("Claim %d of %s does not hold any more: %s", claim["token"], shown(claim), error)
 
 
-def _claim_again(queue: AnyQueue, claim: Claim, enqueued: int, lease: float, log: Any) -> Taken | None:
+def _claim_again(hook: ZkmqHook, place: Taken, lease: float, log: Any, *, ahead: bool) -> Taken | None:
+    claim, enqueued = place
     try:
+        queue = hook.queue(claim["queue"])
         task = queue.task(claim["id"])
         anew = task.enqueued_ms != enqueued
-        again = None if anew else queue.claim_task(claim["id"], lease=lease)
+        again = None if anew else queue.claim_task(claim["id"], lease=lease, ahead=ahead)
     except (TaskNotFound, QueueNotFound) as error:
         log.info("%s is left out: %s", shown(claim), error)
         return None
@@ -165,10 +146,11 @@ def _claim_again(queue: AnyQueue, claim: Claim, enqueued: int, lease: float, log
     return Taken(told(queue.name, again), enqueued)
 
 
-def claims_of_events(context: Context, log: Any) -> list[Claim] | None:
+def claims_of_events(context: Context, queue: str | None, log: Any) -> list[Claim] | None:
     """Return the claims of the events that started a run; None where none of them tells of any, as in ``"wake"``.
 
-    Of very many the latest: a slow DAG is told again and again of what it has not accepted in time.
+    `queue`: only those of this one; others' are left to whoever else the events started. Of very many the latest: a
+    slow DAG is told again and again of what it has not accepted in time.
     """
     events = context.get("triggering_asset_events") or {}
     payloads = [_payload(event) for asset in events for event in events[asset]]
@@ -176,7 +158,10 @@ def claims_of_events(context: Context, log: Any) -> list[Claim] | None:
     lists = [claims for claims in given if claims is not None]
     claims = [claim for each in lists for claim in each]
     unique = {(claim["queue"], claim["id"], claim["token"]): claim for claim in claims}
-    return list(unique.values())[-MOST:] if lists else None
+    mine = [claim for claim in unique.values() if queue in {None, claim["queue"]}]
+    if len(mine) < len(unique):
+        log.info("%d claim(s) of other queues than %r are left to others", len(unique) - len(mine), queue)
+    return mine[-MOST:] if lists else None
 
 
 def _claims_in(payload: Mapping[str, Any], log: Any) -> list[Claim] | None:

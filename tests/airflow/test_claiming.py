@@ -258,9 +258,18 @@ def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(arguments, to
         ([{"queue": "q", "id": "i"}], "token"),
         ([{"queue": "a/b", "id": "i", "token": 1}], "not allowed"),
         ([{"queue": "q", "id": "i", "token": 1}] * 101, "at most 100"),
+        ('[{"queue": "q", "id": "i", "token": Infinity}]', r"claims\[0\] is no claim"),
+        ("{'queue': 'q'}", "id"),
     ],
 )
 def test_what_is_no_claim_is_refused(value, told):
     """Before anything is asked of ZooKeeper."""
     with pytest.raises(ConfigError, match=told):
         read_claims("claims", value)
+
+
+def test_the_text_of_one_claim_is_that_claim():
+    """As a template makes it of a run's configuration, by Jinja or as JSON."""
+    one = {"queue": "q", "id": "i", "token": 7, "attempt": 1, "filters": {"size": "9"}}
+    for text in (str(one), json.dumps(one), f" {one} ", str([one])):
+        assert read_claims("claims", text) == [one]

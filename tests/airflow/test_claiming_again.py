@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import Asset
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
-from airflow_provider_zkmq.engine import Message, OutcomeUnknown, TlsRefused, Unavailable
+from airflow_provider_zkmq.engine import Message, RetryPolicy, SessionLost, TlsRefused, Unavailable, Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.hooks.claims import MOST
 from airflow_provider_zkmq.operators import claiming, taking
 from airflow_provider_zkmq.triggers import backoff
 from tests.airflow.test_claiming import Store, claim, event, tries
@@ -57,7 +58,7 @@ def test_what_was_claimed_anew_is_given_back_where_the_rest_cannot_be(queue, mon
         extend(self, task_id, token, lease)
 
     monkeypatch.setattr(Queue, "extend", sometimes)
-    monkeypatch.setattr(claiming, "_PATIENCE", 0.0)
+    monkeypatch.setattr(claiming, "PATIENCE", 0.0)
     with pytest.raises(Unavailable):
         claim(tries(store, 2), max_tasks=2)
     assert (queue.task("a").state, queue.task("a").attempt) == ("inserted", 0)
@@ -90,9 +91,9 @@ def test_a_claim_outlives_an_outage_at_a_run_s_start(queue, monkeypatch):
     assert max(pauses) <= 15
 
 
-@pytest.mark.parametrize("error", [TlsRefused("their certificate"), OutcomeUnknown("its reply was lost")])
+@pytest.mark.parametrize("error", [TlsRefused("their certificate"), SessionLost("closed")])
 def test_what_no_wait_mends_ends_the_claim_at_once(queue, monkeypatch, error):
-    """A claim whose outcome is not known may hold a task: another one would be one too many."""
+    """Certificates that are refused, and a client that was closed; the next try takes what it would have taken."""
     queue.enqueue(b"x", task_id="a")
     pauses = claim_many_raises(monkeypatch, error)
     with pytest.raises(type(error)):
@@ -101,17 +102,74 @@ def test_what_no_wait_mends_ends_the_claim_at_once(queue, monkeypatch, error):
     assert claim(tries(Store(), 2))[0]["id"] == "a"
 
 
-def test_a_wait_of_hours_outlives_an_outage_as_one_that_has_just_begun(monkeypatch):
-    """What counts is for how long nobody has answered, not for how long it has waited."""
-    now, asked = [0.0], []
-    monkeypatch.setattr(taking, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=lambda _: None))
+def test_what_was_taken_is_given_back_where_it_is_told_to_end(queue, monkeypatch):
+    """By `execution_timeout`, between two claims of the same try: nobody would know of the first one's tasks."""
+    queue.enqueue_many([Message(b"x")] * MOST)
+    claim_many, asked = Queue.claim_many, []
 
-    def take():
-        asked.append(now[0])
-        now[0] += 10_000.0 if len(asked) == 1 else 10.0
+    def interrupted(self, *given, **named):
+        asked.append(given)
+        if len(asked) == 2:
+            raise AirflowTaskTimeout("too long")
+        return claim_many(self, *given, **named)
+
+    monkeypatch.setattr(Queue, "claim_many", interrupted)
+    with pytest.raises(AirflowTaskTimeout):
+        claim(tries(Store()), max_tasks=MOST)
+    assert queue.counts()["inserted"] == MOST
+    assert {task.attempt for task in queue.tasks()} == {0}
+
+
+def test_giving_back_ends_with_an_outage(queue, monkeypatch):
+    """Whoever is told to end does not wait once for each of a hundred claims."""
+    queue.enqueue_many([Message(b"x")] * 3)
+    taken = [taking.Taken(each, 0) for each in claim(tries(Store()), max_tasks=3)]
+    asked = []
+
+    def away(self, task_id, token):
+        asked.append(task_id)
         raise Unavailable("nobody answers")
 
-    with pytest.raises(Unavailable):
-        taking.outlast(getLogger("t"), 100.0, take)
-    assert asked == [0.0, *(10_000.0 + 10 * n for n in range(10))]
+    monkeypatch.setattr(Queue, "release", away)
+    taking.give_back(lambda _: queue, taken, getLogger("t"))
+    assert asked == [taken[0].claim["id"]]
+
+
+def test_a_dispatcher_that_is_cleared_claims_ahead_again(queue, monkeypatch):
+    """What no run takes over counts no attempt, whichever try of the dispatcher claimed it."""
+    monkeypatch.setattr(claiming, "_UNTIL_KEPT", 3.0)
+    queue.configure(policy=RetryPolicy(attempts=1))
+    queue.enqueue(b"x", task_id="a")
+    store = Store()
+    for number in (1, 2):
+        [told] = claiming.ZkmqClaimOperator(task_id="claim", lease=3, ahead=True).execute(tries(store, number))
+        assert (told["id"], queue.task("a").attempt) == ("a", 1)
+        assert queue.ready(timeout=60)
+        assert queue.task("a").attempt == 0
+
+
+def test_claims_of_other_queues_are_left_to_whoever_takes_those(queue, zookeeper, root):
+    """Two queues' events start one run: each operator takes the claims of its own queue; one without a queue, all."""
+    with Zkmq.connect(zookeeper, root, gc=False) as zk:
+        others = zk.queue("others")
+        told = {}
+        for each in (queue, others):
+            each.enqueue(b"x", task_id=f"of-{each.name}")
+            [taken] = each.claim_many(1, lease=600, ahead="all")
+            told[each.name] = {"queue": each.name, "id": taken.task.id, "token": taken.token, "attempt": 1}
+        events = event({"claims": [told["jobs"]]}) | {Asset("z"): event({"claims": [told["others"]]})[Asset("orders")]}
+        for name in ("jobs", "others"):
+            got = claim(tries(Store(), triggering_asset_events=events), from_events=True, zkmq_queue=name)
+            assert [(each["queue"], each["id"]) for each in got] == [(name, f"of-{name}")]
+        every = claim(tries(Store(), triggering_asset_events=events), from_events=True)
+        assert {each["queue"] for each in every} == {"jobs", "others"}
+
+
+def test_who_was_asked_to_wait_waits_where_the_events_claims_are_over(queue):
+    """It takes what is there; who was not asked to skips, as its tasks are told of again."""
+    queue.enqueue(b"x", task_id="a")
+    stale = event({"claims": [{"queue": "jobs", "id": "gone", "token": 7, "attempt": 1}]})
+    with pytest.raises(AirflowSkipException, match="none of the claims"):
+        claim(tries(Store(), triggering_asset_events=stale), from_events=True)
+    [told] = claim(tries(Store(), triggering_asset_events=stale), from_events=True, on_empty="wait")
+    assert told["id"] == "a"

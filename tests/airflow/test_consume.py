@@ -231,12 +231,20 @@ def test_a_transaction_moves_tasks_from_queue_to_queue(queue, context):
         (lambda _: None, {"fail_on": "some"}, "fail_on 'some' is not known: give none, any, all"),
         (lambda _: None, {"on_empty": "cry"}, "on_empty 'cry' is not known"),
         (lambda _: None, {"lease": "long"}, "lease"),
+        (lambda _: None, {"lease": 0}, "lease 0.0 is not allowed"),
+        (lambda _: None, {"transactional": "yes"}, "transactional 'yes' is not allowed"),
     ],
 )
 def test_what_cannot_be_is_found_when_the_dag_is_parsed(function, options, told):
     """A function that takes no task, and arguments that are not known."""
     with pytest.raises(ValueError, match=told):
         operator(function, **options)
+
+
+def test_several_outputs_are_refused():
+    """What it returns is one summary."""
+    with pytest.raises(ValueError, match="multiple_outputs"):
+        task.zkmq(zkmq_queue="jobs", multiple_outputs=True)
 
 
 def test_a_coroutine_function_is_refused():
@@ -267,6 +275,22 @@ def test_selectors_are_mapped_over(queue, context):
         finished.append(made.execute(context)["finished"])
     assert finished == [2, 4]
     assert {queue.task(str(size)).result for size in range(2)} == {b"size<2"}
+
+
+def test_a_function_s_default_is_its_selector(queue, context):
+    """The operator's own comes before it, and an argument before both: so what the function sees is what was claimed."""
+    for size in range(3):
+        queue.enqueue(b"x", {"size": size}, task_id=str(size))
+
+    def handle(job, selector="size==0"):
+        return selector
+
+    assert operator(handle).execute(context)["finished"] == 1
+    assert (queue.task("0").result, queue.task("1").state) == (b"size==0", "inserted")
+    assert operator(handle, selector="size==1").execute(context)["finished"] == 1
+    assert queue.task("1").state == "finished"
+    assert operator(handle, selector="size==1", op_kwargs={"selector": "size==2"}).execute(context)["finished"] == 1
+    assert queue.task("2").result == b"size==2"
 
 
 def test_a_selector_that_the_queue_refuses(queue, context):

@@ -164,9 +164,9 @@ def watcher(client: Client, rand: random.Random, rounds: int) -> Program:
         yield Pause(0.3 if isinstance(call.error, TransportError) else rand.choice([0, 0.01, 1.0]))
 
 
-def claiming_by_id(client: Client, task: str, *, lease: float | None, attempt: int | None) -> Call:
-    """A claim of one task, and of its delivery of that number."""
-    wanted, context = take.Wanted(EVERYTHING, lease), client.context()
+def claiming_by_id(client: Client, task: str, *, lease: float | None, attempt: int | None, ahead: bool = False) -> Call:
+    """A claim of one task, and of its delivery of that number; `ahead`: it is handled later."""
+    wanted, context = take.Wanted(EVERYTHING, lease, "all" if ahead else False), client.context()
 
     def one() -> Generator[Any, Any, Any]:
         claims = yield from by_id.claim_by_id(context, wanted, task, attempt)
@@ -184,9 +184,12 @@ def picker(client: Client, rand: random.Random, rounds: int, world: World) -> Pr
         if not tasks:
             continue
         asked = {"lease": rand.choice([None, 6.0]), "attempt": rand.choice([None, None, 1, 2])}
-        call = yield claiming_by_id(client, rand.choice(tasks), **asked)
+        call = yield claiming_by_id(client, rand.choice(tasks), ahead=rand.random() < 0.3, **asked)
         assert call is not None
-        if call.ok and call.value is not None:
+        if call.ok and call.value is not None and call.value.ahead:
+            client.hands[call.value.task_id, call.value.token] = call.value
+            yield from begin_and_handle(client, call.value, rand)
+        elif call.ok and call.value is not None:
             yield from handle(client, call.value, rand)
         elif isinstance(call.error, TransportError):
             yield Pause(0.3)

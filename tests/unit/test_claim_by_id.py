@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Reconnect, Sync, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, Outcome
 from airflow_provider_zkmq.engine.core.reading.explain import explain
-from airflow_provider_zkmq.engine.core.tasks import configure, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import beginning, configure, operate, settle
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, Unavailable
 from tests.fake_zookeeper import LOST, Faults, drive
 from tests.stepping import Stepper
@@ -110,7 +110,9 @@ def test_only_the_delivery_that_is_asked_for() -> None:
     assert claimed.state.attempt == 2
 
 
-@pytest.mark.parametrize(("task_id", "options"), [("a/b", {}), ("a", {"attempt": 0}), ("a", {"lease": 0})])
+@pytest.mark.parametrize(
+    ("task_id", "options"), [("a/b", {}), ("a", {"attempt": 0}), ("a", {"lease": 0}), ("a", {"ahead": "all"})]
+)
 def test_what_is_no_id_no_attempt_or_no_lease_is_refused(task_id: str, options: dict[str, Any]) -> None:
     client = new_queue()
     with pytest.raises(ConfigError):
@@ -158,6 +160,24 @@ def test_a_leased_claim_outlives_its_session() -> None:
     assert take(other) is None
     client.zk.advance(61)
     assert take(other, attempt=2) is not None
+    other.check()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_claimed_ahead_it_counts_once_it_has_begun(ahead: bool) -> None:
+    """Else the end of its lease counts nothing, as of every claim that is taken for somebody else."""
+    client = new_queue(policy=RetryPolicy(attempts=2, factor=0))
+    client.put(task_id="a")
+    claimed = take(client, lease=5, ahead=ahead)
+    assert claimed is not None
+    assert (claimed.ahead, claimed.state.attempt) == (ahead, 1)
+    client.zk.ms += 60_000
+    other = another(client)
+    again = take(other, ahead=ahead)
+    assert again is not None
+    assert again.state.attempt == (1 if ahead else 2)
+    other.do(beginning.begin_for(other.context, again))
+    other.complete(again)
     other.check()
 
 

@@ -6,6 +6,7 @@ It passes by what stands before it, in strict order, too: whoever asks for a tas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.claiming.ask import Asked, wanted
@@ -37,24 +38,28 @@ from airflow_provider_zkmq.engine.core.tasks.departing import Departure
 from airflow_provider_zkmq.engine.core.upkeep.consumers import register
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_task
 from airflow_provider_zkmq.engine.core.upkeep.rescue import tend
+from airflow_provider_zkmq.engine.errors import ConfigError
 
 #: How often a task that changes under our eyes is read again.
 TRIES: Final = 4
 
 
 def ask_by_id(
-    context: Context, task_id: str, *, lease: Duration | None = None, attempt: int | None = None
+    context: Context, task_id: str, *, lease: Duration | None = None, attempt: int | None = None, ahead: bool = False
 ) -> Procedure[Asked]:
     """Take this task and no other, if it is pending and due, in whichever lane; it waits for nothing.
 
     None where there is no such task, it is not pending, another was faster, or the queue is paused. `attempt`: only if
-    this is its delivery of that number, the first being 1. `lease` as with `claim`. A task whose attempts are used up
-    is not delivered. In strict order it passes by what stands before it. A call that is cancelled or interrupted gives
-    back what it took. Raises `ConfigError` for a bad id, lease or number, `QueueNotFound`, and `CorruptRecord` for a
-    task that cannot be read.
+    this is its delivery of that number, the first being 1. `lease` as with `claim`. `ahead`: it is claimed for somebody
+    who says when the handling begins (`begin`); until then the delivery counts no attempt. A task whose attempts are
+    used up is not delivered. In strict order it passes by what stands before it. A call that is cancelled or
+    interrupted gives back what it took. Raises `ConfigError` for a bad id, lease or number, `QueueNotFound`, and
+    `CorruptRecord` for a task that cannot be read.
     """
     name, number = check_name("task id", task_id), optional_whole_number("attempt", attempt, 1)
-    asked = yield from wanted(context, lease=lease)
+    if not isinstance(ahead, bool):
+        raise ConfigError(f"ahead {ahead!r} is not allowed: True or False")
+    asked = replace((yield from wanted(context, lease=lease)), ahead="all" if ahead else False)
 
     def claiming(caller: Caller) -> Procedure[list[Claimed]]:
         return unless_missing(context, claim_by_id(context, asked, name, number, caller))
