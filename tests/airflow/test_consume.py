@@ -278,7 +278,7 @@ def test_selectors_are_mapped_over(queue, context):
 
 
 def test_a_function_s_default_is_its_selector(queue, context):
-    """The operator's own comes before it, and an argument before both: so what the function sees is what was claimed."""
+    """The operator's own comes before it, and an argument before both."""
     for size in range(3):
         queue.enqueue(b"x", {"size": size}, task_id=str(size))
 
