@@ -103,7 +103,7 @@ def check_choices(on_empty: object, fail_on: object) -> None:
 
 def check_kind(transactional: object, lease: float | None) -> None:
     """Raise `ValueError` for a kind of claim that there is not; `lease` in seconds."""
-    if transactional not in {True, False}:
+    if transactional not in (True, False):
         raise ValueError(f"@task.zkmq: transactional {transactional!r} is not allowed: True or False")
     if transactional and lease is not None:
         raise ValueError("@task.zkmq: a transaction ends with its session: give either transactional or lease")
