@@ -140,6 +140,7 @@ def test_messages_not_understood(queue, context, messages):
         ({"data": "x", "metadata": "marker"}, "metadata must be a mapping, not str of 6 characters"),
         ({"messages": [{"data": "x", "metadata": [("marker", 1)]}]}, "metadata must be a mapping, not list"),
         ({"data": "x", "metadata": {"k": b"marker"}}, "metadata"),
+        ({"data": "x", "zkmq_queue": ["marker"]}, "a queue's name is text, not list"),
         ({"data": "x", "filters": "marker"}, "filters must be a mapping, not str of 6 characters"),
     ],
 )
