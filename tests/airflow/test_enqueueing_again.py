@@ -132,19 +132,31 @@ def test_a_write_whose_reply_is_lost_with_zookeeper_is_one_task(
     assert queue.claim() is None
 
 
-def test_many_of_unknown_outcome_beside_those_of_an_earlier_try(queue, proxy, log, pauses):
+@pytest.mark.parametrize("marker", [b"three", b"four"])
+def test_many_of_unknown_outcome_beside_those_of_an_earlier_try(queue, proxy, log, pauses, marker):
     """Adopted is what an earlier try wrote, and nothing else, of a series and of the caller's ids; each runs once."""
     messages = ["one", {"data": "two", "task_id": "own-2"}, "three", {"data": "four", "task_id": "own-4"}]
     ids = ZkmqEnqueueOperator(task_id="t", messages=messages[:2]).execute(instance(try_number=1))
     log.lines.clear()
-    operator = ZkmqEnqueueOperator(task_id="t", messages=[*messages[:2], "marked", messages[3]])
-    proxy.marker = b"marked"
+    operator = ZkmqEnqueueOperator(task_id="t", messages=messages)
+    proxy.marker = marker
     pauses.append(proxy.up)
     told = operator.execute(instance(try_number=2))
     lines = [line.partition(" task(s)")[0] for line in log.lines]
     assert (told[:2], told[3], lines) == (ids, "own-4", ["Enqueued 2", "Adopted 2"])
     assert operator.execute(instance(try_number=3)) == told
     assert sorted(finish(queue) for _ in told) == sorted(told)
+    assert queue.claim() is None
+
+
+def test_the_first_part_of_a_write_is_no_earlier_try_s_to_the_second(queue, proxy, log, pauses):
+    """A series is written, then the caller's ids, whose reply is lost with ZooKeeper: nothing is refused or adopted."""
+    proxy.marker = b"marked"
+    pauses.append(proxy.up)
+    messages = ["one", {"data": "marked", "task_id": "own"}]
+    ids = ZkmqEnqueueOperator(task_id="t", messages=messages, on_duplicate="fail").execute(instance())
+    assert [line.partition(" task(s)")[0] for line in log.lines] == ["Enqueued 2"]
+    assert {finish(queue), finish(queue)} == set(ids)
     assert queue.claim() is None
 
 
