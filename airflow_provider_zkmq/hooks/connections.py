@@ -10,7 +10,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_zkmq.engine import ConfigError
-from airflow_provider_zkmq.hooks.templating import flag, span
+from airflow_provider_zkmq.hooks.templating import flag, kind_of, span
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -51,7 +51,7 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
     options: dict[str, Any] = {"hosts": _hosts(conn.host, conn.port), "queue": values.get("queue", DEFAULT_QUEUE)}
     if "root" in values:
         options["root"] = values["root"]
-    options |= {name: span(f"{where}: {name}", values[name]) for name in _PLAIN[1:] if name in values}
+    options |= {name: _seconds(f"{where}: {name}", values[name]) for name in _PLAIN[1:] if name in values}
     if conn.login or conn.password:
         if not (conn.login and conn.password):
             raise ConfigError(f"{where}: give both login and password, or neither")
@@ -105,6 +105,14 @@ async def _extra(conn: Connection) -> Mapping[str, Any]:
         raise ConfigError(f"connection {conn.conn_id!r}: extra must be a JSON object") from None
     await amask_secret(extra)
     return cast("Mapping[str, Any]", extra)
+
+
+def _seconds(what: str, value: object) -> float | None:
+    """Return a duration in seconds. Raises `ConfigError`, which does not show what was given: it may be a secret."""
+    try:
+        return span(what, value)
+    except ConfigError:
+        raise ConfigError(f"{what} is no duration, but {kind_of(value)}; such as 30, '30s' or '1m'") from None
 
 
 def _hosts(host: str, port: int | None) -> str:

@@ -11,13 +11,22 @@ from typing import Any
 from airflow_provider_zkmq.engine import ConfigError, parse_duration, parse_moment
 
 
+def kind_of(value: object) -> str:
+    """Return what an error tells of a value that it must not show: its type, and how long a text is."""
+    kind = type(value).__name__
+    return f"{kind} of {len(value)} characters" if isinstance(value, str) else kind
+
+
 def flag(what: str, value: object) -> bool:
-    """Return a truth value, or the text that a form or a template makes of one. Raises `ConfigError`."""
+    """Return a truth value, or the text that a form or a template makes of one.
+
+    Raises `ConfigError`, which does not show what was given: a connection's field may hold a secret by mistake.
+    """
     known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
     try:
         return known[str(value).lower()]
     except KeyError:
-        raise ConfigError(f"{what} {value!r} is neither true nor false") from None
+        raise ConfigError(f"{what} is neither true nor false, but {kind_of(value)}") from None
 
 
 def span(what: str, value: Any) -> float | None:
@@ -55,13 +64,13 @@ def items_of(what: str, value: object) -> list[Any]:
 
 
 def _literal(what: str, text: str) -> object:
-    """Read the text Jinja makes of a list, or JSON."""
+    """Read the text Jinja makes of a list, or JSON. An error does not show it: there may be payloads in it."""
     for read in (json.loads, ast.literal_eval):
         try:
             return read(text)
         except (ValueError, SyntaxError):
             continue
-    raise ConfigError(f"{what} is not a list: {text[:80]!r}")
+    raise ConfigError(f"{what} is not a list, but {kind_of(text)} that begins like one")
 
 
 def flat_ids(value: object) -> list[str]:

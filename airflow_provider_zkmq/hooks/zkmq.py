@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow.sdk import BaseHook
 
+from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.hooks.connections import (
     DEFAULT_CONN_ID,
     DEFAULT_QUEUE,
@@ -62,9 +63,12 @@ class ZkmqHook(BaseHook):
         return self._client
 
     def queue(self, name: str | None = None) -> AnyQueue:
-        """Return a queue: `name`, else the hook's, else the connection's. Raises what `get_conn` does."""
+        """Return a queue: `name`, else the hook's, else the connection's.
+
+        Raises what `get_conn` does, and `ConfigError` for what is no name.
+        """
         client = self.get_conn()
-        return client.queue(name or self.queue_name or self._default_queue)
+        return client.queue(self._named(name))
 
     async def get_async_conn(self) -> AsyncZkmq:
         """Open a connection for the running event loop, the caller's to close. Raises what `get_conn` does."""
@@ -76,7 +80,13 @@ class ZkmqHook(BaseHook):
 
     def async_queue(self, client: AsyncZkmq, name: str | None = None) -> AsyncQueue:
         """Return a queue of a connection from `get_async_conn`, chosen as `queue` chooses."""
-        return client.queue(name or self.queue_name or self._default_queue)
+        return client.queue(self._named(name))
+
+    def _named(self, name: str | None) -> str:
+        chosen = name or self.queue_name or self._default_queue
+        if not isinstance(chosen, str):
+            raise ConfigError(f"a queue's name is text, not {type(chosen).__name__}")
+        return chosen
 
     def test_connection(self) -> tuple[bool, str]:
         """Connect for Airflow's *Test* button: whether it worked, and what to tell the user."""

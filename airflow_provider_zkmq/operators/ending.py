@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseOperator
@@ -18,6 +20,7 @@ from airflow_provider_zkmq.hooks.naming import EVENT_BYTES, series_ids
 from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes, tell_ended
 from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for, size
 from airflow_provider_zkmq.operators.messages import origin_of
+from airflow_provider_zkmq.operators.patience import NO_OUTAGE, persist
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
@@ -57,21 +60,28 @@ class WaitingOperator(BaseOperator):
             self.log.warning("The tasks of queue %r are not cancelled: %s", queue.name, error)
 
     def _await(self, context: Context, queue: AnyQueue, ids: list[str], key: str, span: float | None) -> None:
-        """Wait here, or look and defer. Raises `AirflowException` where it was not in time or tasks failed."""
+        """Wait here, through any outage, or look and defer.
+
+        Raises `AirflowException` where it was not in time, tasks failed, or ZooKeeper's certificates are refused.
+        """
         deadline = None if span is None else time.time() + span
         members = ids if self.batch is None else _members(self.batch, ids, key)
         self._held = (queue, members, origin_of(context))
         try:
-            self._end(queue, ids, 0 if self.deferrable else span)
+            if self.deferrable:
+                self._end(queue, ids, 0)
+            else:
+                persist(self.log, math.inf if deadline is None else deadline, partial(self._end, queue, ids))
         except (WaitTimeout, AWAY) as error:
-            if not self.deferrable:
+            if not self.deferrable or isinstance(error, NO_OUTAGE):
                 raise AirflowException(str(error)) from None
             self._defer(context, ids, key, deadline, getattr(error, "left", ()))
         finally:
             self._held = None
 
-    def _end(self, queue: AnyQueue, ids: list[str], span: float | None) -> None:
+    def _end(self, queue: AnyQueue, ids: list[str], left: float) -> None:
         """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` for failures."""
+        span = None if left == math.inf else left
         if self.batch is None:
             tasks = queue.wait(ids, timeout=span)
             tell_ended(self.log, queue.name, tasks)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
-from airflow_provider_zkmq.hooks.templating import flag, items_of, moment, span
+from airflow_provider_zkmq.hooks.templating import flag, items_of, kind_of, moment, span
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -57,12 +57,12 @@ def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> M
 
     `origin` is noted under ``metadata["airflow"]``, unless the message has something there. Raises `ConfigError`.
     """
-    metadata = dict(fields.get("metadata") or {})
+    metadata = dict(_mapping("metadata", fields.get("metadata")))
     if origin is not None:
         metadata.setdefault("airflow", origin)
     return Message(
         data=fields["data"],
-        filters=fields.get("filters"),
+        filters=_mapping("filters", fields.get("filters")) or None,
         priority=_whole("priority", fields.get("priority", 0)),
         delay=span("delay", fields.get("delay")),
         task_id=fields.get("task_id"),
@@ -73,6 +73,15 @@ def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> M
         requeue=flag("requeue", fields.get("requeue", False)),
         not_before=moment("not_before", fields.get("not_before")),
     )
+
+
+def _mapping(name: str, value: object) -> Mapping[str, Any]:
+    """Return a mapping, an empty one for nothing. Raises `ConfigError`, which does not show what may be data."""
+    if not value:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a mapping, not {kind_of(value)}")
+    return value
 
 
 def _policy(value: object) -> RetryPolicy | None:

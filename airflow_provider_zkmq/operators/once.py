@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_zkmq.engine import BadMessage, DuplicateTask, TaskNotFound
 from airflow_provider_zkmq.hooks.naming import series_id
+from airflow_provider_zkmq.operators.patience import Outlasting
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, Message
@@ -22,7 +23,7 @@ _ON_DUPLICATE: Final = ("adopt", "fail")
 
 def check_once(idempotency: str, on_duplicate: str) -> None:
     """Raise `ValueError` for values that are not known."""
-    if idempotency not in _IDENTITIES:
+    if idempotency not in tuple(_IDENTITIES):  # a list has no hash
         raise ValueError(f"ZkmqEnqueueOperator: idempotency {idempotency!r} is not known: give run, try or none")
     if on_duplicate not in _ON_DUPLICATE:
         raise ValueError(f"ZkmqEnqueueOperator: on_duplicate {on_duplicate!r} is not known: give adopt or fail")
@@ -49,13 +50,18 @@ def named(messages: Sequence[Message], key: str) -> list[Message]:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """One try's enqueue. `origin`: the task instance; `key`: that of the series its tasks without ids belong to."""
+    """One try's enqueue. `origin`: the task instance; `key`: that of the series its tasks without ids belong to.
+
+    `patience`: each call of the queue's is tried again by itself. So one of unknown outcome is the very same again,
+    which takes over what it had written; all of it done anew would take that for an earlier try's.
+    """
 
     queue: AnyQueue
     origin: Mapping[str, object]
     idempotency: str
     on_duplicate: str
     key: str
+    patience: Outlasting
 
     def enqueue(self, messages: Sequence[Message]) -> int:
         """Write what is missing; return how many tasks were adopted. Raises what `Queue.enqueue_many` does."""
@@ -71,13 +77,13 @@ class Once:
         Raises what `Queue.enqueue_many` does; `DuplicateTask` for a batch that is not known to be this operator's.
         """
         try:
-            self.queue.enqueue_many(messages, batch=batch, then=then)
+            self.patience.call(lambda: self.queue.enqueue_many(messages, batch=batch, then=then))
         except DuplicateTask as error:
             if error.duplicates:
                 raise
             if self._adopts and self._wrote(messages[0].task_id or series_id(batch, 0)):
                 return len(messages)
-            raise DuplicateTask(_written_before(self.queue, batch)) from error
+            raise DuplicateTask(self.patience.call(lambda: _written_before(self.queue, batch))) from error
         return 0
 
     @property
@@ -89,7 +95,7 @@ class Once:
         if not messages:
             return 0
         try:
-            tasks = self.queue.enqueue_new(messages)
+            tasks = self.patience.call(lambda: self.queue.enqueue_new(messages))
         except BadMessage as error:
             raise error.__cause__ or error from None
         if tasks.existing and self.on_duplicate == "fail":
@@ -111,7 +117,7 @@ class Once:
         met: list[Message] = []
         try:
             if left:
-                self.queue.enqueue_many(left)
+                self.patience.call(lambda: self.queue.enqueue_many(left))
         except DuplicateTask as error:
             used = set(error.duplicates)
             met = [message for message in left if message.task_id in used]
@@ -126,7 +132,7 @@ class Once:
     def _wrote(self, task_id: str) -> bool:
         """Whether a task notes this operator in this run (with ``"try"``: in this try) as its origin."""
         try:
-            noted = self.queue.task(task_id).metadata.get("airflow")
+            noted = self.patience.call(lambda: self.queue.task(task_id)).metadata.get("airflow")
         except TaskNotFound:
             return False
         names = _IDENTITIES[self.idempotency]

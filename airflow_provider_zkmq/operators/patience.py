@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from airflow_provider_zkmq.engine import SessionLost, TlsRefused, TransportError
@@ -11,6 +13,8 @@ from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
 
 #: So many seconds of an outage, at most, what changes a queue is tried again.
 PATIENCE: Final = 540.0
+#: What no wait mends: certificates that are refused, and the end of the client.
+NO_OUTAGE: Final = (TlsRefused, SessionLost)
 T = TypeVar("T")
 
 
@@ -40,3 +44,39 @@ def outlast(log: Any, what: str, seconds: float, work: Callable[[Callable[[], No
             if now >= until:
                 raise
             backoff.block_after(error, until - now)
+
+
+class Outlasting:
+    """Calls of one client, each tried again while ZooKeeper is away: for `PATIENCE`, no longer than the task may take.
+
+    A call of unknown outcome is made again as it was: so the client knows it, and takes over what it had written. A
+    call is one piece of work, however many tasks it writes: one that ZooKeeper drops each time does end.
+    """
+
+    def __init__(self, log: Any, what: str, limit: timedelta | None) -> None:
+        self._log, self._what = log, what
+        self._until = math.inf if limit is None else time.monotonic() + limit.total_seconds()
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Return what `work` does. Raises what it does; see `outlast`."""
+        left = self._until - time.monotonic()
+        return outlast(self._log, self._what, min(PATIENCE, left), lambda _: work())
+
+
+def persist(log: Any, deadline: float, wait: Callable[[float], T]) -> T:
+    """Return what `wait` does, called with the seconds that are left, again and again while ZooKeeper is away.
+
+    `deadline`: in seconds since 1970, or infinite. Raises what `wait` does, a `TransportError` only after it;
+    certificates that are refused, and the end of the client, are no outage.
+    """
+    backoff = Backoff(log, what="Waiting", longest=LONGEST_OF_A_WAIT)
+    while True:
+        try:
+            return wait(max(0.0, deadline - time.time()))
+        except NO_OUTAGE:
+            raise
+        except TransportError as error:
+            left = deadline - time.time()
+            if left <= 0:
+                raise
+            backoff.block_after(error, left)

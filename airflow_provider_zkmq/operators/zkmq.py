@@ -24,6 +24,7 @@ from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
 from airflow_provider_zkmq.operators.lineage import WritesQueue
 from airflow_provider_zkmq.operators.messages import all_spelled, completed, message, origin_of, spelled
 from airflow_provider_zkmq.operators.once import Once, check_once, named, series_key
+from airflow_provider_zkmq.operators.patience import NO_OUTAGE, PATIENCE, Outlasting
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
     origin (`add_origin`); one of another's is a `DuplicateTask`, as is a message with ``requeue`` that is refused.
     A dead task is adopted, too, and fails the operator that waits: redrive it before the retry, or give
     ``idempotency="try"``, with which each try, and each clearing, does the work anew.
+
+    While ZooKeeper is away the write is tried again, for nine minutes or ``execution_timeout``, whichever is shorter,
+    and nothing is written twice; a wait goes on until its `timeout`. Refused certificates and passwords fail at once.
 
     A batch's name such as ``"{{ dag.dag_id }}.{{ run_id }}"`` needs ``{{ task.task_id }}`` where a DAG writes several
     batches and ``{{ ti.map_index }}`` where the operator is mapped: of two that write one batch, the second is refused.
@@ -165,6 +169,8 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
 
         Raises:
             AirflowException: a task is dead or cancelled, or was not finished in time.
+            ConfigError: an argument is refused; the message says which, and shows no payload. Nothing was written.
+            TransportError: ZooKeeper was away for too long; a retry adopts what was written all the same.
             ZkmqError: nothing could be enqueued; the message says why.
 
         """
@@ -173,8 +179,9 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         messages, then = self._messages(origin), self._follow_up(origin)
         ids = [message.task_id or "" for message in named(messages, key)]
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            queue = hook.queue()
-            self._enqueue(Once(queue, origin, self.idempotency, self.on_duplicate, key), messages, then)
+            patience = Outlasting(self.log, "Enqueueing", self.execution_timeout)
+            queue = patience.call(hook.queue)
+            self._enqueue(Once(queue, origin, self.idempotency, self.on_duplicate, key, patience), messages, then)
             if self.wait_for_completion and ids:
                 self._await(context, queue, ids, key, self._span())
         return self._told(ids)
@@ -184,7 +191,8 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
     ) -> str | list[str]:
         """Go on after the trigger: look at the tasks, return what `execute` does. Raises `AirflowException`.
 
-        An event that names no ids is about those of the messages, and of the series that has this `key`.
+        Where ZooKeeper is away it defers again. An event that names no ids is about those of the messages, and of the
+        series that has this `key`.
         """
         if event["status"] != "done":
             raise AirflowException(event["message"])
@@ -194,17 +202,18 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 self._end(hook.queue(), ids, 0)
-        except (WaitTimeout, AWAY) as error:  # there are more, one was redriven since, or ZooKeeper is away
+        except WaitTimeout as error:  # there are more, or one was redriven since
             if deadline is not None and time.time() >= deadline:
                 raise AirflowException(str(error)) from None
-            self._defer(context, ids, key, deadline, getattr(error, "left", ()))
+            self._defer(context, ids, key, deadline, error.left)
+        except NO_OUTAGE as error:
+            raise AirflowException(str(error)) from None
+        except AWAY:  # they have ended in time: an outage beyond the deadline fails nothing
+            self._defer(context, ids, key, None if deadline is None else max(deadline, time.time() + PATIENCE))
         return self._told(ids)
 
     def _enqueue(self, once: Once, messages: list[Message], then: Message | None) -> None:
-        if self.batch is not None:
-            adopted = once.enqueue_batch(messages, self.batch, then)
-        else:
-            adopted = once.enqueue(messages)
+        adopted = once.enqueue(messages) if self.batch is None else once.enqueue_batch(messages, self.batch, then)
         name = once.queue.name
         first = named(messages, self.batch or once.key)[:1]
         hint = f"; see: zkmq show {name} {first[0].task_id}" if first else ""

@@ -10,11 +10,14 @@ from airflow.sdk.exceptions import (
     AirflowException,
     AirflowNotFoundException,
     AirflowRescheduleException,
+    AirflowSensorTimeout,
     AirflowSkipException,
     TaskDeferralError,
 )
 
 from airflow_provider_zkmq.engine import TlsRefused, WaitTimeout, ZkmqError
+from airflow_provider_zkmq.hooks.deferring import AWAY
+from airflow_provider_zkmq.operators.patience import NO_OUTAGE
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseSensorOperator
@@ -38,6 +41,17 @@ def refusing_tls() -> Iterator[None]:
         yield
     except TlsRefused as error:
         raise AirflowException(str(error)) from None
+
+
+@contextmanager
+def timing_out() -> Iterator[None]:
+    """Turn the end of a wait, be it for tasks or for ZooKeeper, into a sensor's time-out."""
+    try:
+        yield
+    except NO_OUTAGE:
+        raise
+    except (WaitTimeout, AWAY) as error:
+        raise AirflowSensorTimeout(str(error)) from None
 
 
 @contextmanager

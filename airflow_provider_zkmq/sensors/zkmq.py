@@ -19,9 +19,9 @@ from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, p
 from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.lineage import ReadsQueue
+from airflow_provider_zkmq.operators.patience import persist
 from airflow_provider_zkmq.sensors.looking import Wanted, in_one_line
-from airflow_provider_zkmq.sensors.patience import persist
-from airflow_provider_zkmq.sensors.softly import airflow_errors, failing_softly, refusing_tls
+from airflow_provider_zkmq.sensors.softly import airflow_errors, failing_softly, refusing_tls, timing_out
 from airflow_provider_zkmq.sensors.wanted import check_search, check_wanted, counted, named_ids
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
@@ -120,7 +120,10 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 self.log.info("%s", counted(self.selector, self.min_tasks, self.since))
             if self.deferrable:
                 return self._waited_or_deferred(context, deadline)
-            return super().execute(context) if self.reschedule else persist(self.log, deadline, self._waited)
+            if self.reschedule:
+                return super().execute(context)
+            with timing_out():
+                return persist(self.log, deadline, self._waited)
 
     def _waited_or_deferred(self, context: Context, deadline: float) -> Any:
         try:

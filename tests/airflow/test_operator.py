@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import traceback
 from datetime import timedelta
 
 import pendulum
@@ -15,7 +16,7 @@ from airflow.sdk.exceptions import AirflowException, TaskDeferred
 from airflow_provider_zkmq.engine import ConfigError, DuplicateTask, Message, OutcomeUnknown, RetryPolicy, SessionLost
 from airflow_provider_zkmq.engine.core.tasks import enqueue, enqueue_new
 from airflow_provider_zkmq.hooks import deferring
-from airflow_provider_zkmq.operators import once
+from airflow_provider_zkmq.operators import once, patience
 from airflow_provider_zkmq.operators.messages import origin_of
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
@@ -127,6 +128,31 @@ def test_messages_not_understood(queue, context, messages):
     assert queue.counts()["inserted"] == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"messages": "[marker, 1"}, "messages is not a list, but str of 10 characters"),
+        ({"messages": {"marker": 1}}, "messages must be a list, not dict"),
+        ({"messages": [["marker"]]}, "data must be bytes or text, not list"),
+        ({"data": {"marker": 1}}, "data must be bytes or text, not dict"),
+        ({"data": "marker\ud800"}, "data is no valid text"),
+        ({"messages": ["x"], "batch": "b", "then": ["marker"]}, "data must be bytes or text, not list"),
+        ({"data": "x", "metadata": "marker"}, "metadata must be a mapping, not str of 6 characters"),
+        ({"messages": [{"data": "x", "metadata": [("marker", 1)]}]}, "metadata must be a mapping, not list"),
+        ({"data": "x", "metadata": {"k": b"marker"}}, "metadata"),
+        ({"data": "x", "zkmq_queue": ["marker"]}, "a queue's name is text, not list"),
+        ({"data": "x", "filters": "marker"}, "filters must be a mapping, not str of 6 characters"),
+    ],
+)
+def test_an_error_shows_no_payload(queue, context, arguments, says):
+    """Airflow logs each error: one about what was to be enqueued says of what type it is, and how long."""
+    with pytest.raises(ConfigError) as refused:
+        ZkmqEnqueueOperator(task_id="t", **arguments).execute(context)
+    assert says in str(refused.value)
+    assert "marker" not in "".join(traceback.format_exception(refused.value))
+    assert queue.tasks() == []
+
+
 def test_own_id_makes_a_second_try_harmless(queue, context):
     """A second try with the same id adopts the task that notes it; another operator's or run's is refused."""
     arguments = {"task_id": "t", "data": "x", "zkmq_task_id": "once"}
@@ -200,7 +226,10 @@ def test_a_duplicate_fails_where_asked(queue, context):
     assert len(caught.value.duplicates) == len(queue.tasks()) == 2
 
 
-@pytest.mark.parametrize("arguments", [{"idempotency": "once"}, {"on_duplicate": "ignore"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"idempotency": "once"}, {"idempotency": ["run"]}, {"on_duplicate": "ignore"}, {"on_duplicate": ["fail"]}],
+)
 def test_unknown_ways_are_found_when_the_dag_is_parsed(arguments):
     """What is neither known is refused with what is."""
     with pytest.raises(ValueError, match="is not known: give"):
@@ -458,6 +487,7 @@ def test_a_second_try_goes_on_with_a_half_written_batch(queue, context, monkeypa
     operator = ZkmqEnqueueOperator(task_id="t", messages=["a", "b", "c"], batch="b", then={"data": "d"})
     with monkeypatch.context() as patch:
         patch.setattr(enqueue, step, dying(getattr(enqueue, step)))
+        patch.setattr(patience, "PATIENCE", 0.0)
         with pytest.raises(OutcomeUnknown, match="the worker died"):
             operator.execute(context)
     assert operator.execute(context) == "b"

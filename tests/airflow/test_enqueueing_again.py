@@ -1,0 +1,276 @@
+"""`ZkmqEnqueueOperator` while ZooKeeper is away: its write and its wait go on, and write nothing twice."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, TaskDeferred
+
+from airflow_provider_zkmq.engine import (
+    AccessDenied,
+    DuplicateTask,
+    OutcomeUnknown,
+    SessionLost,
+    TlsRefused,
+    Unavailable,
+)
+from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.triggers import backoff
+from tests.airflow.conftest import Heard, define, finish, instance
+from tests.proxy import Proxy
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
+
+
+class Losing(Proxy):
+    """Goes down with the reply to the first transaction that holds these bytes."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(server)
+        self.marker: bytes | None = None
+
+    def _request(self, packet, lost):
+        if self.marker is not None and self.marker in packet:
+            lost.add(int.from_bytes(packet[:4], "big"))
+            self.marker = None
+        return True
+
+    def _reply(self, packet, lost):
+        passes = super()._reply(packet, lost)
+        if not passes:
+            self.down()
+        return passes
+
+
+@pytest.fixture
+def proxy(queue, zookeeper, root, monkeypatch):
+    """What stands between the operators and ZooKeeper; the queue of the test has its own way."""
+    between = Losing(zookeeper)
+    times = {"connect_timeout": 0.5, "request_timeout": 0.5, "session_timeout": 4}
+    define(monkeypatch, host=between.hosts, extra={"root": root, "queue": "jobs"} | times)
+    yield between
+    between.close()
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What the operators log."""
+    heard = Heard()
+    monkeypatch.setattr(ZkmqEnqueueOperator, "log", heard)
+    return heard
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """What happens in the pauses between two tries, in their order; the last again and again."""
+    coming = []
+
+    def pause(_seconds):
+        (coming.pop(0) if len(coming) > 1 else coming[0])()
+
+    monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=pause))
+    return coming
+
+
+def spied(monkeypatch, verb, before=lambda: None):
+    """How the calls of one of the engine's verbs end, in their order; `before` is done before the first."""
+    ends, real = [], getattr(Queue, verb)
+
+    def spy(self, *given, **named):
+        if not ends:
+            before()
+        try:
+            result = real(self, *given, **named)
+        except Exception as error:
+            ends.append(type(error))
+            raise
+        ends.append(None)
+        return result
+
+    monkeypatch.setattr(Queue, verb, spy)
+    return ends
+
+
+OWN = {"data": "marked", "zkmq_task_id": "own"}
+BATCH = {"messages": ["marked"], "batch": "b"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "handled"),
+    [
+        ({"data": "marked"}, False),
+        ({"data": "marked", "on_duplicate": "fail"}, False),
+        ({"data": "marked", "on_duplicate": "fail"}, True),
+        ({"data": "marked", "idempotency": "none"}, False),
+        (OWN, False),
+        (OWN | {"on_duplicate": "fail"}, False),
+        (OWN | {"idempotency": "none"}, True),
+        (BATCH, False),
+        (BATCH | {"on_duplicate": "fail"}, True),
+    ],
+)
+def test_a_write_whose_reply_is_lost_with_zookeeper_is_one_task(
+    queue, proxy, log, pauses, monkeypatch, arguments, handled
+):
+    """The operator succeeds with what its own write made, and adopts nothing, also where it was handled meanwhile."""
+    ends = [spied(monkeypatch, verb) for verb in ("enqueue_new", "enqueue_many")]
+    proxy.marker = b"marked"
+    pauses += [lambda: finish(queue) if handled else None, proxy.up]
+    told = ZkmqEnqueueOperator(task_id="t", **arguments).execute(instance())
+    [task] = queue.tasks()
+    assert told == arguments.get("batch", task.id)
+    assert (task.status, task.data) == ("done-awaiting-gc" if handled else "queued", b"marked")
+    [tries] = [each for each in ends if each]
+    assert (tries[0], tries[-1], len(queue.tasks())) == (OutcomeUnknown, None, 1)
+    [line] = [line for line in log.lines if line.startswith(("Enqueued", "Adopted"))]
+    assert line.startswith("Enqueued 1 task(s)")
+    assert handled or finish(queue) == task.id
+    assert queue.claim() is None
+
+
+@pytest.mark.parametrize("marker", [b"three", b"four"])
+def test_many_of_unknown_outcome_beside_those_of_an_earlier_try(queue, proxy, log, pauses, marker):
+    """Adopted is what an earlier try wrote, and nothing else, of a series and of the caller's ids; each runs once."""
+    messages = ["one", {"data": "two", "task_id": "own-2"}, "three", {"data": "four", "task_id": "own-4"}]
+    ids = ZkmqEnqueueOperator(task_id="t", messages=messages[:2]).execute(instance(try_number=1))
+    log.lines.clear()
+    operator = ZkmqEnqueueOperator(task_id="t", messages=messages)
+    proxy.marker = marker
+    pauses.append(proxy.up)
+    told = operator.execute(instance(try_number=2))
+    lines = [line.partition(" task(s)")[0] for line in log.lines]
+    assert (told[:2], told[3], lines) == (ids, "own-4", ["Enqueued 2", "Adopted 2"])
+    assert operator.execute(instance(try_number=3)) == told
+    assert sorted(finish(queue) for _ in told) == sorted(told)
+    assert queue.claim() is None
+
+
+def test_the_first_part_of_a_write_is_no_earlier_try_s_to_the_second(queue, proxy, log, pauses):
+    """A series is written, then the caller's ids, whose reply is lost with ZooKeeper: nothing is refused or adopted."""
+    proxy.marker = b"marked"
+    pauses.append(proxy.up)
+    messages = ["one", {"data": "marked", "task_id": "own"}]
+    ids = ZkmqEnqueueOperator(task_id="t", messages=messages, on_duplicate="fail").execute(instance())
+    assert [line.partition(" task(s)")[0] for line in log.lines] == ["Enqueued 2"]
+    assert {finish(queue), finish(queue)} == set(ids)
+    assert queue.claim() is None
+
+
+@pytest.mark.parametrize("way", ["update", "requeue"])
+def test_a_change_of_another_s_task_is_made_once(queue, proxy, pauses, way):
+    """A reply that is lost with ZooKeeper neither refuses the change nor makes it twice."""
+    queue.enqueue("old", task_id="theirs")
+    claim = queue.claim() if way == "requeue" else None
+    proxy.marker = b"marked"
+    pauses.append(proxy.up)
+    message = {"data": "marked", "task_id": "theirs", way: True}
+    assert ZkmqEnqueueOperator(task_id="t", messages=[message]).execute(instance()) == ["theirs"]
+    if claim is not None:
+        claim.complete()
+    assert queue.claim().task.data == b"marked"
+    assert queue.claim() is None
+
+
+def test_a_batch_of_unknown_outcome_is_followed_once(queue, proxy, pauses):
+    """Its members and what follows them are there once, and an own id among them that is another's is still refused."""
+    proxy.marker = b"marked"
+    pauses.append(proxy.up)
+    operator = ZkmqEnqueueOperator(task_id="t", messages=["a", "marked", "c"], batch="b", then={"data": "then"})
+    assert operator.execute(instance()) == "b"
+    assert [finish(queue) for _ in range(3)] == ["b.000000", "b.000001", "b.000002"]
+    assert queue.claim().task.data == b"then"
+    assert (queue.claim(), queue.batch("b").done) == (None, True)
+    queue.enqueue("other", task_id="own")
+    proxy.marker = b"again"
+    messages = ["again", {"data": "d", "task_id": "own"}]
+    with pytest.raises(DuplicateTask, match="'own'"):
+        ZkmqEnqueueOperator(task_id="t", messages=messages, batch="c").execute(instance())
+
+
+@pytest.mark.parametrize("arguments", [{"data": "marked"}, OWN, BATCH])
+def test_a_write_waits_for_zookeeper(queue, proxy, pauses, arguments):
+    """It is away as the operator begins, and for several tries; then its task is there, once."""
+    proxy.down()
+    pauses += [lambda: None, lambda: None, proxy.up]
+    ZkmqEnqueueOperator(task_id="t", **arguments).execute(instance())
+    [task] = queue.tasks()
+    assert (pauses, finish(queue)) == ([proxy.up], task.id)
+
+
+def test_a_write_waits_no_longer_than_its_task_may_take(queue, proxy):
+    """Then the error is ZooKeeper's, nothing is written, and the next try goes on."""
+    proxy.down()
+    operator = ZkmqEnqueueOperator(task_id="t", data="x", execution_timeout=timedelta(microseconds=1))
+    with pytest.raises(Unavailable):
+        operator.execute(instance())
+    proxy.up()
+    assert queue.tasks() == []
+    assert operator.execute(instance()) == finish(queue)
+
+
+@pytest.mark.parametrize("error", [TlsRefused("their certificate"), AccessDenied("no"), SessionLost("closed")])
+@pytest.mark.parametrize("verb", ["enqueue_new", "wait"])
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_what_no_wait_mends_fails_at_once(queue, monkeypatch, error, verb, deferrable):
+    """Certificates and passwords that are refused, and a client that was closed, are no outage."""
+
+    def refused(*_given, **_named):
+        raise error
+
+    monkeypatch.setattr(Queue, verb, refused)
+    operator = ZkmqEnqueueOperator(task_id="t", data="x", wait_for_completion=True, deferrable=deferrable)
+    with pytest.raises((type(error), AirflowException), match=str(error)) as failed:
+        operator.execute(instance())
+    assert not isinstance(failed.value, TaskDeferred)
+    assert len(queue.tasks()) == (verb == "wait")
+
+
+@pytest.mark.parametrize("arguments", [{"data": "x"}, {"messages": ["x"], "batch": "b"}])
+def test_a_wait_on_the_worker_goes_on_through_an_outage(queue, proxy, pauses, monkeypatch, arguments):
+    """However long it lasts, where no timeout is given; what ends meanwhile ends the wait when ZooKeeper is back."""
+    ends = spied(monkeypatch, "wait_batch" if "batch" in arguments else "wait", proxy.down)
+
+    def back():
+        finish(queue)
+        proxy.up()
+
+    pauses += [lambda: None, back]
+    pauses.append(lambda: None)
+    operator = ZkmqEnqueueOperator(task_id="t", wait_for_completion=True, **arguments)
+    told = operator.execute(instance())
+    assert told == arguments.get("batch", queue.tasks()[0].id)
+    assert (ends[0], ends[-1], len(queue.tasks())) == (Unavailable, None, 1)
+
+
+def test_a_wait_on_the_worker_ends_with_its_timeout(queue, proxy, pauses, monkeypatch):
+    """Through the outage, too; its task is there, and the next try goes on waiting for it."""
+    spied(monkeypatch, "wait", proxy.down)
+    pauses.append(lambda: None)
+    operator = ZkmqEnqueueOperator(task_id="t", data="x", wait_for_completion=True, timeout=0.2)
+    with pytest.raises(AirflowException) as failed:
+        operator.execute(instance())
+    assert not isinstance(failed.value, TaskDeferred)
+    proxy.up()
+    task_id = finish(queue)
+    assert operator.execute(instance()) == task_id
+
+
+@pytest.mark.parametrize("passed", [-60.0, 3600.0, None])
+def test_an_outage_as_it_resumes_fails_nothing_that_has_ended(queue, proxy, passed):
+    """It defers again, also beyond its timeout: the tasks were told of in time."""
+    deadline = None if passed is None else time.time() + passed
+    operator = ZkmqEnqueueOperator(task_id="t", data="x", wait_for_completion=True, deferrable=True)
+    with pytest.raises(TaskDeferred):
+        operator.execute(instance())
+    event = {"status": "done", "ids": [finish(queue)]}
+    proxy.down()
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute_complete(instance(), event, deadline=deadline)
+    again = deferred.value.trigger.deadline
+    assert again is None if passed is None else again >= max(deadline, time.time())
+    proxy.up()
+    assert operator.execute_complete(instance(), event, deadline=deadline) == event["ids"][0]
