@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.claims import read_claims
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.operators.claiming import AGAIN, checked_lease
+from airflow_provider_zkmq.operators.unmapped import Unmapped
 from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _PRIORITY: Final = 1_000
 
 
-class ZkmqKeepOperator(BaseOperator):
+class ZkmqKeepOperator(Unmapped, BaseOperator):
     """Extends claims every third of their lease, deferred, beside the work; it ends when they are settled or lost.
 
     It takes a worker for a moment and none while it waits, and it ends in the triggerer. It is a teardown task of

@@ -118,6 +118,29 @@ def test_each_has_its_own_of_a_list_that_one_task_returns(queue):
     assert [queue.task(name).result for name in "ab"] == [b"A", b"B"]
 
 
+@pytest.mark.parametrize("values", [["B"], ["A", "B", "C"], [], {"A", "B"}], ids=["less", "more", "none", "a set"])
+def test_no_task_gets_a_result_that_may_be_another_s(queue, values):
+    """Where the values are not one for each claim, in order, what succeeded is failed with that for its reason."""
+    queue.configure(policy=RetryPolicy(attempts=1))
+    states = {"work_0": "success", "work_1": "failed"}
+    with pytest.raises(AirflowFailException, match="'a' of queue 'jobs' is dead after attempt 1: result "):
+        settle(taken(queue, "a", "b"), run(states), each=True, result=values)
+    assert [(queue.task(name).state, queue.task(name).result) for name in "ab"] == [("dead", None)] * 2
+    assert queue.task("a").error.startswith("result is a set" if isinstance(values, set) else "result has ")
+    assert queue.task("b").error == "work[1] failed"
+    queue.redrive("a")
+    queue.claim_task("a").complete("its own")
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(None, b""), ("text", b"text"), (b"bytes", b"bytes"), ({"rows": 1}, b'{"rows": 1}'), (5, b"5")]
+)
+def test_what_is_no_list_is_kept_by_each(queue, value, kept):
+    """As the result of all of them."""
+    settle(taken(queue, "a", "b"), run({"work_0": "success", "work_1": "success"}), each=True, result=value)
+    assert [queue.task(name).result for name in "ab"] == [kept] * 2
+
+
 @task
 def one(claims):
     """Do something."""
