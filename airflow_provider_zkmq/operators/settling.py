@@ -19,7 +19,7 @@ from airflow_provider_zkmq.operators.memory import Memory
 from airflow_provider_zkmq.operators.results import Results, source_of
 from airflow_provider_zkmq.operators.settlements import Settlements
 from airflow_provider_zkmq.operators.unmapped import Unmapped, check_each
-from airflow_provider_zkmq.operators.verdicts import Verdict, Work, apart, instances, judge, reasons_of, share
+from airflow_provider_zkmq.operators.verdicts import Verdict, Work, apart, instances, judge, reasons_of, share, uneven
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -60,7 +60,9 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
             its index, or a list in the order of the claims, with one value for each: of another length, it is kept by
             none, and is the reason for which those are failed whose work succeeded.
         each: the instances of mapped tasks with index 0, 1, … are the work of the first, second, … claim, and tasks
-            that are not mapped are the work of all: each claim is settled by its own work. Else all are settled alike.
+            that are not mapped are the work of all: each claim is settled by its own work. Where a mapped task has not
+            one instance for each claim, none is completed: the index tells nobody whose they are. Else all are settled
+            alike.
         on_skipped: what becomes of them where work was skipped: ``"release"``, ``"complete"`` or ``"fail"``.
         on_lost: what a lost claim means: ``"fail"`` for the run, or ``"ignore"``: a warning in the log.
         zkmq_conn_id: the Airflow connection.
@@ -96,6 +98,10 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
         if not self.work:
             raise ValueError("ZkmqSettleOperator: work names no task: what would the claims be settled by?")
         self.result_of = source_of(result, each=each)
+        if (
+            each and self.result_of is not None and self.result_of[2]
+        ):  # its instances are told apart as those of the work are
+            self.work = sorted({*self.work, self.result_of[0]})
         self.result = None if self.result_of else result
         self.each = each
         self.on_skipped = on_skipped
@@ -150,7 +156,9 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
     def _verdicts(self, work: list[Work], reasons: Mapping[tuple[str, int], str], count: int) -> list[Verdict]:
         if not self.each:
             return [judge(work, self.on_skipped, reasons)] * count
-        return [judge(share(work, position), self.on_skipped, reasons) for position in range(count)]
+        verdicts = [judge(share(work, position), self.on_skipped, reasons) for position in range(count)]
+        odd = uneven(work, count)
+        return [Verdict("fail", odd) if odd and each.kind == "complete" else each for each in verdicts]
 
     def _kept(self, context: Context, verdicts: list[Verdict]) -> list[tuple[Verdict, bytes | str | None]]:
         """Return the verdicts, with what the tasks keep; where that is none, the verdict is a failure, and says why."""

@@ -1,0 +1,80 @@
+"""Runs of groups with ``each=True``, by Airflow itself: each task is settled by its own work, with its own result."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pendulum
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+
+from airflow_provider_zkmq.engine import Message, RetryPolicy
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow's standard provider warns of its core
+DAGS = """
+from airflow.sdk import DAG, task, task_group
+from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
+
+@task
+def first(claim):
+    if claim["id"] == "bad":
+        raise ValueError("no such order")
+    return None if claim["id"] == "nothing" else claim["id"]
+
+@task
+def second(name):
+    return f"second of {name}"
+
+@task_group
+def steps(claim):
+    return second(first(claim))
+
+with DAG("steps", schedule=None):
+    with ZkmqTaskGroup("orders", zkmq_queue="jobs", max_tasks=3, each=True) as orders:
+        orders.result = steps.expand(claim=orders.claims)
+
+with DAG("chain", schedule=None):
+    with ZkmqTaskGroup("orders", zkmq_queue="jobs", max_tasks=3, each=True) as orders:
+        orders.result = second.expand(name=first.expand(claim=orders.claims))
+"""
+
+
+@pytest.fixture(scope="module")
+def dags():
+    """The DAGs, read from a file as Airflow reads them, and Airflow's own database."""
+    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
+    file = Path(os.environ["AIRFLOW_HOME"]) / "dags" / "each_in_runs.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(DAGS)
+    found = DagBag(file)
+    assert not found.import_errors
+    return found.dags
+
+
+def settled(queue, dag, *names):
+    """Run a DAG on tasks of these ids; return their states, results and errors."""
+    queue.configure(policy=RetryPolicy(attempts=1))
+    queue.enqueue_many([Message(b"x", task_id=name) for name in names])
+    assert dag.test(logical_date=pendulum.datetime(2026, 3, 1, tz="UTC")).state == "failed"
+    tasks = [queue.task(name) for name in names]
+    return [(task.state, task.result, task.error) for task in tasks]
+
+
+def test_steps_for_each_claim_are_a_mapped_group_in_the_body(queue, dags):
+    """One that returned nothing moves no other one's result, and neither does one that failed."""
+    nothing, bad, good = settled(queue, dags["steps"], "nothing", "bad", "good")
+    assert nothing == ("finished", b"second of None", None)
+    assert good == ("finished", b"second of good", None)
+    assert bad[:2] == ("dead", None)
+    assert "orders.steps.first[1]: ValueError: no such order" in bad[2]
+
+
+def test_what_is_mapped_over_mapped_work_is_nobody_s_where_some_returned_nothing(queue, dags):
+    """Airflow makes two instances of three claims: none of the claims gets the work, or the result, of another."""
+    ends = settled(queue, dags["chain"], "nothing", "one", "two")
+    assert [(state, result) for state, result, _ in ends] == [("dead", None)] * 3
+    told = "whose work it is is not known: orders.second has 2 instance(s) for 3 claim(s)"
+    assert [error for _, _, error in ends] == [told, told, "orders.second[2] not done"]
