@@ -6,26 +6,32 @@ import json
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow.sdk import XComArg
+from airflow.sdk.exceptions import XComNotFound
 
 from airflow_provider_zkmq.engine import ConfigError
 
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
 #: The task and the key of an XCom, and whether each instance of a mapped task has one.
 Source: TypeAlias = tuple[str, str, bool]
+#: What values, and the functions that a DAG applies to them, raise; where Airflow does not answer, it is another error.
+_WRONG: Final = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Results:
-    """The results of `count` claims, from what was given, or from the XCom that it is.
+    """The results of `count` claims, from what was given, or from the XCom that it is or is made of.
 
     What work returns is asked for only where it succeeded: else there is none, which Airflow's templates complain of.
     """
 
-    def __init__(self, given: Any, source: Source | None, instance: Any, count: int, *, each: bool) -> None:
+    def __init__(self, given: Any, source: Source | None, context: Context, count: int, *, each: bool) -> None:
         self._given = given
         self._source = source
-        self._instance = instance
+        self._context = context
         self._count = count
         self._each = each
 
@@ -40,14 +46,24 @@ class Results:
 
     @cached_property
     def _for_all(self) -> Any:
-        return self._given if self._source is None else self._pulled(self._source, -1)
+        if self._source is not None:
+            return self._pulled(self._source, -1)
+        if not isinstance(self._given, XComArg):
+            return self._given
+        try:
+            return self._given.resolve(self._context)
+        except (XComNotFound, *_WRONG) as error:
+            raise ConfigError(f"result cannot be made: {error}") from None
 
     @cached_property
     def _in_order(self) -> list[Any]:
         """The values, one for each claim: in any other number, they would be taken for those of other claims."""
         if isinstance(self._for_all, AbstractSet):
             raise ConfigError("result is a set, which has no order: with each=True, give a list in that of the claims")
-        values = list(self._for_all)
+        try:
+            values = list(self._for_all)
+        except _WRONG as error:
+            raise ConfigError(f"result cannot be made: {error}") from None
         if len(values) != self._count:
             raise ConfigError(
                 f"result has {len(values)} value(s) for {self._count} claim(s), and is kept by none, as it may be "
@@ -56,7 +72,8 @@ class Results:
         return values
 
     def _pulled(self, source: Source, index: int) -> Any:
-        return self._instance.xcom_pull(task_ids=source[0], key=source[1], map_indexes=index)
+        instance: Any = self._context["ti"]
+        return instance.xcom_pull(task_ids=source[0], key=source[1], map_indexes=index)
 
 
 def as_result(value: Any) -> bytes | str | None:
@@ -68,12 +85,12 @@ def as_result(value: Any) -> bytes | str | None:
             return value.encode()  # half a surrogate pair is no text
         # What mapped tasks returned is read from Airflow one by one, and is no list.
         return json.dumps(value, default=list)
-    except (TypeError, ValueError, RecursionError) as error:
+    except _WRONG as error:
         raise ConfigError(f"result is neither bytes, text nor JSON: {error}") from None
 
 
 def source_of(result: Any, *, each: bool) -> Source | None:
-    """Return the XCom that a result is. None for what Airflow's templates give: what is no XCom, or is for all claims.
+    """Return the XCom that a result is. None for what is none, is made of several, or is for all claims.
 
     Raises `ValueError` for what is made of a mapped task's XComs for claims that are told apart: Airflow leaves out the
     instances that have none, and what follows them would move to the claims before.

@@ -98,17 +98,18 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
         if not self.work:
             raise ValueError("ZkmqSettleOperator: work names no task: what would the claims be settled by?")
         self.result_of = source_of(result, each=each)
-        if (
-            each and self.result_of is not None and self.result_of[2]
-        ):  # its instances are told apart as those of the work are
+        if each and self.result_of is not None and self.result_of[2]:
+            # Its instances are told apart as those of the work are.
             self.work = sorted({*self.work, self.result_of[0]})
-        self.result = None if self.result_of else result
+        # What is made of XComs is made where the work succeeded: of others', Airflow's templates may complain.
+        self.result_made = result if isinstance(result, XComArg) and self.result_of is None else None
+        self.result = None if isinstance(result, XComArg) else result
         self.each = each
         self.on_skipped = on_skipped
         self.on_lost = on_lost
         self.zkmq_conn_id = zkmq_conn_id
         self.as_teardown(on_failure_fail_dagrun=True)
-        given = [result] if self.result_of else []
+        given = [result] if isinstance(result, XComArg) else []
         for node in [*nodes, *given]:
             if not isinstance(node, str):
                 self.set_upstream(waited_for(_counting(node)) if isinstance(node, TaskGroup) else node)
@@ -162,7 +163,8 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
 
     def _kept(self, context: Context, verdicts: list[Verdict]) -> list[tuple[Verdict, bytes | str | None]]:
         """Return the verdicts, with what the tasks keep; where that is none, the verdict is a failure, and says why."""
-        results = Results(self.result, self.result_of, context["ti"], len(verdicts), each=self.each)
+        given = self.result if self.result_made is None else self.result_made
+        results = Results(given, self.result_of, context, len(verdicts), each=self.each)
         kept: list[tuple[Verdict, bytes | str | None]] = []
         for position, verdict in enumerate(verdicts):
             try:

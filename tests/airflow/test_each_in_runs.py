@@ -1,4 +1,4 @@
-"""Runs of groups with ``each=True``, by Airflow itself: each task is settled by its own work, with its own result."""
+"""Runs of groups, by Airflow itself: each task is settled by its own work, with its own result or its reason."""
 
 from __future__ import annotations
 
@@ -39,6 +39,17 @@ with DAG("steps", schedule=None):
 with DAG("chain", schedule=None):
     with ZkmqTaskGroup("orders", zkmq_queue="jobs", max_tasks=3, each=True) as orders:
         orders.result = second.expand(name=first.expand(claim=orders.claims))
+
+@task
+def total(claims):
+    return [first.function(claim) for claim in claims]
+
+def upper(name):
+    return name.upper()
+
+with DAG("made", schedule=None):
+    with ZkmqTaskGroup("orders", zkmq_queue="jobs", max_tasks=3) as orders:
+        orders.result = total(orders.claims).map(upper)
 """
 
 
@@ -54,11 +65,11 @@ def dags():
     return found.dags
 
 
-def settled(queue, dag, *names):
+def settled(queue, dag, *names, state="failed"):
     """Run a DAG on tasks of these ids; return their states, results and errors."""
     queue.configure(policy=RetryPolicy(attempts=1))
     queue.enqueue_many([Message(b"x", task_id=name) for name in names])
-    assert dag.test(logical_date=pendulum.datetime(2026, 3, 1, tz="UTC")).state == "failed"
+    assert dag.test(logical_date=pendulum.datetime(2026, 3, 1, tz="UTC")).state == state
     tasks = [queue.task(name) for name in names]
     return [(task.state, task.result, task.error) for task in tasks]
 
@@ -78,3 +89,13 @@ def test_what_is_mapped_over_mapped_work_is_nobody_s_where_some_returned_nothing
     assert [(state, result) for state, result, _ in ends] == [("dead", None)] * 3
     told = "whose work it is is not known: orders.second has 2 instance(s) for 3 claim(s)"
     assert [error for _, _, error in ends] == [told, told, "orders.second[2] not done"]
+
+
+def test_what_is_made_of_a_result_is_made_where_there_is_one(queue, dags):
+    """Work that failed has none, which Airflow complains of: its task is failed all the same, with its reason."""
+    [bad] = settled(queue, dags["made"], "bad")
+    assert bad == ("dead", None, "orders.total: ValueError: no such order")
+    [nothing] = settled(queue, dags["made"], "nothing")
+    told = "result is neither bytes, text nor JSON: 'NoneType' object has no attribute 'upper'"
+    assert nothing == ("dead", None, told)
+    assert settled(queue, dags["made"], "good", state="success") == [("finished", b'["GOOD"]', None)]
