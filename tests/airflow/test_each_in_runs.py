@@ -50,6 +50,10 @@ def upper(name):
 with DAG("made", schedule=None):
     with ZkmqTaskGroup("orders", zkmq_queue="jobs", max_tasks=3) as orders:
         orders.result = total(orders.claims).map(upper)
+
+with DAG("all", schedule=None):
+    with ZkmqTaskGroup("orders", zkmq_queue="jobs", max_tasks=3) as orders:
+        orders.result = first.expand(claim=orders.claims)
 """
 
 
@@ -99,3 +103,11 @@ def test_what_is_made_of_a_result_is_made_where_there_is_one(queue, dags):
     told = "result is neither bytes, text nor JSON: 'NoneType' object has no attribute 'upper'"
     assert nothing == ("dead", None, told)
     assert settled(queue, dags["made"], "good", state="success") == [("finished", b'["GOOD"]', None)]
+
+
+def test_the_list_of_what_mapped_work_returned_is_the_result_of_all(queue, dags):
+    """Where claims are not told apart; where one failed, each is failed."""
+    told = ("finished", b'["good", "well"]', None)
+    assert settled(queue, dags["all"], "good", "well", state="success") == [told] * 2
+    ends = settled(queue, dags["all"], "bad", "fine")
+    assert ends == [("dead", None, "orders.first[0]: ValueError: no such order")] * 2
