@@ -26,6 +26,7 @@ from airflow_provider_zkmq.operators.taking import (
     take_back,
     take_new,
 )
+from airflow_provider_zkmq.operators.unmapped import Unmapped
 from airflow_provider_zkmq.operators.waiting import defer_until_ready
 from airflow_provider_zkmq.triggers.leases import SHORTEST_LEASE
 
@@ -50,7 +51,7 @@ AGAIN: Final[dict[str, Any]] = {
 _STEP: Final = 30.0
 
 
-class ZkmqClaimOperator(BaseOperator):
+class ZkmqClaimOperator(Unmapped, BaseOperator):
     """Claims tasks for its DAG run; its XCom is ``[{"queue", "id", "token", "attempt", "filters"}, …]``, no payload.
 
     It is a setup task: `ZkmqKeepOperator` keeps what it took from being delivered again while the run works, and

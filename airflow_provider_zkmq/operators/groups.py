@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +13,7 @@ from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator, waited_for, work_ids
+from airflow_provider_zkmq.operators.unmapped import check_each
 from airflow_provider_zkmq.operators.verdicts import note_error
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class ZkmqTaskGroup(TaskGroup):
         **kwargs: Any,
     ) -> None:
         super().__init__(group_id, **kwargs)
+        check_each(f"ZkmqTaskGroup {self.group_id!r}", each, self)
         self._taking: dict[str, Any] = {
             "zkmq_queue": zkmq_queue,
             "selector": selector,
@@ -97,7 +100,12 @@ class ZkmqTaskGroup(TaskGroup):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._claim = ZkmqClaimOperator(task_id="claim", **self._taking)
+        try:
+            self._claim = ZkmqClaimOperator(task_id="claim", **self._taking)
+        except BaseException:
+            # Without a body there is no end: the next DAGs of this process would be made in this group.
+            super().__exit__(*sys.exc_info())
+            raise
         return self
 
     def __exit__(

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk import BaseHook, BaseOperator
+from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 
-from airflow_provider_zkmq.engine import Duration
-from airflow_provider_zkmq.hooks.claims import read_claims
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.engine import Duration, TransportError
+from airflow_provider_zkmq.environment import FILES
+from airflow_provider_zkmq.hooks.claims import read_claims, shown
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, connection_options
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import AGAIN, checked_lease
+from airflow_provider_zkmq.operators.taking import still_held
+from airflow_provider_zkmq.operators.unmapped import Unmapped
+from airflow_provider_zkmq.triggers.keeping import has_ended
 from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_zkmq.hooks.claims import Claim
+
 #: Where worker slots are few, what holds the claims comes before the work.
 _PRIORITY: Final = 1_000
+#: Seconds after which queue files are looked at again, at the latest: no watch tells that the run has settled.
+_LOOK: Final = 30.0
 
 
-class ZkmqKeepOperator(BaseOperator):
+class ZkmqKeepOperator(Unmapped, BaseOperator):
     """Extends claims every third of their lease, deferred, beside the work; it ends when they are settled or lost.
 
     It takes a worker for a moment and none while it waits, and it ends in the triggerer. It is a teardown task of
     `ZkmqClaimOperator`, which Airflow runs as soon as the claims are there: so it is run again with them after a clear,
     goes on while a run that was marked failed tears down, and neither its state nor its end matters to what comes
     after the work. In ``dag.test()``, which has no triggerer, it does nothing.
+
+    Claims of queue files, which no trigger can use, it extends on a worker, every third of their lease and every 30
+    seconds at the least, with none in between: Airflow reschedules it, as it does a sensor.
 
     It is tried three times more, 5 seconds apart, unless told otherwise here: ``default_args`` are for the work.
 
@@ -37,6 +50,8 @@ class ZkmqKeepOperator(BaseOperator):
         settle: the id of the Airflow task that settles; when that has ended without settling, nothing is extended any
             more, and the tasks are delivered again. None: it is not looked at, and the claims are kept until they end.
         zkmq_conn_id: the Airflow connection.
+
+    Raises `ValueError`, where the DAG is parsed, for what is not understood.
 
     """
 
@@ -54,6 +69,10 @@ class ZkmqKeepOperator(BaseOperator):
     ) -> None:
         kwargs = {"priority_weight": _PRIORITY, "weight_rule": "absolute"} | AGAIN | kwargs
         super().__init__(**kwargs)
+        if settle is not None and not isinstance(settle, str):
+            raise ValueError(
+                f"ZkmqKeepOperator: settle {settle!r} is not allowed: give the id of the task that settles"
+            )
         self.claims = claims
         self.lease = checked_lease(lease)
         self.settle = settle
@@ -61,7 +80,14 @@ class ZkmqKeepOperator(BaseOperator):
         self.as_teardown(on_failure_fail_dagrun=False)
 
     def execute(self, context: Context) -> None:
-        """Defer to the trigger, which ends the task. Raises `AirflowSkipException` where there is nothing to keep."""
+        """Defer to the trigger, which ends the task; claims of queue files are extended here.
+
+        Raises:
+            AirflowSkipException: there is nothing to keep.
+            AirflowRescheduleException: claims of queue files are extended, and are to be again.
+            ConfigError: the claims, or what the connection says of queue files, are not understood.
+
+        """
         claims = read_claims("claims", self.claims)
         if not claims:
             raise AirflowSkipException("there are no claims to keep")
@@ -70,6 +96,9 @@ class ZkmqKeepOperator(BaseOperator):
             return
         instance: Any = context["ti"]
         settle = [instance.dag_id, instance.run_id, self.settle, instance.map_index] if self.settle else None
+        if self._on_files():
+            self._extend(claims, settle)
+            return
         self.defer(
             trigger=ZkmqLeaseTrigger(
                 claims=[[claim["queue"], claim["id"], claim["token"]] for claim in claims],
@@ -79,6 +108,33 @@ class ZkmqKeepOperator(BaseOperator):
             ),
             method_name="execute_complete",
         )
+
+    def _on_files(self) -> bool:
+        """Whether the connection names queue files. One that cannot be looked up here is the trigger's to try."""
+        try:
+            hosts: str = connection_options(BaseHook.get_connection(self.zkmq_conn_id))["hosts"]
+        except Exception as error:  # noqa: BLE001  whatever a secrets backend raises
+            self.log.info("Connection %r is not looked up here: %s", self.zkmq_conn_id, error)
+            return False
+        return hosts.startswith(FILES)
+
+    def _extend(self, claims: list[Claim], settle: list[Any] | None) -> None:
+        """Extend the claims, and be called again, until none holds or who is to settle them has ended."""
+        with ZkmqHook(self.zkmq_conn_id) as hook:
+            held = [claim for claim in claims if self._held(hook, claim)]
+        if not held:
+            return
+        if settle is not None and has_ended(*settle):
+            self.log.warning("%d claim(s) are left to their leases: what was to settle them has ended", len(held))
+            return
+        raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=min(self.lease / 3, _LOOK)))
+
+    def _held(self, hook: ZkmqHook, claim: Claim) -> bool:
+        try:
+            return still_held(hook, claim, self.lease, self.log)
+        except TransportError as error:  # another process holds the file's lock: the claim is tried again soon
+            self.log.warning("%s is not extended for now: %s", shown(claim), error)
+            return True
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> None:
         """Do nothing: the trigger ends the task without coming here."""

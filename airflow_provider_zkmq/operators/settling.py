@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk import BaseOperator, TaskGroup
+from airflow.sdk import BaseOperator, TaskGroup, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_zkmq.engine import ConfigError
@@ -17,8 +16,10 @@ from airflow_provider_zkmq.hooks.outcomes import few
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import AGAIN
 from airflow_provider_zkmq.operators.memory import Memory
+from airflow_provider_zkmq.operators.results import Results, source_of
 from airflow_provider_zkmq.operators.settlements import Settlements
-from airflow_provider_zkmq.operators.verdicts import Verdict, Work, apart, instances, judge, reasons_of, share
+from airflow_provider_zkmq.operators.unmapped import Unmapped, check_each
+from airflow_provider_zkmq.operators.verdicts import Verdict, Work, apart, instances, judge, reasons_of, share, uneven
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -35,7 +36,7 @@ _PATIENT: Final[dict[str, Any]] = AGAIN | {
 }
 
 
-class ZkmqSettleOperator(BaseOperator):
+class ZkmqSettleOperator(Unmapped, BaseOperator):
     """Settles claims by the states of the tasks that did their work, and fails where the run is to be seen as failed.
 
     All succeeded: the queue's tasks are completed. Any failed, was not run for that, or is missing: they are failed,
@@ -54,10 +55,14 @@ class ZkmqSettleOperator(BaseOperator):
         claims: the claims, usually the XCom of `ZkmqClaimOperator`.
         work: the tasks that must succeed: operators, task groups or task ids, one or a list. Nodes are made upstream of
             this task, ids are not.
-        result: what the finished tasks keep as their result: bytes, text, or JSON; usually an XCom of the work. With
-            `each`, a list in the order of the claims.
+        result: what the finished tasks keep as their result: bytes, text, or JSON; usually an XCom of the work. A task
+            whose result cannot be kept is failed with that for its reason. With `each`, the XCom of a mapped task, by
+            its index, or a list in the order of the claims, with one value for each: of another length, it is kept by
+            none, and is the reason for which those are failed whose work succeeded.
         each: the instances of mapped tasks with index 0, 1, … are the work of the first, second, … claim, and tasks
-            that are not mapped are the work of all: each claim is settled by its own work. Else all are settled alike.
+            that are not mapped are the work of all: each claim is settled by its own work. Where a mapped task has not
+            one instance for each claim, none is completed: the index tells nobody whose they are. Else all are settled
+            alike.
         on_skipped: what becomes of them where work was skipped: ``"release"``, ``"complete"`` or ``"fail"``.
         on_lost: what a lost claim means: ``"fail"`` for the run, or ``"ignore"``: a warning in the log.
         zkmq_conn_id: the Airflow connection.
@@ -86,19 +91,25 @@ class ZkmqSettleOperator(BaseOperator):
             raise ValueError(f"ZkmqSettleOperator: on_skipped {on_skipped!r} is not known: give {_ON_SKIPPED}")
         if on_lost not in _ON_LOST:
             raise ValueError(f"ZkmqSettleOperator: on_lost {on_lost!r} is not known: give {_ON_LOST}")
+        check_each("ZkmqSettleOperator", each, self)
         nodes = list(work) if isinstance(work, list | tuple | set) else [work]
         self.claims = claims
         self.work = sorted({task_id for node in nodes for task_id in work_ids(node)})
         if not self.work:
             raise ValueError("ZkmqSettleOperator: work names no task: what would the claims be settled by?")
-        self.result_of = _source(result, each=each)
-        self.result = None if self.result_of else result
+        self.result_of = source_of(result, each=each)
+        if each and self.result_of is not None and self.result_of[2]:
+            # Its instances are told apart as those of the work are.
+            self.work = sorted({*self.work, self.result_of[0]})
+        # What is made of XComs is made where the work succeeded: of others', Airflow's templates may complain.
+        self.result_made = result if isinstance(result, XComArg) and self.result_of is None else None
+        self.result = None if isinstance(result, XComArg) else result
         self.each = each
         self.on_skipped = on_skipped
         self.on_lost = on_lost
         self.zkmq_conn_id = zkmq_conn_id
         self.as_teardown(on_failure_fail_dagrun=True)
-        given = [result] if self.result_of else []
+        given = [result] if isinstance(result, XComArg) else []
         for node in [*nodes, *given]:
             if not isinstance(node, str):
                 self.set_upstream(waited_for(_counting(node)) if isinstance(node, TaskGroup) else node)
@@ -107,27 +118,21 @@ class ZkmqSettleOperator(BaseOperator):
         """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
 
         Raises:
-            AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`), or the result is
-                none that can be kept, and nothing was settled; there is no other try.
+            AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`), or a result could
+                not be kept; there is no other try. So it is where claims with `each` are in a mapped task group after
+                all: then nothing is settled, and they are left to their leases.
             AirflowException: ZooKeeper kept a claim from being settled.
 
         """
         claims = read_claims("claims", self.claims)
         work = self._work(context)
         reasons = reasons_of(context, work)
-        verdicts = self._verdicts(work, reasons, len(claims))
-        try:
-            results = [
-                as_result(self._result(context, position)) if verdict.kind == "complete" else None
-                for position, verdict in enumerate(verdicts)
-            ]
-        except ConfigError as error:
-            raise AirflowFailException(str(error)) from None
+        kept = self._kept(context, self._verdicts(work, reasons, len(claims)))
         with ZkmqHook(self.zkmq_conn_id) as hook:
             again = context["ti"].try_number > 1
             settlements = Settlements(hook, Memory(context), self.log, again=again)
             try:
-                for claim, verdict, result in zip(claims, verdicts, results, strict=True):
+                for claim, (verdict, result) in zip(claims, kept, strict=True):
                     settlements.settle(claim, verdict, result)
             finally:
                 settlements.remember()
@@ -136,6 +141,11 @@ class ZkmqSettleOperator(BaseOperator):
 
     def _work(self, context: Context) -> list[Work]:
         instance: Any = context["ti"]
+        if self.each and instance.map_index >= 0:
+            raise AirflowFailException(
+                "nothing is settled: each=True has no meaning in a mapped task group, whose instances have its index, "
+                "not that of a claim; the claims are left to their leases"
+            )
         work: list[Work] = []
         for task_ids in apart(self.work):
             states: dict[str, Any] = instance.get_task_states(
@@ -147,21 +157,21 @@ class ZkmqSettleOperator(BaseOperator):
     def _verdicts(self, work: list[Work], reasons: Mapping[tuple[str, int], str], count: int) -> list[Verdict]:
         if not self.each:
             return [judge(work, self.on_skipped, reasons)] * count
-        return [judge(share(work, position), self.on_skipped, reasons) for position in range(count)]
+        verdicts = [judge(share(work, position), self.on_skipped, reasons) for position in range(count)]
+        odd = uneven(work, count)
+        return [Verdict("fail", odd) if odd and each.kind == "complete" else each for each in verdicts]
 
-    def _result(self, context: Context, position: int) -> Any:
-        """Return the result of the claim at a position. What work returns is asked for only where it succeeded."""
-        value: Any = self.result
-        if self.result_of is not None:
-            task_id, key, mapped = self.result_of
-            instance: Any = context["ti"]
-            value = instance.xcom_pull(task_ids=task_id, key=key, map_indexes=position if mapped else -1)
-            if mapped:
-                return value
-        if not self.each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            return value
-        values = list(value)
-        return values[position] if position < len(values) else None
+    def _kept(self, context: Context, verdicts: list[Verdict]) -> list[tuple[Verdict, bytes | str | None]]:
+        """Return the verdicts, with what the tasks keep; where that is none, the verdict is a failure, and says why."""
+        given = self.result if self.result_made is None else self.result_made
+        results = Results(given, self.result_of, context, len(verdicts), each=self.each)
+        kept: list[tuple[Verdict, bytes | str | None]] = []
+        for position, verdict in enumerate(verdicts):
+            try:
+                kept.append((verdict, results.of(position) if verdict.kind == "complete" else None))
+            except ConfigError as error:  # no later try could keep it either
+                kept.append((Verdict("fail", str(error)), None))
+        return kept
 
     def _tell(self, claims: list[Claim], settlements: Settlements, overall: Verdict) -> None:
         """Raise what the run is to be seen by. What is tried again comes first: it may go well.
@@ -185,12 +195,19 @@ class ZkmqSettleOperator(BaseOperator):
 
 
 def work_ids(node: Any) -> Iterable[str]:
-    """Return the ids of the tasks that a node stands for; teardown tasks count where their failure fails the run."""
+    """Return the ids of the tasks that a node stands for; teardown tasks count where their failure fails the run.
+
+    Raises `ValueError` for what is no task, group, XCom or id.
+    """
     if isinstance(node, str):
         return [node]
-    return [
-        task.task_id for task in _counting(node if isinstance(node, TaskGroup) else [getattr(node, "operator", node)])
-    ]
+    if isinstance(node, XComArg):
+        tasks = [operator for operator, _ in node.iter_references()]
+    else:
+        tasks = list(node) if isinstance(node, TaskGroup) else [node]
+    if not all(hasattr(task, "task_id") and hasattr(task, "is_teardown") for task in tasks):
+        raise ValueError(f"ZkmqSettleOperator: work {node!r} is no operator, task group or task id, nor a list of them")
+    return [task.task_id for task in _counting(tasks)]
 
 
 def _counting(tasks: Iterable[Any]) -> list[Any]:
@@ -205,26 +222,3 @@ def waited_for(tasks: Iterable[Any]) -> list[Any]:
     known = list(tasks)
     inside = {task.task_id for task in known}
     return [task for task in known if not task.is_setup or task.downstream_task_ids.isdisjoint(inside)]
-
-
-def as_result(value: Any) -> bytes | str | None:
-    """Return what a queue's task keeps as its result. Raises `ConfigError` for what is neither text nor JSON."""
-    if value is None or isinstance(value, str | bytes):
-        return value
-    try:
-        # What mapped tasks returned is read from Airflow one by one, and is no list.
-        return json.dumps(value, default=list)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"result is neither bytes, text nor JSON: {error}") from None
-
-
-def _source(result: Any, *, each: bool) -> tuple[str, str, bool] | None:
-    """Return the task and the key of the XCom that a result is, and whether each instance of a mapped task has one.
-
-    None for what Airflow's templates give: what is no XCom, and the list of a mapped task's where it is for all claims.
-    """
-    operator, key = getattr(result, "operator", None), getattr(result, "key", None)
-    if operator is None or key is None:
-        return None
-    mapped = operator.is_mapped or operator.get_closest_mapped_task_group() is not None
-    return (str(operator.task_id), str(key), mapped) if each or not mapped else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -67,6 +68,17 @@ def share(work: Sequence[Work], index: int) -> list[Work]:
     mine = [each for each in work if each.map_index in {-1, index}]
     missing = {each.task_id for each in work} - {each.task_id for each in mine}
     return mine + [Work(task_id, index, None) for task_id in sorted(missing)]
+
+
+def uneven(work: Sequence[Work], count: int) -> str:
+    """Return which mapped tasks have not one instance for each of `count` claims; empty where all have.
+
+    Airflow leaves out what returned nothing when a task is mapped over what another returned, and multiplies what is
+    mapped over several lists: then an index tells nobody whose work an instance is.
+    """
+    counts = Counter(each.task_id for each in work if each.map_index >= 0)
+    odd = [f"{task_id} has {number}" for task_id, number in sorted(counts.items()) if number != count]
+    return f"whose work it is is not known: {few(odd)} instance(s) for {count} claim(s)" if odd else ""
 
 
 def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list[Work]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound
+from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, Unsupported
 from airflow_provider_zkmq.triggers.backoff import Backoff
 from airflow_provider_zkmq.triggers.held import HeldSession
 
@@ -38,7 +38,10 @@ class Keeping:
         self._session = HeldSession(conn_id, Backoff(log, what="Keeping the claims", longest=lease / 3))
 
     async def until_over(self) -> None:
-        """Extend what is held, until nothing is, or nobody is there to settle it. Raises nothing."""
+        """Extend what is held, until nothing is, or nobody is there to settle it.
+
+        Raises `Unsupported` for queue files, which no pause makes into anything else, and nothing else.
+        """
         while self._held:
             try:
                 trouble = await self._extend()
@@ -51,6 +54,8 @@ class Keeping:
                 if trouble is not None:
                     raise trouble
                 await self._pause()
+            except Unsupported:
+                raise
             except Exception as error:  # noqa: BLE001  work that goes on is not to be delivered again
                 await self._session.after(error)
 
@@ -105,13 +110,17 @@ class Keeping:
         """Whether the Airflow task that is to settle has ended, although there are claims left."""
         if self._settle is None:
             return False
-        # The triggerer has imported these; nothing is loaded on its loop.
-        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-        from asgiref.sync import sync_to_async
+        from asgiref.sync import sync_to_async  # the triggerer has imported it: nothing is loaded on its loop
 
-        dag_id, run_id, task_id, map_index = self._settle
-        states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
-            dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=map_index
-        )
-        name = task_id if map_index < 0 else f"{task_id}_{map_index}"
-        return states.get(run_id, {}).get(name) in _ENDED
+        return await sync_to_async(has_ended)(*self._settle)
+
+
+def has_ended(dag_id: str, run_id: str, task_id: str, map_index: int) -> bool:
+    """Whether an Airflow task does nothing more by itself; asked of Airflow, in a task or in a thread of a trigger."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=map_index
+    )
+    name = task_id if map_index < 0 else f"{task_id}_{map_index}"
+    return states.get(run_id, {}).get(name) in _ENDED

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
+from airflow_provider_zkmq.engine import Unsupported
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.triggers.keeping import Keeping
 
@@ -20,7 +21,8 @@ class ZkmqLeaseTrigger(BaseTrigger):
     A claim is over when its task was settled, by whomever, or was lost; that is learnt by a watch. ZooKeeper being away
     ends nothing: the trigger tries again after pauses, with one line a minute in its log. Where the Airflow task that
     is to settle has ended and has not settled, the claims are left to their leases, so that the tasks are delivered
-    again. Nothing is settled here, whatever ends the trigger; two triggerers that run it do no harm.
+    again. Where the connection names queue files, which a trigger cannot use, its Airflow task is ended as a failure,
+    and the log says why. Nothing is settled here, whatever ends the trigger; two triggerers that run it do no harm.
 
     Args:
         claims: the claims, each as the queue's name, the task's id and the token.
@@ -53,11 +55,15 @@ class ZkmqLeaseTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield the one event that ends the task without a worker; by then nothing is extended any more."""
         keeping = self._keeping = Keeping(self.zkmq_conn_id, self.claims, self.lease, self.settle, self.log)
+        end: TriggerEvent = TaskSuccessEvent()
         try:
             await keeping.until_over()
+        except Unsupported as error:
+            self.log.warning("Nothing is extended, and the claims are left to their leases: %s", error)
+            end = TaskFailedEvent()
         finally:
             await keeping.leave()
-        yield TaskSuccessEvent()
+        yield end
 
     async def cleanup(self) -> None:
         """Give the shared session back."""

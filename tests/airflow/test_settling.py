@@ -6,6 +6,7 @@ import contextlib
 import json
 from types import SimpleNamespace
 
+import pendulum
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
@@ -195,12 +196,17 @@ def test_a_result_that_is_too_large_fails_its_task(queue):
     assert queue.task("a").state == "dead"
 
 
-def test_a_result_that_is_none_settles_nothing(queue):
-    """It is said before the first claim is settled."""
-    claims = taken(queue, "a")
-    with pytest.raises(AirflowFailException, match="neither bytes, text nor JSON"):
-        settle(claims, run({"work": "success"}), result=object())
-    queue.complete("a", claims[0]["token"])
+@pytest.mark.parametrize("result", [{"at": pendulum.datetime(2026, 1, 1)}, "\ud800"], ids=["JSON", "text"])
+def test_a_result_that_is_none_fails_its_task(queue, result):
+    """As one that is too large does: by its queue's policy, with the reason, and the run is red."""
+    queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))
+    store, claims = Store(), taken(queue, "a")
+    for number in (1, 2):
+        with pytest.raises(AirflowFailException, match="'a' .* is tried again .*neither bytes, text nor JSON"):
+            settle(claims, run({"work": "success"}, store, number), result=result)
+    task = queue.task("a")
+    assert (task.state, task.attempt) == ("inserted", 1)
+    assert task.error.startswith("result is neither bytes, text nor JSON: ")
 
 
 def test_the_states_of_mapped_tasks_are_read_by_their_names():
@@ -241,6 +247,10 @@ def test_the_exception_of_a_failed_task_is_kept():
         ({"work": []}, "names no task"),
         ({"work": "a", "on_skipped": "x"}, "on_skipped 'x'"),
         ({"work": "a", "on_lost": "x"}, "on_lost 'x'"),
+        ({"work": "a", "each": "yes"}, "each 'yes' is not allowed"),
+        ({"work": 5}, "work 5 is no operator"),
+        ({"work": None}, "work None is no operator"),
+        ({"work": ["a", {"b": 1}]}, "is no operator"),
     ],
 )
 def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(arguments, told):

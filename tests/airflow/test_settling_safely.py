@@ -37,27 +37,40 @@ def test_an_instance_that_is_named_as_another_task_is_not_taken_for_it(queue):
     assert apart(["a", "a_1", "a_1_2", "b_1", "a_x"]) == [["a", "a_x", "b_1"], ["a_1"], ["a_1_2"]]
 
 
-def test_a_claim_without_an_instance_of_its_own_is_not_done(queue):
-    """It fails, and is not completed; where all of a task's are missing, it is missing once."""
+def test_where_instances_are_not_one_for_each_claim_none_is_completed(queue):
+    """By its index, an instance could be another claim's: its own failures and skips are told as they are."""
     queue.configure(policy=RetryPolicy(attempts=1))
     with pytest.raises(AirflowFailException, match=r"task 'b' .* is dead after attempt 1: work\[1\] not done"):
-        settle(taken(queue, "a", "b"), run({"work_0": "success"}), each=True)
-    assert [queue.task(name).state for name in "ab"] == ["finished", "dead"]
+        settle(taken(queue, "a", "b"), run({"work_0": "success", "first": "success"}), ["work", "first"], each=True)
+    told = "whose work it is is not known: work has 1 instance(s) for 2 claim(s)"
+    assert [(queue.task(name).state, queue.task(name).error) for name in "ab"] == [
+        ("dead", told), ("dead", "work[1] not done")
+    ]  # fmt: skip
     assert share([Work("none", -1, None)], 1) == [Work("none", -1, None)]
+    with pytest.raises(AirflowFailException, match=r"work has 2 instance\(s\) for 1 claim\(s\)"):
+        settle(taken(queue, "c"), run({"work_0": "success", "work_1": "success"}), each=True)
+    assert (queue.task("c").state, queue.task("c").result) == ("dead", None)
+
+
+def test_work_of_none_that_was_skipped_as_a_whole_may_complete(queue):
+    """A mapped task that was not expanded has no instances that could be anybody's."""
+    claims = taken(queue, "a", "b")
+    settle(claims, run({"work": "skipped", "first_0": "success", "first_1": "success"}), ["work", "first"], each=True,
+           on_skipped="complete")  # fmt: skip
+    assert [queue.task(name).state for name in "ab"] == ["finished"] * 2
 
 
 def test_work_that_is_no_claim_s_fails_the_run(queue):
-    """Airflow judges the run by the settling alone: an instance beyond the claims, or for a lost one."""
-    claims = taken(queue, "a", "b")
-    with pytest.raises(AirflowFailException, match=r"work\[1\] failed"):
-        settle(claims[:1], run({"work_0": "success", "work_1": "failed"}), each=True)
-    assert queue.task("a").state == "finished"
+    """Airflow judges the run by the settling alone: also where a claim was lost, or there is none."""
+    [claim] = taken(queue, "b")
     queue.cancel("b")
     for state in ("failed", "skipped"):
         with pytest.raises(AirflowFailException, match="the work was not done: "):
-            settle(claims[1:], run({"work": state}), on_lost="ignore")
+            settle([claim], run({"work": state}), on_lost="ignore")
     with pytest.raises(AirflowFailException, match="the work was not done: work failed"):
         settle(None, run({"work": "failed"}))
+    with pytest.raises(AirflowFailException, match=r"the work was not done: work\[1\] failed"):
+        settle(None, run({"work_0": "success", "work_1": "failed"}), each=True)
 
 
 def test_a_later_try_tells_how_a_task_was_settled(queue, monkeypatch):
@@ -116,6 +129,29 @@ def test_each_has_its_own_of_a_list_that_one_task_returns(queue):
     context["ti"].xcom_pull = lambda **_asked: ["A", "B"]
     made.execute(context)
     assert [queue.task(name).result for name in "ab"] == [b"A", b"B"]
+
+
+@pytest.mark.parametrize("values", [["B"], ["A", "B", "C"], [], {"A", "B"}], ids=["less", "more", "none", "a set"])
+def test_no_task_gets_a_result_that_may_be_another_s(queue, values):
+    """Where the values are not one for each claim, in order, what succeeded is failed with that for its reason."""
+    queue.configure(policy=RetryPolicy(attempts=1))
+    states = {"work_0": "success", "work_1": "failed"}
+    with pytest.raises(AirflowFailException, match="'a' of queue 'jobs' is dead after attempt 1: result "):
+        settle(taken(queue, "a", "b"), run(states), each=True, result=values)
+    assert [(queue.task(name).state, queue.task(name).result) for name in "ab"] == [("dead", None)] * 2
+    assert queue.task("a").error.startswith("result is a set" if isinstance(values, set) else "result has ")
+    assert queue.task("b").error == "work[1] failed"
+    queue.redrive("a")
+    queue.claim_task("a").complete("its own")
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(None, b""), ("text", b"text"), (b"bytes", b"bytes"), ({"rows": 1}, b'{"rows": 1}'), (5, b"5")]
+)
+def test_what_is_no_list_is_kept_by_each(queue, value, kept):
+    """As the result of all of them."""
+    settle(taken(queue, "a", "b"), run({"work_0": "success", "work_1": "success"}), each=True, result=value)
+    assert [queue.task(name).result for name in "ab"] == [kept] * 2
 
 
 @task

@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.core.tasks.departing import settle_last
 from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
-from airflow_provider_zkmq.engine.errors import ConfigError, ZkmqError
+from airflow_provider_zkmq.engine.errors import Unsupported, ZkmqError
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
 from airflow_provider_zkmq.engine.fronts.aside import aside
 from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking, Front
@@ -140,7 +140,7 @@ class AsyncZkmq(ClientVerbs, Awaited[str]):
             msg = (
                 f"refused: queue files ({hosts}) have no asynchronous use (nor deferrable operators). ZooKeeper has it"
             )
-            raise ConfigError(msg)
+            raise Unsupported(msg)
         return cls(ConnectionConfig.of(hosts, root, **options), gc=gc)
 
     async def start(self) -> Self:
