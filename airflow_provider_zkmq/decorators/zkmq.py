@@ -20,6 +20,7 @@ from airflow_provider_zkmq.hooks.deferring import AWAY
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.lineage import ReadsQueue
+from airflow_provider_zkmq.operators.patience import NO_OUTAGE
 from airflow_provider_zkmq.operators.waiting import defer_until_ready
 from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
 from airflow_provider_zkmq.triggers.zkmq import nothing_came
@@ -151,6 +152,8 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
                 with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                     self._queue = hook.queue()
                     return self._handle_or_wait(self._queue, context, deadline)
+            except NO_OUTAGE:
+                raise
             except AWAY as error:  # nothing had been handled
                 if self.on_empty != "wait" or _passed(deadline):
                     raise

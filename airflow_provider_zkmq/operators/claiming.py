@@ -75,7 +75,7 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         claims: take over these, which another run or process took, such as ``"{{ dag_run.conf['claims'] }}"``, instead
             of claiming: each that still holds is extended, the others are left out.
         from_events: take over those of `zkmq_queue`, if that is given, that the asset events tell of which started the
-            run, however many; where these tell of none, as those of ``mode="wake"``, claim.
+            run, the latest 100 of them; where these tell of none, as those of ``mode="wake"``, claim.
         on_empty: where nothing can be taken: ``"skip"`` the task and with it the run's work, ``"wait"`` until there is
             something, or ``"fail"``, so that it is tried again.
         in_place: for work that is mapped over the claims: what would be left out after a clear keeps its place among

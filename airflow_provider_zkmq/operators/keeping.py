@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk import BaseHook, BaseOperator
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 
-from airflow_provider_zkmq.engine import Duration, TransportError
+from airflow_provider_zkmq.engine import Duration, ZkmqError
 from airflow_provider_zkmq.environment import FILES
 from airflow_provider_zkmq.hooks.claims import read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, connection_options
@@ -124,7 +124,7 @@ class ZkmqKeepOperator(Unmapped, BaseOperator):
             held = [claim for claim in claims if self._held(hook, claim)]
         if not held:
             return
-        if settle is not None and has_ended(*settle):
+        if settle is not None and self._has_ended(settle):
             self.log.warning("%d claim(s) are left to their leases: what was to settle them has ended", len(held))
             return
         raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=min(self.lease / 3, _LOOK)))
@@ -132,9 +132,16 @@ class ZkmqKeepOperator(Unmapped, BaseOperator):
     def _held(self, hook: ZkmqHook, claim: Claim) -> bool:
         try:
             return still_held(hook, claim, self.lease, self.log)
-        except TransportError as error:  # another process holds the file's lock: the claim is tried again soon
+        except ZkmqError as error:  # another process holds the file's lock, say: the claim is tried again soon
             self.log.warning("%s is not extended for now: %s", shown(claim), error)
             return True
+
+    def _has_ended(self, settle: list[Any]) -> bool:
+        try:
+            return has_ended(*settle)
+        except Exception as error:  # noqa: BLE001  Airflow does not answer: work that goes on is not delivered again
+            self.log.warning("Whether %s has ended is not known now: %s", settle[2], error)
+            return False
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> None:
         """Do nothing: the trigger ends the task without coming here."""

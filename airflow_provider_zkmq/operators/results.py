@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from airflow.sdk import XComArg
-from airflow.sdk.exceptions import XComNotFound
+from airflow.sdk.exceptions import AirflowRuntimeError
 
 from airflow_provider_zkmq.engine import ConfigError
 
@@ -18,18 +18,22 @@ if TYPE_CHECKING:
 
 #: The task and the key of an XCom, and whether each instance of a mapped task has one.
 Source: TypeAlias = tuple[str, str, bool]
-#: What values, and the functions that a DAG applies to them, raise; where Airflow does not answer, it is another error.
-_WRONG: Final = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+#: Airflow does not answer: the next try asks it again.
+_NO_ANSWER: Final = (AirflowRuntimeError, OSError, EOFError)
+_NO_RESULT: Final = "result is neither bytes, text nor JSON"
+T = TypeVar("T")
 
 
 class Results:
-    """The results of `count` claims, from what was given, or from the XCom that it is or is made of.
+    """The results of `count` claims, from what `render` makes of what was given, or from the XCom that it is.
 
     What work returns is asked for only where it succeeded: else there is none, which Airflow's templates complain of.
     """
 
-    def __init__(self, given: Any, source: Source | None, context: Context, count: int, *, each: bool) -> None:
-        self._given = given
+    def __init__(
+        self, render: Callable[[], Any], source: Source | None, context: Context, count: int, *, each: bool
+    ) -> None:
+        self._render = render
         self._source = source
         self._context = context
         self._count = count
@@ -41,29 +45,24 @@ class Results:
             return as_result(self._pulled(self._source, position))
         value = self._for_all
         if not self._each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            return as_result(value)
+            return self._same
         return as_result(self._in_order[position])
 
     @cached_property
+    def _same(self) -> bytes | str | None:
+        return as_result(self._for_all)
+
+    @cached_property
     def _for_all(self) -> Any:
-        if self._source is not None:
-            return self._pulled(self._source, -1)
-        if not isinstance(self._given, XComArg):
-            return self._given
-        try:
-            return self._given.resolve(self._context)
-        except (XComNotFound, *_WRONG) as error:
-            raise ConfigError(f"result cannot be made: {error}") from None
+        source = self._source
+        return _made("result cannot be made", self._render) if source is None else self._pulled(source, -1)
 
     @cached_property
     def _in_order(self) -> list[Any]:
         """The values, one for each claim: in any other number, they would be taken for those of other claims."""
         if isinstance(self._for_all, AbstractSet):
             raise ConfigError("result is a set, which has no order: with each=True, give a list in that of the claims")
-        try:
-            values = list(self._for_all)
-        except _WRONG as error:
-            raise ConfigError(f"result cannot be made: {error}") from None
+        values = _made("result cannot be made", lambda: list(self._for_all))
         if len(values) != self._count:
             raise ConfigError(
                 f"result has {len(values)} value(s) for {self._count} claim(s), and is kept by none, as it may be "
@@ -80,13 +79,23 @@ def as_result(value: Any) -> bytes | str | None:
     """Return what a queue's task keeps as its result. Raises `ConfigError` for what is neither text nor JSON."""
     if value is None or isinstance(value, bytes):
         return value
+    if isinstance(value, str):
+        return _made(_NO_RESULT, value.encode)  # half a surrogate pair is no text
+    # What mapped tasks returned is read from Airflow one by one, and is no list.
+    return _made(_NO_RESULT, lambda: json.dumps(value, default=list))
+
+
+def _made(wrong: str, work: Callable[[], T]) -> T:
+    """Return what `work` makes of values, by functions of the DAG's, too, which may raise anything.
+
+    Raises `ConfigError` for that: what is not settled is done again, and no later try would do better.
+    """
     try:
-        if isinstance(value, str):
-            return value.encode()  # half a surrogate pair is no text
-        # What mapped tasks returned is read from Airflow one by one, and is no list.
-        return json.dumps(value, default=list)
-    except _WRONG as error:
-        raise ConfigError(f"result is neither bytes, text nor JSON: {error}") from None
+        return work()
+    except _NO_ANSWER:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever a function of the DAG's raises
+        raise ConfigError(f"{wrong}: {type(error).__name__}: {error}") from None
 
 
 def source_of(result: Any, *, each: bool) -> Source | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseOperator, TaskGroup, XComArg
@@ -57,8 +58,8 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
             this task, ids are not.
         result: what the finished tasks keep as their result: bytes, text, or JSON; usually an XCom of the work. A task
             whose result cannot be kept is failed with that for its reason. With `each`, the XCom of a mapped task, by
-            its index, or a list in the order of the claims, with one value for each: of another length, it is kept by
-            none, and is the reason for which those are failed whose work succeeded.
+            its index, which counts as work, or a list in the order of the claims, with one value for each: of another
+            length, it is kept by none, and is the reason for which those are failed whose work succeeded.
         each: the instances of mapped tasks with index 0, 1, … are the work of the first, second, … claim, and tasks
             that are not mapped are the work of all: each claim is settled by its own work. Where a mapped task has not
             one instance for each claim, none is completed: the index tells nobody whose they are. Else all are settled
@@ -71,7 +72,8 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
 
     """
 
-    template_fields: Sequence[str] = ("claims", "result", "zkmq_conn_id")
+    # The result is rendered where the work succeeded: other work may have none, and then Airflow would not even start.
+    template_fields: Sequence[str] = ("claims", "zkmq_conn_id")
     ui_color = "#e8f0e4"
 
     def __init__(
@@ -101,16 +103,14 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
         if each and self.result_of is not None and self.result_of[2]:
             # Its instances are told apart as those of the work are.
             self.work = sorted({*self.work, self.result_of[0]})
-        # What is made of XComs is made where the work succeeded: of others', Airflow's templates may complain.
-        self.result_made = result if isinstance(result, XComArg) and self.result_of is None else None
-        self.result = None if isinstance(result, XComArg) else result
+        self.result = None if self.result_of else result
         self.each = each
         self.on_skipped = on_skipped
         self.on_lost = on_lost
         self.zkmq_conn_id = zkmq_conn_id
         self.as_teardown(on_failure_fail_dagrun=True)
-        given = [result] if isinstance(result, XComArg) else []
-        for node in [*nodes, *given]:
+        made_of = [operator for operator, _ in XComArg.iter_xcom_references(result)]
+        for node in [*nodes, *made_of]:
             if not isinstance(node, str):
                 self.set_upstream(waited_for(_counting(node)) if isinstance(node, TaskGroup) else node)
 
@@ -163,14 +163,15 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
 
     def _kept(self, context: Context, verdicts: list[Verdict]) -> list[tuple[Verdict, bytes | str | None]]:
         """Return the verdicts, with what the tasks keep; where that is none, the verdict is a failure, and says why."""
-        given = self.result if self.result_made is None else self.result_made
-        results = Results(given, self.result_of, context, len(verdicts), each=self.each)
+        render = partial(self.render_template, self.result, context)
+        results = Results(render, self.result_of, context, len(verdicts), each=self.each)
         kept: list[tuple[Verdict, bytes | str | None]] = []
         for position, verdict in enumerate(verdicts):
             try:
                 kept.append((verdict, results.of(position) if verdict.kind == "complete" else None))
             except ConfigError as error:  # no later try could keep it either
-                kept.append((Verdict("fail", str(error)), None))
+                # Of work that was skipped, and is complete all the same, there may be none.
+                kept.append((verdict if verdict.reason else Verdict("fail", str(error)), None))
         return kept
 
     def _tell(self, claims: list[Claim], settlements: Settlements, overall: Verdict) -> None:

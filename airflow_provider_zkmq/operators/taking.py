@@ -44,8 +44,8 @@ def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, log
         while len(taken) < most:
             wanted = min(_TOGETHER, most - len(taken))
             claims = queue.claim_many(wanted, selector=selector, lease=lease, ahead="all" if ahead else False)
-            count_claimed(queue.name, [claim.task for claim in claims])
             taken += [Taken(told(queue.name, claim), claim.task.enqueued_ms) for claim in claims]
+            count_claimed(queue.name, [claim.task for claim in claims])
             if len(claims) < wanted:
                 break
     except ZkmqError:
@@ -58,14 +58,23 @@ def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, log
 
 
 def accept(hook: ZkmqHook, claims: Iterable[Claim], lease: float, log: Any) -> list[Taken]:
-    """Take over claims that another process took: those that still hold begin, and are extended."""
+    """Take over claims that another process took: those that still hold begin, and are extended.
+
+    An interrupt gives back what has begun. An error does not: whoever asks again begins it once more.
+    """
     taken: list[Taken] = []
-    for claim in claims:
-        with telling_of_the_end(claim, log):
-            queue = hook.queue(claim["queue"])
-            queue.begin(claim["id"], claim["token"])
-            queue.extend(claim["id"], claim["token"], lease)
-            taken.append(Taken(claim, queue.task(claim["id"]).enqueued_ms))
+    try:
+        for claim in claims:
+            with telling_of_the_end(claim, log):
+                queue = hook.queue(claim["queue"])
+                queue.begin(claim["id"], claim["token"])
+                queue.extend(claim["id"], claim["token"], lease)
+                taken.append(Taken(claim, queue.task(claim["id"]).enqueued_ms))
+    except Exception:
+        raise
+    except BaseException:
+        give_back(hook.queue, taken, log)
+        raise
     return taken
 
 
@@ -147,7 +156,7 @@ def _claim_again(hook: ZkmqHook, place: Taken, lease: float, log: Any, *, ahead:
 
 
 def claims_of_events(context: Context, queue: str | None, log: Any) -> list[Claim] | None:
-    """Return the claims of the events that started a run; None where none of them tells of any, as in ``"wake"``.
+    """Return the claims of the events that started a run; None where it is to claim, as with those of ``"wake"``.
 
     `queue`: only those of this one; others' are left to whoever else the events started. Of very many the latest: a
     slow DAG is told again and again of what it has not accepted in time.
@@ -161,7 +170,8 @@ def claims_of_events(context: Context, queue: str | None, log: Any) -> list[Clai
     mine = [claim for claim in unique.values() if queue in {None, claim["queue"]}]
     if len(mine) < len(unique):
         log.info("%d claim(s) of other queues than %r are left to others", len(unique) - len(mine), queue)
-    return mine[-MOST:] if lists else None
+    woken = any("counts" in payload and queue in {None, payload.get("queue")} for payload in payloads)
+    return mine[-MOST:] if mine or (lists and not woken) else None
 
 
 def _claims_in(payload: Mapping[str, Any], log: Any) -> list[Claim] | None:

@@ -16,8 +16,8 @@ class Unmapped:
     def partial(cls, **_arguments: object) -> NoReturn:
         """Raises `ValueError`, which says what to map instead."""
         raise ValueError(
-            f"{cls.__name__} cannot be mapped (partial, expand): map a task group around ZkmqTaskGroup instead, with "
-            "@task_group and expand, so that each of its instances claims, keeps and settles for itself"
+            f"{cls.__name__} cannot be mapped (partial, expand): map a task group around ZkmqTaskGroup, or around this "
+            "task, with @task_group and expand, so that each of its instances claims, keeps and settles for itself"
         )
 
 

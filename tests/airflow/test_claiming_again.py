@@ -173,3 +173,16 @@ def test_who_was_asked_to_wait_waits_where_the_events_claims_are_over(queue):
         claim(tries(Store(), triggering_asset_events=stale), from_events=True)
     [told] = claim(tries(Store(), triggering_asset_events=stale), from_events=True, on_empty="wait")
     assert told["id"] == "a"
+
+
+def test_who_is_woken_claims_although_the_run_has_another_queue_s_claims(queue):
+    """A run that two queues' events started, of one mode each: each operator goes by those of its own."""
+    queue.enqueue(b"x", task_id="a")
+    others = {"claims": [{"queue": "others", "id": "b", "token": 7, "attempt": 1}]}
+    counts = {"queue": "jobs", "selector": None, "counts": {"inserted": 1}}
+    events = event(others) | {Asset("z"): event(counts)[Asset("orders")]}
+    [told] = claim(tries(Store(), triggering_asset_events=events), from_events=True, zkmq_queue="jobs")
+    assert told["id"] == "a"
+    queue.release("a", told["token"])
+    with pytest.raises(AirflowSkipException, match="none of the claims"):  # it was started for others alone
+        claim(tries(Store(), triggering_asset_events=event(others)), from_events=True, zkmq_queue="jobs")

@@ -16,7 +16,17 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskD
 from airflow.sdk.execution_time.timeout import timeout as airflow_timeout
 
 from airflow_provider_zkmq.decorators.zkmq import ZkmqDecoratedOperator, zkmq_task
-from airflow_provider_zkmq.engine import ConfigError, Error, Message, QueueNotFound, Retry, RetryPolicy, Snooze, Success
+from airflow_provider_zkmq.engine import (
+    ConfigError,
+    Error,
+    Message,
+    QueueNotFound,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    Success,
+    TlsRefused,
+)
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
 from tests.airflow.conftest import define
 from tests.support import eventually
@@ -376,3 +386,14 @@ async def test_it_outlives_zookeeper_being_away_at_its_first_look(queue, context
     made = operator(lambda _: None, deferrable=True)
     with pytest.raises(TaskDeferred):
         await asyncio.to_thread(made.execute, context)
+
+
+def test_refused_certificates_end_it(context, monkeypatch):
+    """No wait mends them, and whoever operates it is to hear of them."""
+
+    def refused(_hook):
+        raise TlsRefused("their certificate")
+
+    monkeypatch.setattr("airflow_provider_zkmq.decorators.zkmq.ZkmqHook.get_conn", refused)
+    with pytest.raises(TlsRefused):
+        operator(lambda _: None).execute(context)

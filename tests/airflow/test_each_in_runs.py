@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine import Message, RetryPolicy
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow's standard provider warns of its core
 DAGS = """
 from airflow.sdk import DAG, task, task_group
+from airflow.sdk.exceptions import AirflowSkipException
 from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
 
 @task
@@ -45,11 +46,17 @@ def total(claims):
     return [first.function(claim) for claim in claims]
 
 def upper(name):
+    if name == "skip":
+        raise AirflowSkipException("not this one")
     return name.upper()
 
 with DAG("made", schedule=None):
     with ZkmqTaskGroup("orders", zkmq_queue="jobs", max_tasks=3) as orders:
         orders.result = total(orders.claims).map(upper)
+
+with DAG("within", schedule=None):
+    with ZkmqTaskGroup("orders", zkmq_queue="jobs", max_tasks=3) as orders:
+        orders.result = {"names": total(orders.claims), "from": "{{ ti.task_id }}"}
 
 with DAG("all", schedule=None):
     with ZkmqTaskGroup("orders", zkmq_queue="jobs", max_tasks=3) as orders:
@@ -100,9 +107,19 @@ def test_what_is_made_of_a_result_is_made_where_there_is_one(queue, dags):
     [bad] = settled(queue, dags["made"], "bad")
     assert bad == ("dead", None, "orders.total: ValueError: no such order")
     [nothing] = settled(queue, dags["made"], "nothing")
-    told = "result is neither bytes, text nor JSON: 'NoneType' object has no attribute 'upper'"
+    told = "result is neither bytes, text nor JSON: AttributeError: 'NoneType' object has no attribute 'upper'"
     assert nothing == ("dead", None, told)
+    [skipped] = settled(queue, dags["made"], "skip")
+    assert skipped == ("dead", None, "result is neither bytes, text nor JSON: AirflowSkipException: not this one")
     assert settled(queue, dags["made"], "good", state="success") == [("finished", b'["GOOD"]', None)]
+
+
+def test_what_has_results_within_is_made_where_there_are_some(queue, dags):
+    """In whatever they stand, beside templates: failed work is settled with its reason."""
+    [bad] = settled(queue, dags["within"], "bad")
+    assert bad == ("dead", None, "orders.total: ValueError: no such order")
+    told = b'{"names": ["good"], "from": "orders.settle"}'
+    assert settled(queue, dags["within"], "good", state="success") == [("finished", told, None)]
 
 
 def test_the_list_of_what_mapped_work_returned_is_the_result_of_all(queue, dags):

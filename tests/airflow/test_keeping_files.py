@@ -11,7 +11,15 @@ from airflow.sdk.exceptions import AirflowRescheduleException, TaskDeferred
 from airflow.sdk.execution_time import task_runner
 from airflow.triggers.base import TaskFailedEvent
 
-from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, ConfigError, Unavailable, Unsupported, Zkmq
+from airflow_provider_zkmq.engine import (
+    AsyncZkmq,
+    ClaimLost,
+    ConfigError,
+    CorruptRecord,
+    Unavailable,
+    Unsupported,
+    Zkmq,
+)
 from airflow_provider_zkmq.filequeue.queue import FileQueue
 from airflow_provider_zkmq.hooks.claims import told
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
@@ -94,14 +102,28 @@ def test_it_ends_when_nobody_settles_any_more(jobs, monkeypatch, state):
     jobs.complete("a", claims[0]["token"])
 
 
-def test_a_file_that_another_process_holds_ends_nothing(jobs, monkeypatch):
-    """The others are extended, and it comes again."""
+def test_airflow_that_does_not_answer_ends_nothing(jobs, monkeypatch):
+    """Whether somebody settles is asked again by the next round: work that goes on is not to be delivered again."""
+
+    def silent(**_asked):
+        raise RuntimeError("the API server restarts")
+
+    monkeypatch.setattr(task_runner.RuntimeTaskInstance, "get_task_states", staticmethod(silent))
+    claims = taken(jobs)
+    with pytest.raises(AirflowRescheduleException):
+        keep(claims, settle="settle")
+    jobs.complete("a", claims[0]["token"])
+
+
+@pytest.mark.parametrize("error", [Unavailable("the file's lock is held"), CorruptRecord("a line is damaged")])
+def test_a_file_that_another_process_holds_ends_nothing(jobs, monkeypatch, error):
+    """Nor does what somebody has edited: the others are extended, and it comes again."""
     extend, tried = FileQueue.extend, []
 
     def held(self, task_id, token, lease):
         tried.append(task_id)
         if task_id == "a":
-            raise Unavailable("the file's lock is held")
+            raise error
         extend(self, task_id, token, lease)
 
     monkeypatch.setattr(FileQueue, "extend", held)

@@ -163,7 +163,7 @@ class by_token(Twins, Generic[P, T]):  # noqa: N801  reads like a decorator
             try:
                 return (yield from procedure(context, claimed, *args, **kwargs))
             finally:
-                if claimed.unsure:
+                if claimed.unsure or claimed.forgotten:
                     context.claims.remember_unsure(claimed)
 
         of_queue = verb(shown(by_its_token, procedure, 2))
