@@ -6,15 +6,25 @@ lost, with its watches, and a real client comes back.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import Claim, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine import (
+    Claim,
+    ClaimLost,
+    Message,
+    OutcomeUnknown,
+    Queue,
+    RetryPolicy,
+    Zkmq,
+    ZkmqError,
+)
 from tests.proxy import Proxy
-from tests.support import fresh_root
+from tests.support import eventually, fresh_root
 
 MOST_WRITES = 8
 
@@ -154,3 +164,41 @@ def test_a_lost_reply_leaves_one_effect(proxy: Proxy, name: str) -> None:
                 assert at > 0, "the operation writes nothing"
                 return
     pytest.fail(f"{name} writes more than {MOST_WRITES} times")
+
+
+def test_what_the_record_has_forgotten_is_told_as_such_by_token_too(zookeeper: str, proxy: Proxy) -> None:
+    """A release whose reply is lost, and four others settle the task: first unknown, then lost, and never denied."""
+    root, told = fresh_root(), list[ZkmqError]()
+    with (
+        Zkmq.connect(proxy.hosts, root=root, gc=False, request_timeout=2) as zk,
+        Zkmq.connect(zookeeper, root, gc=False) as others,
+    ):
+        q, other = zk.queue("q"), others.queue("q")
+        q.enqueue(b"x", task_id="a")
+        claim = q.claim(lease=600)
+        assert claim is not None
+
+        def asked() -> ZkmqError:
+            with pytest.raises((OutcomeUnknown, ClaimLost)) as error:
+                q.release("a", claim.token)
+            told.append(error.value)
+            return error.value
+
+        going = threading.Thread(target=lambda: (eventually(lambda: proxy.cuts, within=60), proxy.down()))
+        going.start()
+        proxy.cut(0)
+        assert isinstance(asked(), OutcomeUnknown)
+        going.join()
+        for _ in range(4):
+            taken = other.claim(timeout=60)
+            assert taken is not None
+            taken.release()
+        proxy.up()
+        eventually(lambda: isinstance(asked(), ClaimLost), within=60)
+        assert isinstance(asked(), ClaimLost)
+        assert [type(each) for each in told[-3:]] == [OutcomeUnknown, ClaimLost, ClaimLost]
+        assert all("cannot be told any more" in str(each) for each in told[-3:])
+        last = q.claim()
+        assert last is not None
+        assert (last.task.id, last.task.attempt) == ("a", 1)
+        last.complete()
