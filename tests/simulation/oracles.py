@@ -8,6 +8,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement
+from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt
 from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
@@ -246,10 +247,16 @@ class Oracles(History):
         )
 
     def _owes(self, client: Client) -> bool:
-        """Whether a client that is cut off remembers a batch that it is to end once it is back."""
-        now = self.world.now
+        """Whether a client that is cut off remembers a batch that it is to end once it is back.
+
+        Or puts something right in the background, which may have been cut off between a member's end and the batch's:
+        between two of its tries it pauses. One that never comes to an end is found at the schedule's end.
+        """
+        now, contexts = self.world.now, client.contexts.values()
         cut_off = not client.connected or client.paused_until > now or client.stalled_until > now
-        return cut_off and any(context.debts.batches for context in client.contexts.values())
+        if cut_off and any(context.debts.batches for context in contexts):
+            return True
+        return client.alive and any(context.debts.paying and in_debt(context) for context in contexts)
 
     def _missed(self, call: Call) -> str | None:
         queue = call.about["queue"]
