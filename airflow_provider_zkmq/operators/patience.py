@@ -35,7 +35,7 @@ def outlast(log: Any, what: str, seconds: float, work: Callable[[Callable[[], No
     while True:
         try:
             return work(reached)
-        except (TlsRefused, SessionLost):
+        except NO_OUTAGE:
             raise
         except TransportError as error:
             now = time.monotonic()

@@ -170,7 +170,7 @@ def claims_of_events(context: Context, queue: str | None, log: Any) -> list[Clai
     mine = [claim for claim in unique.values() if queue in {None, claim["queue"]}]
     if len(mine) < len(unique):
         log.info("%d claim(s) of other queues than %r are left to others", len(unique) - len(mine), queue)
-    woken = any("counts" in payload and queue in {None, payload.get("queue")} for payload in payloads)
+    woken = any("counts" in payload and queue in (None, payload.get("queue")) for payload in payloads)
     return mine[-MOST:] if mine or (lists and not woken) else None
 
 

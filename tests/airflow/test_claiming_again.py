@@ -39,7 +39,8 @@ def test_events_of_others_are_passed_over(queue):
     """Airflow merges the events of all assets that start a run; a foreign one may have claims of its own kind."""
     queue.enqueue(b"x", task_id="a")
     foreign = event({"claims": [{"policy": 7}]}) | {Asset("b"): event({"claims": 5})[Asset("orders")]}
-    [told] = claim(tries(Store(), triggering_asset_events=foreign), from_events=True)
+    foreign |= {Asset("d"): event({"counts": 5, "queue": ["no", "name"]})[Asset("orders")]}
+    [told] = claim(tries(Store(), triggering_asset_events=foreign), from_events=True, zkmq_queue="jobs")
     mine = foreign | {Asset("c"): event({"claims": [told]})[Asset("orders")]}
     assert claim(tries(Store(), triggering_asset_events=mine), from_events=True) == [told]
 
