@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -364,3 +365,16 @@ async def test_a_selector_waits_for_a_queue_that_comes_later(queue, shared, zook
     ((event),) = await fire(ZkmqTaskTrigger(task_ids=["a"], queue="jbos"))
     assert event["status"] == "error"
     assert "did you mean 'jobs'" in event["message"]
+
+
+@pytest.mark.parametrize(("option", "frozen"), [("True", True), ("False", False), ("", True)])
+def test_the_collector_passes_by_what_was_imported(option, frozen):
+    """Once in a process, before its first session: no full collection of all of Airflow stops the loop."""
+    code = (
+        "import gc\nfrom airflow_provider_zkmq.triggers import sessions\nsessions.load_client()\n"
+        "first = gc.get_freeze_count()\nmore = [[] for _ in range(100_000)]\nsessions.load_client()\n"
+        "print(first > 10_000, gc.get_freeze_count() < first + 1_000)"
+    )
+    environment = {**os.environ, "AIRFLOW__ZKMQ__FREEZE_IMPORTS": option} if option else {**os.environ}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-2:] == [str(frozen), "True"]

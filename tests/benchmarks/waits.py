@@ -26,6 +26,7 @@ from typing import Any, Final
 
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="zkmq-airflow-"))
 
+import airflow.jobs.triggerer_job_runner  # noqa: F401  what a triggerer has imported
 import psutil
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
@@ -142,6 +143,9 @@ async def _measure(hosts: str, waits: list[tuple[str, dict[str, Any]]], go: Any)
             await asyncio.sleep(0.2)
         started, starting, loop.turns = time.monotonic() - begun, loop.turns, []
         grown = process.memory_info().rss - memory
+        collecting = time.perf_counter()
+        gc.collect()
+        collected = time.perf_counter() - collecting
         alive = int((await asyncio.to_thread(mntr, host, int(port)))["zk_num_alive_connections"])
         go.set()
         await asyncio.wait_for(asyncio.gather(*running), PATIENCE)
@@ -154,6 +158,7 @@ async def _measure(hosts: str, waits: list[tuple[str, dict[str, Any]]], go: Any)
         "watches": watches - before,
         "bytes": grown / len(waits),
         "started": started,
+        "collected": collected * 1000,
         "blocked": tuple(sum(still > BLOCKED - WATCH for still in turns) for turns in (starting, loop.turns)),
         "still": _percentile(loop.turns, 0.99) * 1000,
         "events": loop.events,
@@ -199,7 +204,8 @@ def main() -> int:
         f"{given.sensors} sensors, {given.batches} batches; all waiting after {found['started']:.1f} s\n"
         f"sessions: {found['sessions']}; connection lookups: {found['lookups']}; watches: {found['watches']}\n"
         f"memory for each: {found['bytes']:,.0f} bytes\n"
-        "loop blocked for more than 0.2 s: {} times at the start, {} later\n".format(*found["blocked"])
+        f"a full garbage collection while all wait: {found['collected']:.0f} ms\n"
+        + "loop blocked for more than 0.2 s: {} times at the start, {} later\n".format(*found["blocked"])
         + f"completion to event at {found['rate']:.0f} a second, ms: median {statistics.median(delays):.1f}, "
         f"p99 {_percentile(delays, 0.99):.1f}, most {max(delays):.1f}; failed: {len(found['failed'])}\n"
         f"beside that, the loop's own watchdog woke late by {found['still']:.1f} ms at the 99th percentile\n"
