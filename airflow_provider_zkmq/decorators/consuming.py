@@ -27,8 +27,10 @@ _ON_EMPTY: Final = ("wait", "succeed", "skip", "fail")
 class Consumed:
     """Counts what a worker settles. One lock guards it: it is told by the worker's threads."""
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, *, claims: bool = False) -> None:
+        """`claims`: the tasks were claimed by others, who have counted that."""
         self._queue = queue
+        self._counted = claims
         self.finished = self.failed = self.released = self.lost = 0
         self._failures: list[tuple[str, str]] = []
         self._first: list[str] = []
@@ -41,7 +43,8 @@ class Consumed:
 
     def settled(self, task: Task, outcome: Success | Error | Retry | Snooze | None) -> None:
         """The function has handled a task, which was settled by this outcome; None: its claim was lost."""
-        count_claimed(self._queue, [task])
+        if not self._counted:
+            count_claimed(self._queue, [task])
         since = None if task.claimed_ms is None else 1000 * time.time() - task.claimed_ms
         count_settled(self._queue, _OUTCOMES[type(outcome)], run_ms=since)
         with self._lock:
@@ -84,14 +87,14 @@ class Consumed:
         if self.failed > len(errors):
             log.warning("%d more task(s) of queue %r failed", self.failed - len(errors), queue.name)
 
-    def check(self, queue: str, fail_on: str) -> None:
-        """Raise `AirflowException` where so many failures are to fail the Airflow task."""
+    def check(self, queue: str, fail_on: str, error: type[AirflowException] = AirflowException) -> None:
+        """Raise `error` where so many failures are to fail the Airflow task."""
         if not self.failed or fail_on == "none" or (fail_on == "all" and self.finished):
             return
         lines = [f"{task_id}: {error}" for task_id, error in self._failures[:_ERRORS]]
         more = [f"and {self.failed - _ERRORS} more"] if self.failed > _ERRORS else []
         what = f"{self.failed} of {self.handled} task(s) of queue {queue!r} failed"
-        raise AirflowException(f"{what}, {self.finished} finished: {'; '.join([*lines, *more])}")
+        raise error(f"{what}, {self.finished} finished: {'; '.join([*lines, *more])}")
 
 
 def check_choices(on_empty: object, fail_on: object) -> None:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from airflow.sdk.bases.decorator import is_async_callable
+from airflow.sdk.bases.decorator import KeywordParameters, is_async_callable
 
 _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 #: So many failures of a function are logged with their tracebacks.
@@ -36,6 +36,33 @@ def without_first(function: Callable[..., Any], count: int) -> Callable[..., Any
 
     called.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
     return called
+
+
+def fields_of(
+    own: Mapping[str, object], function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the values of an operator's `own` fields of which a function has arguments of that name.
+
+    A field is as the argument is given; by its default only where the field is None.
+    """
+    bound = inspect.signature(function).bind_partial(*args, **kwargs)
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    named = {name: bound.arguments.get(name, value) for name, value in own.items()}
+    return {name: value if name in given or own[name] is None else own[name] for name, value in named.items()}
+
+
+def keywords_of(
+    function: Callable[..., Any],
+    args: Collection[Any],
+    kwargs: Mapping[str, Any],
+    context: Mapping[str, Any],
+    ours: Collection[str],
+) -> Mapping[str, Any]:
+    """Return a function's other arguments: TaskFlow's, and those of Airflow's context that it names; none of `ours`."""
+    given = {name: value for name, value in {**context, **kwargs}.items() if name not in ours}
+    keywords: Mapping[str, Any] = KeywordParameters.determine(function, tuple(args), given).unpacking()
+    return keywords
 
 
 def handler_of(

@@ -5,22 +5,24 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from airflow.sdk import conf
-from airflow.sdk.bases.decorator import DecoratedOperator, KeywordParameters, task_decorator_factory
-from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from airflow_provider_zkmq.decorators.consuming import Consumed, check_choices, check_kind, check_numbers
-from airflow_provider_zkmq.decorators.functions import handler_of, without_first
+from airflow_provider_zkmq.decorators.functions import fields_of, handler_of, keywords_of, without_first
+from airflow_provider_zkmq.decorators.given import Given, check_none_holds, queue_of
 from airflow_provider_zkmq.engine import Duration
+from airflow_provider_zkmq.hooks.claims import read_claims
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import AWAY
+from airflow_provider_zkmq.hooks.deferring import AWAY, seconds_left
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.lineage import ReadsQueue
-from airflow_provider_zkmq.operators.patience import NO_OUTAGE
+from airflow_provider_zkmq.operators.patience import NO_OUTAGE, PATIENCE, outlast
 from airflow_provider_zkmq.operators.waiting import defer_until_ready
 from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
 from airflow_provider_zkmq.triggers.zkmq import nothing_came
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, Worker
 
 #: The fields that an argument of the function sets, if it has the field's name: so they can be mapped over.
-_OF_FUNCTION: Final = ("zkmq_queue", "selector")
+_OF_FUNCTION: Final = ("zkmq_queue", "selector", "claims")
 #: Airflow kills a process five seconds after it told it to end: handlers have so long, in seconds.
 _GRACE: Final = 1.0
 
@@ -51,10 +53,15 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
 
     Args:
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
-        selector: only tasks that it matches, as text; None: all. An argument of the function named ``selector`` or
-            ``zkmq_queue`` sets it, too, so that ``expand`` can map over it.
+        selector: only tasks that it matches, as text; None: all. An argument of the function named ``selector``,
+            ``zkmq_queue`` or ``claims`` sets it, too, so that ``expand`` can map over it.
+        claims: handle these, a claim or a list of them that `ZkmqClaimOperator` took, say, and claim nothing; None:
+            claim. Each is taken over, extended while the function runs, and settled as if claimed here; a claim that
+            does not hold any more is passed over. Where none holds, ``on_empty="wait"`` skips, too; what failed is not
+            tried again by Airflow, since its claim is over.
         max_tasks: so many tasks at the most; 1 or more.
-        lease: claim with a lease of so long, which outlives the session, instead of bound to it.
+        lease: claim with a lease of so long, which outlives the session, instead of bound to it; with `claims`, extend
+            them by so much rather than by the lease they were taken with.
         threads: so many tasks in hand at once.
         transactional: call the function with the task and a `UnitOfWork` that has taken it, which is committed when
             the function returns and rolled back when it raises.
@@ -69,7 +76,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
 
     """
 
-    template_fields: Sequence[str] = (*DecoratedOperator.template_fields, "zkmq_queue", "selector", "zkmq_conn_id")
+    template_fields: Sequence[str] = (*DecoratedOperator.template_fields, *_OF_FUNCTION, "zkmq_conn_id")
     template_fields_renderers: ClassVar[dict[str, str]] = dict(DecoratedOperator.template_fields_renderers)
     custom_operator_name = "@task.zkmq"
     ui_color = "#e8f0e4"
@@ -80,6 +87,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         python_callable: Callable[..., Any],
         zkmq_queue: str | None = None,
         selector: str | None = None,
+        claims: object = None,
         max_tasks: int = 100,
         lease: Duration | str | None = None,
         threads: int = 1,
@@ -100,6 +108,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         self._ours = set(inspect.signature(python_callable).parameters) - set(inspect.signature(rest).parameters)
         self.zkmq_queue = zkmq_queue
         self.selector = selector
+        self.claims = claims
         self.max_tasks = max_tasks
         self.lease = seconds
         self.threads = threads
@@ -122,7 +131,8 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             ZkmqError: nothing could be claimed; the message says why.
 
         """
-        left = self._span()
+        limit = self.execution_timeout
+        left = limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
         return self._consume(context, None if left is None else time.time() + left)
 
     def execute_complete(
@@ -141,11 +151,12 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         if self._queue is not None:  # from another thread: the signal may have interrupted the holder of a lock
             threading.Thread(target=self._queue.wake, daemon=True).start()
 
-    def _is_killed(self) -> bool:
-        return self._killed
-
     def _consume(self, context: Context, deadline: float | None) -> dict[str, Any]:
-        self._take_from_arguments()
+        own = {name: getattr(self, name) for name in _OF_FUNCTION}
+        for name, value in fields_of(own, self.python_callable, self.op_args, self.op_kwargs).items():
+            setattr(self, name, value)
+        if self.claims is not None:
+            return self._consume_given(context)
         backoff = Backoff(self.log, what="Waiting", longest=LONGEST_OF_A_WAIT)
         while True:
             try:
@@ -155,36 +166,46 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             except NO_OUTAGE:
                 raise
             except AWAY as error:  # nothing had been handled
-                if self.on_empty != "wait" or _passed(deadline):
+                if self.on_empty != "wait" or seconds_left(deadline) == 0:
                     raise
                 self._defer_unless_blocking(deadline)
                 backoff.block_after(error, LONGEST_OF_A_WAIT)
             finally:
                 self._queue = None
 
+    def _consume_given(self, context: Context) -> dict[str, Any]:
+        """Handle claims that others made. What failed has lost its claim, so no other try could handle it again."""
+        claims = read_claims("claims", self.claims)
+        self.zkmq_queue = queue_of(claims, self.zkmq_queue)
+        with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+            queue = self._queue = outlast(self.log, "Taking over", PATIENCE, lambda _: hook.queue())
+            done = self._handle(Given(queue, claims, self.lease, self.log), context, len(claims))
+            if not (done.handled or self._killed):
+                check_none_holds(claims, self.on_empty)
+            return self._ended(done, queue, AirflowFailException)
+
     def _handle_or_wait(self, queue: AnyQueue, context: Context, deadline: float | None) -> dict[str, Any]:
         """Handle what is there; while there is nothing, wait. Raises `TransportError` where that ended by one."""
-        while not (done := self._handle(queue, context)).handled:
+        while not (done := self._handle(queue, context, self.max_tasks)).handled:
             if self._killed:
                 raise AirflowException("told to end before there was a task")
             self._check_empty(queue, deadline)
             if self.on_empty == "succeed":
                 break
             self._defer_unless_blocking(deadline)
-            if not queue.ready(selector=self.selector or None, timeout=_left(deadline), stopping=self._is_killed):
+            if not queue.ready(
+                selector=self.selector or None, timeout=seconds_left(deadline), stopping=lambda: self._killed
+            ):
                 self._check_empty(queue, deadline)
-        done.tell(queue, self.log)
-        if self._killed:
-            raise AirflowException(f"told to end after {done.handled} task(s); what was in hand is given back")
-        done.check(queue.name, self.fail_on)
-        return done.summary()
+        return self._ended(done, queue)
 
-    def _handle(self, queue: AnyQueue, context: Context) -> Consumed:
-        """Let a worker handle what is there."""
-        done = Consumed(queue.name)
-        handler = handler_of(self.python_callable, self.op_args, self._keywords(context), self.log)
+    def _handle(self, queue: AnyQueue | Given, context: Context, most: int) -> Consumed:
+        """Let a worker handle what is there, at most so many."""
+        done = Consumed(queue.name, claims=isinstance(queue, Given))
+        given = keywords_of(self.python_callable, self.op_args, self.op_kwargs, context, self._ours)
+        handler = handler_of(self.python_callable, self.op_args, given, self.log)
         worker = self._worker = queue.worker(
-            handler, selector=self.selector or None, limit=self.max_tasks, lease=self.lease, threads=self.threads,
+            handler, selector=self.selector or None, limit=most, lease=self.lease, threads=self.threads,
             grace=_GRACE, on_settled=done.settled, **({"transactional": True} if self.transactional else {}),
         )  # fmt: skip
         try:
@@ -198,44 +219,26 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             self._worker = None
         return done
 
+    def _ended(
+        self, done: Consumed, queue: AnyQueue, failure: type[AirflowException] = AirflowException
+    ) -> dict[str, Any]:
+        """Tell what became of the tasks, raise `failure` where they are to fail this one, else return the XCom."""
+        done.tell(queue, self.log)
+        if self._killed:
+            raise AirflowException(f"told to end after {done.handled} task(s); what was in hand is given back")
+        done.check(queue.name, self.fail_on, failure)
+        return done.summary()
+
     def _check_empty(self, queue: AnyQueue, deadline: float | None) -> None:
         """Raise where the end of waiting for work is no success."""
         if self.on_empty == "skip":
             raise AirflowSkipException(f"queue {queue.name!r} has nothing to claim")
-        if self.on_empty == "fail" or (self.on_empty == "wait" and _passed(deadline)):
+        if self.on_empty == "fail" or (self.on_empty == "wait" and seconds_left(deadline) == 0):
             raise AirflowException(nothing_came(queue.name, self.selector))
 
     def _defer_unless_blocking(self, deadline: float | None) -> None:
         if self.deferrable:
             defer_until_ready(self, deadline)
-
-    def _keywords(self, context: Context) -> Mapping[str, Any]:
-        """Return the function's other arguments: TaskFlow's, and those of Airflow's context that it names."""
-        given = {name: value for name, value in {**context, **self.op_kwargs}.items() if name not in self._ours}
-        keywords: Mapping[str, Any] = KeywordParameters.determine(self.python_callable, self.op_args, given).unpacking()
-        return keywords
-
-    def _take_from_arguments(self) -> None:
-        """Set the fields that the function is given as arguments."""
-        bound = inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs)
-        given = set(bound.arguments)
-        bound.apply_defaults()
-        for name in _OF_FUNCTION:
-            if name in given or (name in bound.arguments and getattr(self, name) is None):
-                setattr(self, name, bound.arguments[name])
-
-    def _span(self) -> float | None:
-        """Return how long to wait, in seconds."""
-        limit = self.execution_timeout
-        return limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
-
-
-def _passed(deadline: float | None) -> bool:
-    return deadline is not None and time.time() >= deadline
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.time())
 
 
 def zkmq_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:

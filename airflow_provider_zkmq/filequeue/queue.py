@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-from airflow_provider_zkmq.engine.errors import ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
 from airflow_provider_zkmq.engine.model import (
-    MAX_PAYLOAD,
     Duration,
     FilterMethod,
     FilterType,
@@ -17,19 +15,16 @@ from airflow_provider_zkmq.engine.model import (
     NewTasks,
     RetryPolicy,
     Selector,
-    State,
     Task,
     check_name,
     choose,
-    encode_data,
     optional_milliseconds,
-    optional_seconds,
     optional_whole_number,
     seconds,
 )
 from airflow_provider_zkmq.filequeue import deletion, refusals, settling
-from airflow_provider_zkmq.filequeue.awake import Awake
 from airflow_provider_zkmq.filequeue.book import Book
+from airflow_provider_zkmq.filequeue.by_token import ByToken
 from airflow_provider_zkmq.filequeue.claims import FileClaim
 from airflow_provider_zkmq.filequeue.conf import lock_span
 from airflow_provider_zkmq.filequeue.looking import end_of, look_until
@@ -37,11 +32,10 @@ from airflow_provider_zkmq.filequeue.putting import Putting
 from airflow_provider_zkmq.filequeue.refusals import refuse, refused
 from airflow_provider_zkmq.filequeue.worker import Handler, Worker, worker
 
-T = TypeVar("T")
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 
 
-class FileQueue(Awake):
+class FileQueue(ByToken):
     """A queue in a file, each call blocking until the file is changed. Usable from several threads and processes.
 
     The methods are those of `Queue` and raise what those raise; what a file cannot promise raises `Unsupported`.
@@ -185,62 +179,6 @@ class FileQueue(Awake):
         if lease is not None:
             lock_span("lease", lease)
         self._do(lambda book: choose(book.conf.types, node=node, filter_method=filter_method, selector=selector))
-
-    def complete(
-        self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: Duration | None = None
-    ) -> None:
-        """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskNotFound`, `TaskTooLarge`."""
-        refuse({refusals.DEDUPE: dedupe})
-        data = b"" if result is None else encode_data("result", result)
-        if len(data) > MAX_PAYLOAD:
-            msg = f"the result of task {task_id!r} has {len(data):,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
-            raise TaskTooLarge(msg)
-        self._settle(task_id, token, lambda book: settling.complete(book, task_id, token, data))
-
-    def fail(
-        self,
-        task_id: str,
-        token: int,
-        error: str | BaseException,
-        *,
-        retry: bool = True,
-        backoff: Duration | None = None,
-    ) -> State:
-        """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
-
-        Of `error` the first 200 bytes are kept.
-        """
-        wait = optional_seconds("backoff", backoff)
-        return self._settle(
-            task_id, token, lambda book: settling.fail(book, task_id, token, error, retry=retry, wait=wait)
-        )
-
-    def release(self, task_id: str, token: int, delay: Duration | None = None) -> None:
-        """Give the task back, for `delay` seconds; the delivery counts as no attempt. Raises `ClaimLost`."""
-        span = optional_seconds("delay", delay) or 0.0
-        self._settle(task_id, token, lambda book: settling.release(book, task_id, token, span))
-
-    def snooze(self, task_id: str, token: int, delay: Duration) -> None:
-        """Give the task back, not to be handled for `delay`; counts as no attempt. Raises `ClaimLost`."""
-        self.release(task_id, token, seconds("delay", delay))
-
-    def begin(self, task_id: str, token: int) -> None:
-        """Check that the claim is the current one: it began when it was claimed. Raises `ClaimLost`."""
-        self._do(lambda book: settling.current(book, task_id, token))
-
-    def extend(self, task_id: str, token: int, lease: Duration) -> None:
-        """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
-        span = lock_span("lease", lease)
-        self._do(lambda book: settling.extend(book, task_id, token, span))
-
-    def _settle(self, task_id: str, token: int, work: Callable[[Book], T]) -> T:
-        try:
-            done = self._do(work)
-        except (ClaimLost, QueueNotFound, TaskNotFound):
-            self.folder.hold(self.name, task_id, token, held=False)
-            raise
-        self.folder.hold(self.name, task_id, token, held=False)
-        return done
 
     def worker(self, handler: Handler, **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``."""

@@ -35,6 +35,11 @@ def deferral_limit(deadline: float | None) -> timedelta | None:
     return timedelta(seconds=math.ceil(max(HELD_BACK + _ROOM, deadline - time.time())))
 
 
+def seconds_left(deadline: float | None) -> float | None:
+    """Return how long it is until a deadline, in seconds since 1970: 0 after it; None without one."""
+    return None if deadline is None else max(0.0, deadline - time.time())
+
+
 def awaited_ids(ids: Sequence[str], key: str | None, left: Sequence[str] = ()) -> dict[str, Any]:
     """Return a trigger's arguments for tasks: few of them by their ids, a series by its key and their number.
 

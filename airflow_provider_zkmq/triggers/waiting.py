@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_zkmq.engine import TransportError, Unavailable, WaitTimeout, ZkmqError
-from airflow_provider_zkmq.hooks.deferring import hold_back
+from airflow_provider_zkmq.hooks.deferring import hold_back, seconds_left
 from airflow_provider_zkmq.hooks.quiet import keep_kazoo_quiet
 from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
 from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
@@ -68,8 +68,7 @@ class WaitingTrigger(BaseTrigger):
             return {"status": "error", "message": str(error)}
 
     def _left(self) -> float | None:
-        """Return the seconds to the deadline, not below 0; None without one."""
-        return None if self.deadline is None else max(0.0, self.deadline - time.time())
+        return seconds_left(self.deadline)
 
     async def _wait(self) -> dict[str, Any]:
         """Wait, and again after each failure of the transport; return what the event names."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -114,3 +116,9 @@ def kill(queue: Queue, error: str) -> str:
     assert claim is not None
     claim.fail(error, retry=False)
     return claim.task.id
+
+
+@pytest.fixture(scope="module")
+def database():
+    """Airflow's own."""
+    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pendulum
@@ -130,12 +128,6 @@ def test_a_result_is_asked_for_where_there_is_one():
         orders.result = work.expand(claim=orders.claims)
     settle = orders["settle"]
     assert (settle.result_of, settle.result) == (("orders.work", "return_value", True), None)
-
-
-@pytest.fixture(scope="module")
-def database():
-    """Airflow's own."""
-    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
 
 
 @pytest.mark.usefixtures("database")

@@ -143,6 +143,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "seal_batch": lambda side: side.ended_batch() or side.q.seal_batch("b"),
     "scan": lambda side: side.q.scan(["queued", "gone"], ["id", "state", "data"], selector="size==large"),
     "snooze": lambda side: side.q.snooze("claimed", side.token, 5),
+    "take_over": lambda side: side.q.take_over("claimed", side.token),
     "task": lambda side: side.q.task("queued"),
     "tasks": lambda side: side.q.tasks(state="inserted", selector="size==large", limit=5),
     "trimmed": lambda side: side.q.trimmed(),

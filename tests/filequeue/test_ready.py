@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from airflow_provider_zkmq.engine import ConfigError, QueueNotFound, String
+from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueNotFound, String
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from tests.support import eventually
 
@@ -87,3 +87,23 @@ def test_a_file_that_is_not_there_is_told_of(files: FileClient) -> None:
     for call in (lambda q: q.ready(timeout=5), lambda q: q.claim_task("a")):
         with pytest.raises(QueueNotFound):
             call(files.queue("none"))
+
+
+def test_a_claim_is_taken_over_by_its_token(q: FileQueue) -> None:
+    """By another client of the same file; whoever settles it first has."""
+    q.enqueue("x", task_id="a")
+    made = q.claim(lease=60)
+    assert made is not None
+    with FileClient(f"textqueue://{q.path.parent}") as other:
+        there = other.queue(q.name)
+        taken = there.take_over("a", made.token)
+        assert taken is not None
+        assert (taken.task.data, taken.task.attempt, taken.token) == (b"x", 1, made.token)
+        assert there.take_over("a", made.token + 1) is None
+        assert there.take_over("gone", made.token) is None
+        taken.extend(600)
+        taken.complete("done")
+        assert there.take_over("a", made.token) is None
+    with pytest.raises(ClaimLost):
+        made.complete()
+    assert q.task("a").result == b"done"

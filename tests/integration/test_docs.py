@@ -225,7 +225,7 @@ def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
 
 def test_the_dags_of_the_page_on_patterns_are_dags() -> None:
     """Each parses with the installed Airflow, and `@task.zkmq` is known to it."""
-    fan_out, consume, pipeline = blocks("docs/patterns.md", "python")
+    fan_out, consume, _, pipeline = blocks("docs/patterns.md", "python")
     assert shown(fan_out + "print(sorted(fan_out().task_ids))\n").endswith("['send', 'wait']")
     told = shown(consume + "print([each.task_type for each in consume().tasks])\n")
     assert told.endswith("['ZkmqDecoratedOperator']")

@@ -8,7 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_zkmq.engine import AsyncQueue, AsyncZkmq, Message, Queue, QueueNotFound, String, Zkmq, ZkmqError
+from airflow_provider_zkmq.engine import (
+    AsyncQueue,
+    AsyncZkmq,
+    ClaimLost,
+    Message,
+    Queue,
+    QueueNotFound,
+    String,
+    Zkmq,
+    ZkmqError,
+)
 from tests.support import eventually
 
 
@@ -144,3 +154,26 @@ async def test_a_cancelled_claim_by_id_leaves_nothing_behind(q: Queue, zookeeper
             assert claim.task.attempt == 1
             await claim.complete()
     assert q.counts()["finished"] == 30
+
+
+async def test_a_claim_is_taken_over_on_both_fronts(q: Queue, zookeeper: str, root: str) -> None:
+    """Where its maker is gone, too: it is extended, carried on and completed, as one delivery."""
+    q.enqueue("x", task_id="a")
+    with Zkmq.connect(zookeeper, root=root, gc=False) as maker:
+        made = maker.queue("q").claim(lease=60)
+        assert made is not None
+    taken = q.take_over("a", made.token)
+    assert taken is not None
+    taken.progress(0.5, "half")
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as client:
+        queue = client.queue("q")
+        mine = await queue.take_over("a", made.token)
+        assert mine is not None
+        assert (mine.task.data, mine.task.attempt, mine.token) == (b"x", 1, made.token)
+        await mine.extend(60)
+        await mine.complete("done")
+        assert await queue.take_over("a", made.token) is None
+    with pytest.raises(ClaimLost):
+        taken.complete()
+    task = q.task("a")
+    assert (task.state, task.result, task.attempt) == ("finished", b"done", 1)

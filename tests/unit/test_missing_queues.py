@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
-from airflow_provider_zkmq.engine.core.claiming import ask, by_id, loop, ready
+from airflow_provider_zkmq.engine.core.claiming import ask, by_id, loop, over, ready
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Sync, Wait
@@ -90,6 +90,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "claim_many": lambda it: ask.ask_many(it, 3),
     "claims": lambda it: loop.go_on(ask.ask_in_turn(it, timeout=0), Caller()),
     "claim_task": lambda it: by_id.ask_by_id(it, "a"),
+    "take_over": lambda it: over.ask_over(it, "a", 1),
     "ready": ready.ready,
     "check_wanted": ask.wanted,
     "delete": lambda it: deletion.delete(it, confirm=True),

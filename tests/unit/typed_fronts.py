@@ -43,6 +43,7 @@ def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None
     assert_type(queue.claim({"region": "eu"}, "at_least", timeout=5), Claim | None)
     assert_type(queue.claim_many(5, {"region": "eu"}, "at_least", timeout=5), list[Claim])
     assert_type(queue.claim_task("a", lease=60, attempt=2), Claim | None)
+    assert_type(queue.take_over("a", 1), Claim | None)
     assert_type(queue.ready({"region": "eu"}, "at_least", timeout=None), bool)
     for each in queue.claims({"region": "eu"}, timeout=0, prefetch=8):
         assert_type(each, Claim)

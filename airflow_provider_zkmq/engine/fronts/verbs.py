@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Generic, TypeVar
 
-from airflow_provider_zkmq.engine.core.claiming import ask, by_id, ready
+from airflow_provider_zkmq.engine.core.claiming import ask, by_id, over, ready
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
@@ -208,6 +208,7 @@ class QueueVerbs(Front[Context]):
     claim_many = claiming_many(ask.ask_many, "list[Claim]", "list[AsyncClaim]")
     claims = looping(ask.ask_in_turn, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
     claim_task = claiming(by_id.ask_by_id, "Claim | None", "AsyncClaim | None")
+    take_over = claiming(over.ask_over, "Claim | None", "AsyncClaim | None")
     ready = verb(ready.ready)
     check_wanted = verb(ask.wanted)
     look_after = verb(keeper.look_after)

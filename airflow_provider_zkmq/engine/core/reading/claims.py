@@ -50,14 +50,20 @@ def current_claim(context: Context, task_id: str, token: int) -> Procedure[Claim
     Raises `TaskNotFound` without the task, `ClaimLost` if the token is not the current claim's.
     """
     check_name("task id", task_id)
-    if isinstance(token, bool) or not isinstance(token, int):
-        msg = f"token {token!r} is not allowed: the whole number that the claim got"
-        raise ConfigError(msg)
+    check_token(token)
     try:
         return (yield from _current(context, task_id, token))
     except (ClaimLost, TaskNotFound):
         yield Sync(context.paths.task(task_id))  # the server that we are connected to may lag behind
         return (yield from _current(context, task_id, token))
+
+
+def check_token(token: object) -> int:
+    """Return a claim's token. Raises `ConfigError` for what is none."""
+    if isinstance(token, bool) or not isinstance(token, int):
+        msg = f"token {token!r} is not allowed: the whole number that the claim got"
+        raise ConfigError(msg)
+    return token
 
 
 def _current(context: Context, task_id: str, token: int) -> Procedure[Claimed]:

@@ -1,0 +1,201 @@
+"""`@task.zkmq` over claims that another task took, as by mapping; against a real ZooKeeper."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pendulum
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG, task
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from airflow_provider_zkmq.decorators.zkmq import ZkmqDecoratedOperator
+from airflow_provider_zkmq.engine import ClaimLost, ConfigError, Message, RetryPolicy
+from airflow_provider_zkmq.hooks.claims import told
+from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
+from tests.airflow.test_consume import Heard, operator
+from tests.integration.test_docs import blocks
+from tests.support import eventually
+
+
+@pytest.fixture
+def claims(queue, context):
+    """Three tasks that `ZkmqClaimOperator` took."""
+    queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))
+    queue.enqueue_many([Message(f"of {name}", task_id=name) for name in ("a", "b", "c")])
+    return ZkmqClaimOperator(task_id="claim", zkmq_queue=queue.name, max_tasks=3, lease=60).execute(context)
+
+
+def test_mapped_over_claims_each_is_settled_by_its_own_outcome(queue, context, claims):
+    """One instance for each claim: what one makes of its task is nobody else's."""
+    queue.enqueue("x", task_id="another")
+    with DAG("d", schedule=None):
+
+        @task.zkmq(zkmq_queue="jobs")
+        def handle(job, claims):
+            if job.id == "b":
+                raise ValueError("no such file")
+            return job.data + b" done"
+
+        mapped = handle.expand(claims=claims).operator
+    summaries = [
+        ZkmqDecoratedOperator(task_id="h", python_callable=mapped.python_callable, op_kwargs={"claims": claim}).execute(
+            context
+        )
+        for claim in claims
+    ]
+    assert [(each["finished"], each["failed"]) for each in summaries] == [(1, 0), (0, 1), (1, 0)]
+    assert summaries[1]["errors"] == [{"id": "b", "error": "ValueError: no such file"}]
+    assert {each.id: (str(each.state), each.attempt) for each in queue.tasks()} == {
+        "a": ("finished", 1),
+        "b": ("inserted", 1),
+        "c": ("finished", 1),
+        "another": ("inserted", 0),
+    }
+    assert queue.task("a").result == b"of a done"
+
+
+def test_several_claims_in_one_task(queue, context, claims):
+    """As an argument of the decorator, rendered text too, in as many threads as are asked for."""
+    together = threading.Barrier(3)
+
+    def handle(job):
+        together.wait(30)
+
+    made = operator(handle, claims=str(claims), threads=3)
+    assert made.execute(context)["finished"] == 3
+    assert queue.counts()["finished"] == 3
+
+
+def test_what_does_not_hold_any_more_is_passed_over(queue, context, claims):
+    """Its task is not handled, whoever has it now; the log says what it is."""
+    queue.complete("a", claims[0]["token"])
+    queue.release("b", claims[1]["token"])
+    again = queue.claim_task("b", lease=60)
+    handled = []
+    made = operator(lambda job: handled.append(job.id), claims=claims)
+    made._cached_logger = heard = Heard()
+    summary = made.execute(context)
+    assert (summary["finished"], handled) == (1, ["c"])
+    now = "does not hold any more: it is done-awaiting-gc, attempt 1"
+    assert f"Claim {claims[0]['token']} of task 'a' of queue 'jobs' {now}" in heard.lines["info"]
+    again.complete()
+
+
+def test_one_that_is_damaged_is_passed_over(queue, context, claims):
+    """Whatever is wrong with one of them, the others are handled."""
+    queue._session.client.set(queue._context.paths.task("a", "state"), b"{")
+    made = operator(lambda _: None, claims=claims)
+    made._cached_logger = heard = Heard()
+    assert made.execute(context)["finished"] == 2
+    assert f"Claim {claims[0]['token']} of task 'a' of queue 'jobs' is passed over" in heard.lines["warning"][-1]
+
+
+@pytest.mark.parametrize(
+    ("on_empty", "raised"),
+    [("wait", AirflowSkipException), ("skip", AirflowSkipException), ("fail", AirflowFailException)],
+)
+def test_where_none_holds(queue, context, claims, on_empty, raised):
+    """There is nothing to wait for; a pending task that nobody claimed for it is left alone."""
+    for claim in claims:
+        queue.release(claim["id"], claim["token"])
+    with pytest.raises(raised, match=r"none of the 3 claim\(s\) holds any more"):
+        operator(lambda _: None, claims=claims, on_empty=on_empty).execute(context)
+    assert operator(lambda _: None, claims=claims, on_empty="succeed").execute(context)["finished"] == 0
+    assert queue.counts()["inserted"] == 3
+
+
+def test_a_failure_is_not_tried_again_by_airflow(queue, context, claims):
+    """The claim is over with it: the queue's policy says what comes next."""
+    with pytest.raises(AirflowFailException, match=r"1 of 1 task\(s\) of queue 'jobs' failed"):
+        operator(lambda _: 1 / 0, claims=claims[0], fail_on="any").execute(context)
+    assert (queue.task("a").attempt, queue.task("a").state) == (1, "inserted")
+    assert queue.counts()["claimed"] == 2
+
+
+def test_it_is_extended_from_its_beginning_on(queue, context):
+    """A claim whose lease has nearly run out when the function begins outlives it."""
+    queue.enqueue("x", task_id="a")
+    claim = told(queue.name, queue.claim(lease=2))
+    passed = threading.Event()
+
+    def handle(job):
+        passed.wait(4)
+
+    made = operator(handle, claims=claim)
+    assert made.execute(context)["finished"] == 1
+    assert queue.task("a").attempt == 1
+
+
+def test_told_to_end_it_gives_back_what_is_in_hand_and_leaves_the_rest(queue, context, claims):
+    """What no handler got to is still claimed: a later try takes it over."""
+    begun, done = threading.Event(), threading.Event()
+
+    def handle(job):
+        begun.set()
+        done.wait(60)
+
+    made = operator(handle, claims=claims)
+    killer = threading.Thread(target=lambda: (begun.wait(60), made.on_kill()))
+    killer.start()
+    try:
+        with pytest.raises(AirflowException, match="told to end after 1 task"):
+            made.execute(context)
+    finally:
+        done.set()
+    eventually(lambda: queue.counts() | {"inserted": 1, "claimed": 2} == queue.counts())
+    assert queue.task("a").attempt == 0
+    assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"selector": "size==1"}, "nothing left to select"),
+        ({"transactional": True}, "a transaction takes what it claims itself"),
+        ({"zkmq_queue": "others"}, "of several queues, jobs, others"),
+        ({"claims": "nonsense"}, "claims"),
+        ({"claims": [{"id": "a"}]}, "is no claim"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_and_nothing_is_touched(queue, context, claims, options, why):
+    def handle(job, tx=None):
+        return "must not be"
+
+    with pytest.raises(ConfigError, match=why):
+        operator(handle, **{"claims": claims} | options).execute(context)
+    assert queue.counts()["claimed"] == 3
+
+
+def test_what_another_settles_meanwhile_is_lost(queue, context, claims):
+    """As where a worker claims: the function's outcome changes nothing, and the XCom says so."""
+    token = claims[0]["token"]
+    made = operator(lambda _: queue.complete("a", token, "another's"), claims=claims[:1])
+    assert made.execute(context)["lost"] == 1
+    assert queue.task("a").result == b"another's"
+    with pytest.raises(ClaimLost):
+        queue.complete("a", token)
+
+
+@pytest.mark.filterwarnings("ignore")  # of Airflow's own imports
+@pytest.mark.usefixtures("database")
+def test_the_dag_of_the_page_on_patterns(queue):
+    """In ``dag.test()``: an instance for each claim, red where its function failed, and only there."""
+    folder = Path(os.environ["AIRFLOW_HOME"]) / "dags"
+    folder.mkdir(exist_ok=True)
+    file = folder / "one_by_one.py"
+    [code] = [block for block in blocks("docs/patterns.md", "python") if "def one_by_one" in block]
+    file.write_text(code.replace('zkmq_queue="parcels"', 'zkmq_queue="jobs"'))
+    found = DagBag(file)
+    assert not found.import_errors
+    queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))
+    queue.enqueue_many([Message("good", task_id="a"), Message(b"\xff", task_id="b"), Message("good", task_id="c")])
+    claim = queue.claim_task("b", lease=60)
+    run = found.dags["one_by_one"].test(logical_date=pendulum.datetime(2026, 3, 1, tz="UTC"))
+    assert run.state == "success"
+    assert {each.id: str(each.state) for each in queue.tasks()} == {"a": "finished", "b": "claimed", "c": "finished"}
+    assert queue.task("c").result == b"GOOD"
+    claim.release()
