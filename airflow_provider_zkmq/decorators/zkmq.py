@@ -179,7 +179,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         self.zkmq_queue = queue_of(claims, self.zkmq_queue)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = self._queue = outlast(self.log, "Taking over", PATIENCE, lambda _: hook.queue())
-            done = self._handle(Given(queue, claims, self.lease, self.log), context, len(claims))
+            done = self._handle(Given(queue, claims, self.lease, self.log), context, max(1, len(claims)))
             if not (done.handled or self._killed):
                 check_none_holds(claims, self.on_empty)
             return self._ended(done, queue, AirflowFailException)
