@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
-from airflow_provider_zkmq.engine import Message, Zkmq
+from airflow_provider_zkmq.engine import Message, RetryPolicy, Zkmq
 from tests.e2e.test_airflow import TOP, airflow, demo, said
 from tests.support import eventually
 
@@ -90,6 +90,24 @@ def zkmq_pipeline(api: Any, zk: Zkmq, _rows: Callable[[], str], home: Path) -> N
     assert {task.result for task in checked.tasks(state="finished")} == {b"2", b"4", b"6"}
 
 
+def one_by_one(api: Any, zk: Zkmq, _rows: Callable[[], str], home: Path) -> None:
+    """Each claim is settled by its own instance; one that was killed takes the same claim over, as the same delivery.
+
+    What failed is not tried again by Airflow, whose run is red: its claim is over.
+    """
+    q = zk.queue("single")
+    eventually(lambda: ended(api, "one_by_one"), within=600)
+    assert sorted(tries(api, "one_by_one")) == [
+        ("claim", "success", 1), ("handle", "failed", 1), ("handle", "success", 1), ("handle", "success", 2),
+    ], said(home)  # fmt: skip
+    assert {task.id: (str(task.state), task.attempt) for task in q.tasks()} == {
+        "fine": ("finished", 1),
+        "killed": ("finished", 1),
+        "raises": ("inserted", 1),
+    }
+    assert {task.result for task in q.tasks(state="finished")} == {MARKER.upper()}
+
+
 def rows_of(home: Path) -> str:
     """Airflow's rows of triggers: no key is set, so that they are as they were given."""
     with sqlite3.connect(home / "airflow" / "airflow.db") as database:
@@ -112,8 +130,8 @@ def test_enqueues_and_consumers_on_a_real_scheduler(
 
     monkeypatch.setattr(demo, "airflow_environment", environment)
     demo.DAGS.mkdir()
-    for path in ("tests/e2e/dags/killed_enqueue.py", "tests/e2e/dags/ended_by_user.py"):
-        shutil.copy(TOP / path, demo.DAGS)
+    for name in ("killed_enqueue", "ended_by_user", "one_by_one"):
+        shutil.copy(TOP / "tests" / "e2e" / "dags" / f"{name}.py", demo.DAGS)
     for path in ("example_dags/zkmq_consume.py", "example_dags/zkmq_pipeline.py"):
         shutil.copy(TOP / path, demo.DAGS)
     stored: list[str] = []
@@ -131,7 +149,9 @@ def test_enqueues_and_consumers_on_a_real_scheduler(
             zk.queue(name).configure()
         zk.queue("readings").enqueue_many([Message("1 2 3", task_id=f"r-{number}") for number in range(10)])
         zk.queue("readings").enqueue("4 five", task_id="bad")
-        for part in (killed_enqueue, ended_by_user, zkmq_consume, zkmq_pipeline):
+        zk.queue("single").configure(policy=RetryPolicy(factor=3600, max_backoff=7200))
+        zk.queue("single").enqueue_many([Message(MARKER, task_id=name) for name in ("fine", "killed", "raises")])
+        for part in (killed_enqueue, ended_by_user, zkmq_consume, zkmq_pipeline, one_by_one):
             dag = part.__name__
             demo.wait_until("the DAG", processes, lambda dag=dag: api.knows(dag))
             api.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
