@@ -38,18 +38,20 @@ def without_first(function: Callable[..., Any], count: int) -> Callable[..., Any
     return called
 
 
-def fields_of(
-    own: Mapping[str, object], function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the values of an operator's `own` fields of which a function has arguments of that name.
+def take_fields(operator: Any, absent: Mapping[str, object]) -> None:
+    """Set an operator's fields to the arguments of their names that its function is called with.
 
-    A field is as the argument is given; by its default only where the field is None.
+    `absent`: those fields, each with what a None that is given stands for. The default of an argument that is not given
+    is taken where the field is None.
     """
-    bound = inspect.signature(function).bind_partial(*args, **kwargs)
-    given = set(bound.arguments)
+    bound = inspect.signature(operator.python_callable).bind_partial(*operator.op_args, **operator.op_kwargs)
+    given = {**operator.op_kwargs, **bound.arguments}
     bound.apply_defaults()
-    named = {name: bound.arguments.get(name, value) for name, value in own.items()}
-    return {name: value if name in given or own[name] is None else own[name] for name, value in named.items()}
+    for name, nothing in absent.items():
+        if name in given:
+            setattr(operator, name, nothing if given[name] is None else given[name])
+        elif getattr(operator, name) is None and name in bound.arguments:
+            setattr(operator, name, bound.arguments[name])
 
 
 def keywords_of(

@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
+from airflow_provider_zkmq.decorators.consuming import Consumed
 from airflow_provider_zkmq.engine import ConfigError, TransportError, Worker, ZkmqError
 from airflow_provider_zkmq.hooks.claims import Claim, shown
-from airflow_provider_zkmq.operators.taking import telling_of_the_end
+from airflow_provider_zkmq.operators.taking import Taken, give_back, telling_of_the_end
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyClaim, AnyQueue
 
 
-class Given:
-    """Hands out claims that another process made, each taken over and extended when a thread is free for it.
+@dataclass(slots=True)
+class _Waiting:
+    """A claim that waits for a thread; `hand`: taken over, and to be extended from `due` on, by the monotonic clock."""
 
-    What does not hold any more is passed over, with a line in the log. What no thread got to is left to whoever asks
-    for it again, at the latest when its lease runs out.
+    told: Claim
+    hand: AnyClaim | None = None
+    due: float = 0.0
+
+
+class Given:
+    """Hands out claims that another process made, each taken over when a thread is free for it.
+
+    Those that wait for a thread are extended meanwhile, whenever the worker looks after its queue. What does not hold
+    any more is passed over, with a line in the log. What no thread got to is left to whoever asks for it again, at the
+    latest when its lease runs out.
     """
 
     def __init__(self, queue: AnyQueue, claims: Iterable[Claim], lease: float | None, log: Any) -> None:
         self._queue = queue
-        self._waiting = deque(claims)
+        self._waiting = deque(
+            _Waiting(told) for told in {(each["id"], each["token"]): each for each in claims}.values()
+        )
         self._lease = lease
         self._log = log
         self._turn = threading.Lock()
@@ -41,36 +57,64 @@ class Given:
         queue: Any = self  # the rest of it is `__getattr__`'s
         return Worker(queue, handler, **options | {"prefetch": 0})
 
+    def check_wanted(self, **_: object) -> None:
+        """Nothing is chosen; where there is no queue any more, no claim holds, which is found one by one."""
+
     def claim(self, *_: object, timeout: float = 0, **__: object) -> AnyClaim | None:
         """Return the next claim that holds. Raises `TransportError`; the claim is then asked for again."""
         with self._turn:
             while self._waiting:
-                claim = self._take(self._waiting[0])
-                self._waiting.popleft()
-                if claim is not None:
-                    return claim
+                held = self._hold(self._waiting[0])
+                first = self._waiting.popleft()
+                if held:
+                    return first.hand
         if timeout:  # another thread has something in hand, and what it gives back is nobody's here
             self._queue.wait_for_change(self._queue.changes, timeout)
         return None
 
-    def _take(self, given: Claim) -> AnyClaim | None:
+    def look_after(self) -> None:
+        """Extend what waits for a thread, each a third of its span after the last time."""
+        with self._turn:
+            for each in [each for each in self._waiting if each.due <= time.monotonic()]:
+                if not self._hold(each):
+                    self._waiting.remove(each)
+        self._queue.look_after()
+
+    @contextmanager
+    def failing_for_good(self) -> Iterator[None]:
+        """After a time-out, give back what no thread got to, and have Airflow not try again: a claim is over."""
         try:
-            with telling_of_the_end(given, self._log):
-                return self._taken(given)
-        except (ConfigError, TransportError):
+            yield
+        except AirflowTaskTimeout as error:
+            with self._turn:
+                left = [Taken(each.told, 0) for each in self._waiting]
+                self._waiting.clear()
+            give_back(lambda _: self._queue, left, self._log)
+            raise AirflowFailException(f"{error}; the claim of what was in hand is over") from None
+
+    def _hold(self, waiting: _Waiting) -> bool:
+        """Take a claim over, or extend it; False where it does not hold any more."""
+        try:
+            with telling_of_the_end(waiting.told, self._log):
+                hand = waiting.hand or self._taken_over(waiting.told)
+                if hand is None:
+                    return False
+                if waiting.hand or self._lease is None:
+                    hand.extend(hand.span or 0.0)
+                waiting.hand, waiting.due = hand, time.monotonic() + (hand.span or 0.0) / 3
+                return True
+        except TransportError:
             raise
         except ZkmqError as error:  # its task is damaged, say: the others are to be handled
-            self._log.warning("Claim %d of %s is passed over: %s", given["token"], shown(given), error)
-        return None
+            self._log.warning("Claim %d of %s is passed over: %s", waiting.told["token"], shown(waiting.told), error)
+        return False
 
-    def _taken(self, given: Claim) -> AnyClaim | None:
-        claim: AnyClaim | None = self._queue.take_over(given["id"], given["token"])
+    def _taken_over(self, told: Claim) -> AnyClaim | None:
+        claim: AnyClaim | None = self._queue.take_over(told["id"], told["token"], lease=self._lease)
         if claim is None:
-            task = self._queue.task(given["id"])
+            task = self._queue.task(told["id"])
             now = f"it is {task.status}, attempt {task.attempt}"
-            self._log.info("Claim %d of %s does not hold any more: %s", given["token"], shown(given), now)
-        else:
-            claim.extend(self._lease or claim.span or 0.0)
+            self._log.info("Claim %d of %s does not hold any more: %s", told["token"], shown(told), now)
         return claim
 
     def __getattr__(self, name: str) -> Any:
@@ -86,10 +130,11 @@ def queue_of(claims: Iterable[Claim], queue: str | None) -> str | None:
     return next(iter(names), None)
 
 
-def check_none_holds(claims: Sized, on_empty: str) -> None:
-    """Raise, by `on_empty`, where nothing could be taken over: there is nothing to wait for."""
-    why = f"none of the {len(claims)} claim(s) holds any more; see the log above"
+def none_holds(number: int, on_empty: str) -> dict[str, Any]:
+    """Return the XCom where nothing could be taken over, or raise, by `on_empty`: there is nothing to wait for."""
+    why = f"none of the {number} claim(s) holds any more; see the log above" if number else "there is no claim"
     if on_empty == "fail":
         raise AirflowFailException(why)
     if on_empty != "succeed":
         raise AirflowSkipException(why)
+    return Consumed("").summary()

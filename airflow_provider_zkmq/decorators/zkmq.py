@@ -13,8 +13,8 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from airflow_provider_zkmq.decorators.consuming import Consumed, check_choices, check_kind, check_numbers
-from airflow_provider_zkmq.decorators.functions import fields_of, handler_of, keywords_of, without_first
-from airflow_provider_zkmq.decorators.given import Given, check_none_holds, queue_of
+from airflow_provider_zkmq.decorators.functions import handler_of, keywords_of, take_fields, without_first
+from airflow_provider_zkmq.decorators.given import Given, none_holds, queue_of
 from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.claims import read_claims
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_zkmq.engine import AnyQueue, Worker
 
-#: The fields that an argument of the function sets, if it has the field's name: so they can be mapped over.
-_OF_FUNCTION: Final = ("zkmq_queue", "selector", "claims")
+#: Fields that an argument of the function sets, if it has the field's name, and what None is then: no XCom is no claim.
+_OF_FUNCTION: Final = {"zkmq_queue": None, "selector": None, "claims": ()}
 #: Airflow kills a process five seconds after it told it to end: handlers have so long, in seconds.
 _GRACE: Final = 1.0
 
@@ -55,19 +55,18 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         selector: only tasks that it matches, as text; None: all. An argument of the function named ``selector``,
             ``zkmq_queue`` or ``claims`` sets it, too, so that ``expand`` can map over it.
-        claims: handle these, a claim or a list of them that `ZkmqClaimOperator` took, say, and claim nothing; None:
-            claim. Each is taken over, extended while the function runs, and settled as if claimed here; a claim that
-            does not hold any more is passed over. Where none holds, ``on_empty="wait"`` skips, too; what failed is not
-            tried again by Airflow, since its claim is over.
-        max_tasks: so many tasks at the most; 1 or more.
+        claims: handle all of these, a claim or a list of them, as `ZkmqClaimOperator` tells them, and claim nothing.
+            Each is taken over, extended and settled as if claimed here; one that does not hold any more is passed over.
+            Where none holds, ``on_empty="wait"`` skips, too; what failed, or took too long, is not tried again by
+            Airflow, since its claim is over.
+        max_tasks: claim so many tasks at the most; 1 or more.
         lease: claim with a lease of so long, which outlives the session, instead of bound to it; with `claims`, extend
-            them by so much rather than by the lease they were taken with.
+            them by so much, each time, rather than by the lease they were taken with.
         threads: so many tasks in hand at once.
         transactional: call the function with the task and a `UnitOfWork` that has taken it, which is committed when
             the function returns and rolled back when it raises.
         on_empty: where there is nothing to claim: ``"wait"`` for it; ``"succeed"``; ``"skip"``; ``"fail"``.
-        timeout: how long to wait at the most, in seconds or as text; None: ``execution_timeout``, else without bound.
-            After that the Airflow task fails.
+        timeout: after so many seconds, or their text, without a task, fail; None: ``execution_timeout``, else never.
         deferrable: wait in the triggerer rather than on a worker; nothing is claimed meanwhile.
         fail_on: which failures of tasks fail the Airflow task, after all have been handled: ``"none"``: each is tried
             again by its queue's policy, or a dead letter, as where a worker handles it; ``"any"``; ``"all"``: at least
@@ -152,9 +151,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             threading.Thread(target=self._queue.wake, daemon=True).start()
 
     def _consume(self, context: Context, deadline: float | None) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in _OF_FUNCTION}
-        for name, value in fields_of(own, self.python_callable, self.op_args, self.op_kwargs).items():
-            setattr(self, name, value)
+        take_fields(self, _OF_FUNCTION)
         if self.claims is not None:
             return self._consume_given(context)
         backoff = Backoff(self.log, what="Waiting", longest=LONGEST_OF_A_WAIT)
@@ -177,12 +174,15 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         """Handle claims that others made. What failed has lost its claim, so no other try could handle it again."""
         claims = read_claims("claims", self.claims)
         self.zkmq_queue = queue_of(claims, self.zkmq_queue)
-        with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            queue = self._queue = outlast(self.log, "Taking over", PATIENCE, lambda _: hook.queue())
-            done = self._handle(Given(queue, claims, self.lease, self.log), context, max(1, len(claims)))
-            if not (done.handled or self._killed):
-                check_none_holds(claims, self.on_empty)
-            return self._ended(done, queue, AirflowFailException)
+        if claims:
+            with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+                self._queue = outlast(self.log, "Taking over", PATIENCE, lambda _: hook.queue())
+                given = Given(self._queue, claims, self.lease, self.log)
+                with given.failing_for_good():
+                    done = self._handle(given, context, len(claims))
+                if done.handled or self._killed:
+                    return self._ended(done, self._queue, AirflowFailException)
+        return none_holds(len(claims), self.on_empty)
 
     def _handle_or_wait(self, queue: AnyQueue, context: Context, deadline: float | None) -> dict[str, Any]:
         """Handle what is there; while there is nothing, wait. Raises `TransportError` where that ended by one."""

@@ -11,6 +11,7 @@ from airflow_provider_zkmq.engine.model import (
     Duration,
     State,
     Task,
+    check_name,
     encode_data,
     optional_seconds,
     seconds,
@@ -28,12 +29,19 @@ T = TypeVar("T")
 class ByToken(Awake):
     """What whoever knows a claim's token does with it."""
 
-    def take_over(self, task_id: str, token: int) -> FileClaim | None:
-        """Return a claim that another process made as one's own; None where it is not the current one. See `Queue`."""
+    def take_over(self, task_id: str, token: int, *, lease: Duration | None = None) -> FileClaim | None:
+        """Return a claim that another process made as one's own; None where it is not the current one. See `Queue`.
+
+        Without `lease`, its ``span`` is what is left of it, and the task's or the queue's lock at least.
+        """
+        name, span = check_name("task id", task_id), None if lease is None else lock_span("lease", lease)
 
         def work(book: Book) -> tuple[Task, float]:
-            item, _ = settling.current(book, task_id, token)
-            return book.task(item), item.span(book.conf)
+            item, _ = settling.current(book, name, token)
+            if span is not None:
+                settling.extend(book, name, token, span)
+            left = 0.0 if item.holder is None else item.holder[1] - book.now
+            return book.task(item), span or max(left, item.span(book.conf))
 
         try:
             return FileClaim(self, *self._do(work))

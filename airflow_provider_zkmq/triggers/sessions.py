@@ -47,7 +47,8 @@ def _spare_imports() -> None:
     """Have the garbage collector pass by, for good, what this process has made so far; once in a process.
 
     A full collection goes through all that Airflow has imported, and the loop stands still for as long: some hundred
-    waits bring one about. The price is what is garbage by now and hangs together in a circle: it is never collected.
+    waits bring one about. The price: objects of now that refer to each other in a circle are never collected, unless
+    they take themselves apart.
     """
     if switched_on("freeze_imports"):
         gc.freeze()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 
 import pendulum
@@ -11,13 +13,17 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.execution_time.timeout import timeout as airflow_timeout
 
 from airflow_provider_zkmq.decorators.zkmq import ZkmqDecoratedOperator
-from airflow_provider_zkmq.engine import ClaimLost, ConfigError, Message, RetryPolicy
+from airflow_provider_zkmq.engine import Claim, ClaimLost, ConfigError, Message, RetryPolicy
 from airflow_provider_zkmq.hooks.claims import told
+from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
+from tests.airflow.conftest import define
 from tests.airflow.test_consume import Heard, operator
 from tests.integration.test_docs import blocks
+from tests.proxy import Proxy
 from tests.support import eventually
 
 
@@ -118,17 +124,99 @@ def test_a_failure_is_not_tried_again_by_airflow(queue, context, claims):
 
 
 def test_it_is_extended_from_its_beginning_on(queue, context):
-    """A claim whose lease has nearly run out when the function begins outlives it."""
-    queue.enqueue("x", task_id="a")
-    claim = told(queue.name, queue.claim(lease=2))
+    """A lease that has nearly run out when the function begins outlives it; so do those that wait for a thread."""
+    queue.enqueue_many([Message(b"x", task_id=name) for name in "ab"])
+    claims = [told(queue.name, claim) for claim in queue.claim_many(2, lease=2)]
     passed = threading.Event()
 
     def handle(job):
-        passed.wait(4)
+        passed.wait(3 if job.id == "a" else 0)
+        assert queue.claim() is None
 
-    made = operator(handle, claims=claim)
-    assert made.execute(context)["finished"] == 1
-    assert queue.task("a").attempt == 1
+    assert operator(handle, claims=claims).execute(context)["finished"] == 2
+    assert {task.attempt for task in queue.tasks()} == {1}
+
+
+@pytest.mark.parametrize(("first", "then"), [(60, 2), (2, 600)])
+def test_its_own_lease_is_what_it_is_extended_by(queue, context, monkeypatch, first, then):
+    """Each time, and as often as that lease asks for, whatever the claim was made with."""
+    queue.enqueue(b"x", task_id="a")
+    claim = told(queue.name, queue.claim(lease=first))
+    spans, extend = [], Claim.extend
+    monkeypatch.setattr(Claim, "extend", lambda mine, span: (spans.append(span), extend(mine, span))[1])
+
+    def handle(job):
+        eventually(lambda: len(spans) >= 2 or then > 60)
+        spans.append("done")
+
+    assert operator(handle, claims=claim, lease=then).execute(context)["finished"] == 1
+    assert set(spans) - {"done"} <= {float(then)}
+
+
+def test_a_claim_that_is_named_twice_is_handled_once(queue, context, claims):
+    """Also by several threads, which could both have it."""
+    handled = []
+    made = operator(lambda job: handled.append(job.id), claims=[claims[0], claims[1], claims[0]], threads=3)
+    assert made.execute(context)["finished"] == 2
+    assert sorted(handled) == ["a", "b"]
+
+
+def test_one_that_is_refused_costs_no_other_an_attempt(queue, context, claims):
+    """A claim that ends with another's session is passed over, and the others are handled to their end."""
+    queue.enqueue("x", task_id="bound")
+    bound = queue.claim_task("bound")
+    made = operator(lambda _: None, claims=[told(queue.name, bound), *claims], threads=2)
+    assert made.execute(context)["finished"] == 3
+    bound.complete()
+
+
+def test_after_a_time_out_airflow_does_not_try_again(queue, context, claims):
+    """The claim in hand is over, by a failed attempt; what no thread had got to is given back, and counts none."""
+    made = operator(lambda _: time.sleep(5), claims=claims, fail_on="any")
+    with pytest.raises(AirflowFailException, match="the claim of what was in hand is over"), airflow_timeout(2):
+        made.execute(context)
+    eventually(lambda: queue.counts()["claimed"] == 0)
+    assert {task.id: task.attempt for task in queue.tasks(state="inserted")} == {"a": 1, "b": 0, "c": 0}
+
+
+def test_an_outage_is_outlived_at_its_beginning(queue, context, claims, monkeypatch, zookeeper, root):
+    """The servers are away when the first claim is taken over, for longer than a call waits."""
+    with contextlib.closing(Proxy(zookeeper)) as proxy:
+        limits = {"connect_timeout": 2, "request_timeout": 2, "session_timeout": 4}
+        define(monkeypatch, host=proxy.hosts, extra={"root": root, "queue": queue.name} | limits)
+        connect = ZkmqHook.queue
+
+        def connected(*given):
+            made = connect(*given)
+            proxy.down(5)
+            return made
+
+        monkeypatch.setattr(ZkmqHook, "queue", connected)
+        assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 3
+    assert {task.attempt for task in queue.tasks()} == {1}
+
+
+def test_claims_of_a_queue_that_is_gone_hold_no_more(queue, context, claims):
+    """As those that are over: it is no error of the one who comes late."""
+    queue.delete(confirm=True, force=True)
+    with pytest.raises(AirflowSkipException, match=r"none of the 3 claim\(s\) holds any more"):
+        operator(lambda _: None, claims=claims).execute(context)
+
+
+def test_no_claims_are_no_reason_to_claim(queue, context):
+    """None, as an XCom that there is not, and an argument that the function takes by no name of its own."""
+    queue.enqueue("x", task_id="another")
+
+    def handle(job, claims=None):
+        return None
+
+    def named(job, **others):
+        return None
+
+    for function, given in ((handle, None), (handle, []), (named, [])):
+        with pytest.raises(AirflowSkipException, match="there is no claim"):
+            operator(function, op_kwargs={"claims": given}).execute(context)
+    assert operator(handle).execute(context)["finished"] == 1
 
 
 def test_told_to_end_it_gives_back_what_is_in_hand_and_leaves_the_rest(queue, context, claims):

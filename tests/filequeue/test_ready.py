@@ -101,8 +101,13 @@ def test_a_claim_is_taken_over_by_its_token(q: FileQueue) -> None:
         assert (taken.task.data, taken.task.attempt, taken.token) == (b"x", 1, made.token)
         assert there.take_over("a", made.token + 1) is None
         assert there.take_over("gone", made.token) is None
-        taken.extend(600)
-        taken.complete("done")
+        assert 59 < taken.span <= 60
+        longer = there.take_over("a", made.token, lease=600)
+        assert longer is not None
+        assert longer.span == 600
+        with pytest.raises(ConfigError):
+            there.take_over("a/b", made.token)
+        longer.complete("done")
         assert there.take_over("a", made.token) is None
     with pytest.raises(ClaimLost):
         made.complete()

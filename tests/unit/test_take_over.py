@@ -26,8 +26,8 @@ def claim(client: Client, **options: Any) -> Claimed:
     return claimed
 
 
-def take_over(client: Client, token: int, task_id: str = "a") -> Claimed | None:
-    claimed: Claimed | None = client.do(asked(client, over.ask_over(client.context, task_id, token)))
+def take_over(client: Client, token: int, task_id: str = "a", **options: Any) -> Claimed | None:
+    claimed: Claimed | None = client.do(asked(client, over.ask_over(client.context, task_id, token, **options)))
     return claimed
 
 
@@ -74,6 +74,31 @@ def test_its_maker_s_own_process_gets_the_same_claim(maker: Client) -> None:
     assert take_over(maker, made.token) is made
     assert not made.lost
     maker.complete(made)
+
+
+def test_it_holds_as_long_as_is_asked_for(maker: Client) -> None:
+    """A worker extends it by that, and as often; the claim that is there for its maker is as it was."""
+    made = claim(maker, lease=60)
+    other = Client(maker.zk, "other")
+    taken = take_over(other, made.token, lease=7)
+    assert taken is not None
+    assert (taken.span, made.span) == (7, 60)
+    maker.zk.advance(8)
+    assert Client(maker.zk, "third").claimed().state.attempt == 2
+    assert take_over(other, made.token) is None
+    for lease in (0, -1, "soon"):
+        with pytest.raises(ConfigError, match="lease"):
+            take_over(other, made.token, lease=lease)
+
+
+def test_one_that_is_over_is_none_in_its_maker_s_process_too(maker: Client) -> None:
+    """Although that still refers to it; nor is one that is bound to its session to be had there."""
+    made = claim(maker, lease=6)
+    maker.zk.advance(7)
+    again = Client(maker.zk, "other").claimed()
+    assert take_over(maker, made.token) is None
+    with pytest.raises(ConfigError, match="ends with the session"):
+        take_over(maker, again.token)
 
 
 def test_one_taken_ahead_counts_when_it_begins(maker: Client) -> None:
