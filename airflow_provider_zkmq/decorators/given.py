@@ -8,17 +8,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from airflow_provider_zkmq.decorators.consuming import Consumed
-from airflow_provider_zkmq.engine import ConfigError, TransportError, Worker, ZkmqError
+from airflow_provider_zkmq.engine import AccessDenied, ConfigError, TransportError, Worker, ZkmqError
 from airflow_provider_zkmq.hooks.claims import Claim, shown
 from airflow_provider_zkmq.operators.taking import Taken, give_back, telling_of_the_end
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyClaim, AnyQueue
+
+
+#: What was given back is claimed anew with a lease of so many seconds, where none is asked for; it is extended.
+_ANEW: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -34,18 +38,23 @@ class Given:
     """Hands out claims that another process made, each taken over when a thread is free for it.
 
     Those that wait for a thread are extended meanwhile, whenever the worker looks after its queue. What does not hold
-    any more is passed over, with a line in the log. What no thread got to is left to whoever asks for it again, at the
-    latest when its lease runs out.
+    any more is passed over, with a line in the log; a later try of the Airflow task (`again`) first claims anew, by its
+    id, what an earlier one gave back: the same delivery, which has counted no attempt.
     """
 
-    def __init__(self, queue: AnyQueue, claims: Iterable[Claim], lease: float | None, log: Any) -> None:
+    def __init__(
+        self, queue: AnyQueue, claims: Iterable[Claim], lease: float | None, log: Any, *, again: bool = False
+    ) -> None:
         self._queue = queue
         self._waiting = deque(
             _Waiting(told) for told in {(each["id"], each["token"]): each for each in claims}.values()
         )
         self._lease = lease
         self._log = log
+        self._again = again
         self._turn = threading.Lock()
+        self._handed = 0
+        self._refused: ZkmqError | None = None
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """Return a worker that handles what is given. Raises `ConfigError` for what goes with claiming alone."""
@@ -61,12 +70,13 @@ class Given:
         """Nothing is chosen; where there is no queue any more, no claim holds, which is found one by one."""
 
     def claim(self, *_: object, timeout: float = 0, **__: object) -> AnyClaim | None:
-        """Return the next claim that holds. Raises `TransportError`; the claim is then asked for again."""
+        """Return the next claim that holds, begun. Raises `TransportError`; the claim is then asked for again."""
         with self._turn:
             while self._waiting:
-                held = self._hold(self._waiting[0])
+                held = self._hold(self._waiting[0], begins=True)
                 first = self._waiting.popleft()
                 if held:
+                    self._handed += 1
                     return first.hand
         if timeout:  # another thread has something in hand, and what it gives back is nobody's here
             self._queue.wait_for_change(self._queue.changes, timeout)
@@ -80,37 +90,60 @@ class Given:
                     self._waiting.remove(each)
         self._queue.look_after()
 
+    def check_handled(self) -> None:
+        """Raise where nothing was handled for another reason than that no claim holds any more."""
+        if self._refused is not None:
+            raise self._refused
+        if self._handed:
+            raise AirflowException(f"{self._handed} task(s) were taken over and none was settled; see the log above")
+
     @contextmanager
     def failing_for_good(self) -> Iterator[None]:
-        """After a time-out, give back what no thread got to, and have Airflow not try again: a claim is over."""
+        """After a time-out in which a function had begun, have Airflow not try again: its claim is over.
+
+        What no thread got to is given back then.
+        """
         try:
             yield
         except AirflowTaskTimeout as error:
-            with self._turn:
+            if not self._handed:
+                raise
+            self._give_back()
+            raise AirflowFailException(f"{error}; no other try could handle what a function has begun") from None
+
+    def _give_back(self) -> None:
+        if self._turn.acquire(timeout=1.0):  # else a thread waits for ZooKeeper: so would we
+            try:
                 left = [Taken(each.told, 0) for each in self._waiting]
                 self._waiting.clear()
+            finally:
+                self._turn.release()
             give_back(lambda _: self._queue, left, self._log)
-            raise AirflowFailException(f"{error}; the claim of what was in hand is over") from None
 
-    def _hold(self, waiting: _Waiting) -> bool:
-        """Take a claim over, or extend it; False where it does not hold any more."""
+    def _hold(self, waiting: _Waiting, *, begins: bool = False) -> bool:
+        """Take a claim over, or extend it; False where it does not hold any more, or is refused."""
+        told = waiting.told
         try:
-            with telling_of_the_end(waiting.told, self._log):
-                hand = waiting.hand or self._taken_over(waiting.told)
+            with telling_of_the_end(told, self._log):
+                hand = waiting.hand = waiting.hand or self._taken_over(told)
                 if hand is None:
                     return False
-                if waiting.hand or self._lease is None:
-                    hand.extend(hand.span or 0.0)
-                waiting.hand, waiting.due = hand, time.monotonic() + (hand.span or 0.0) / 3
+                hand.extend(hand.span or 0.0)
+                if begins and hand.ahead:
+                    hand.begin()
+                waiting.due = time.monotonic() + (hand.span or 0.0) / 3
                 return True
-        except TransportError:
+        except (AccessDenied, TransportError):
             raise
         except ZkmqError as error:  # its task is damaged, say: the others are to be handled
-            self._log.warning("Claim %d of %s is passed over: %s", waiting.told["token"], shown(waiting.told), error)
+            self._refused = error
+            self._log.warning("Claim %d of %s is passed over: %s", told["token"], shown(told), error)
         return False
 
     def _taken_over(self, told: Claim) -> AnyClaim | None:
         claim: AnyClaim | None = self._queue.take_over(told["id"], told["token"], lease=self._lease)
+        if claim is None and self._again:
+            claim = self._queue.claim_task(told["id"], lease=self._lease or _ANEW, attempt=told["attempt"])
         if claim is None:
             task = self._queue.task(told["id"])
             now = f"it is {task.status}, attempt {task.attempt}"

@@ -68,9 +68,8 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         on_empty: where there is nothing to claim: ``"wait"`` for it; ``"succeed"``; ``"skip"``; ``"fail"``.
         timeout: after so many seconds, or their text, without a task, fail; None: ``execution_timeout``, else never.
         deferrable: wait in the triggerer rather than on a worker; nothing is claimed meanwhile.
-        fail_on: which failures of tasks fail the Airflow task, after all have been handled: ``"none"``: each is tried
-            again by its queue's policy, or a dead letter, as where a worker handles it; ``"any"``; ``"all"``: at least
-            one failed, and none finished.
+        fail_on: which failures of tasks fail the Airflow task, after all have been handled: ``"none"``: each is its
+            queue's affair, as where a worker handles it; ``"any"``; ``"all"``: one failed at least, and none finished.
         zkmq_conn_id: the Airflow connection.
 
     """
@@ -177,11 +176,12 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         if claims:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 self._queue = outlast(self.log, "Taking over", PATIENCE, lambda _: hook.queue())
-                given = Given(self._queue, claims, self.lease, self.log)
+                given = Given(self._queue, claims, self.lease, self.log, again=context["ti"].try_number > 1)
                 with given.failing_for_good():
                     done = self._handle(given, context, len(claims))
                 if done.handled or self._killed:
                     return self._ended(done, self._queue, AirflowFailException)
+                given.check_handled()
         return none_holds(len(claims), self.on_empty)
 
     def _handle_or_wait(self, queue: AnyQueue, context: Context, deadline: float | None) -> dict[str, Any]:

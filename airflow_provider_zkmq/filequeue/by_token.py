@@ -32,7 +32,8 @@ class ByToken(Awake):
     def take_over(self, task_id: str, token: int, *, lease: Duration | None = None) -> FileClaim | None:
         """Return a claim that another process made as one's own; None where it is not the current one. See `Queue`.
 
-        Without `lease`, its ``span`` is what is left of it, and the task's or the queue's lock at least.
+        Without `lease`, its ``span`` is what is left of it, and the task's or the queue's lock at least. It is always
+        an object of its own, also where the claim was made through this client.
         """
         name, span = check_name("task id", task_id), None if lease is None else lock_span("lease", lease)
 

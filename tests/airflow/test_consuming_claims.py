@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,15 +13,24 @@ import pendulum
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from airflow.sdk.execution_time.timeout import timeout as airflow_timeout
 
 from airflow_provider_zkmq.decorators.zkmq import ZkmqDecoratedOperator
-from airflow_provider_zkmq.engine import Claim, ClaimLost, ConfigError, Message, RetryPolicy
+from airflow_provider_zkmq.engine import (
+    AccessDenied,
+    Claim,
+    ClaimLost,
+    ConfigError,
+    Message,
+    Queue,
+    RetryPolicy,
+    Unavailable,
+)
 from airflow_provider_zkmq.hooks.claims import told
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
-from tests.airflow.conftest import define
+from tests.airflow.conftest import define, instance
 from tests.airflow.test_consume import Heard, operator
 from tests.integration.test_docs import blocks
 from tests.proxy import Proxy
@@ -40,7 +50,7 @@ def test_mapped_over_claims_each_is_settled_by_its_own_outcome(queue, context, c
     queue.enqueue("x", task_id="another")
     with DAG("d", schedule=None):
 
-        @task.zkmq(zkmq_queue="jobs")
+        @task.zkmq
         def handle(job, claims):
             if job.id == "b":
                 raise ValueError("no such file")
@@ -105,14 +115,21 @@ def test_one_that_is_damaged_is_passed_over(queue, context, claims):
     [("wait", AirflowSkipException), ("skip", AirflowSkipException), ("fail", AirflowFailException)],
 )
 def test_where_none_holds(queue, context, claims, on_empty, raised):
-    """There is nothing to wait for; a pending task that nobody claimed for it is left alone."""
+    """There is nothing to wait for; a pending task that nobody claimed for it is left alone.
+
+    A later try takes what was given back, as the same delivery, but none that has failed meanwhile.
+    """
+    first = instance(try_number=1)
     for claim in claims:
         queue.release(claim["id"], claim["token"])
     with pytest.raises(raised, match=r"none of the 3 claim\(s\) holds any more"):
-        operator(lambda _: None, claims=claims, on_empty=on_empty).execute(context)
+        operator(lambda _: None, claims=claims, on_empty=on_empty).execute(first)
     for given in (claims, []):
-        assert operator(lambda _: None, claims=given, on_empty="succeed").execute(context)["finished"] == 0
+        assert operator(lambda _: None, claims=given, on_empty="succeed").execute(first)["finished"] == 0
     assert queue.counts()["inserted"] == 3
+    queue.claim_task("a", lease=60).fail("broken", backoff=0)
+    assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 2
+    assert queue.task("a").attempt == 1
 
 
 def test_a_failure_is_not_tried_again_by_airflow(queue, context, claims):
@@ -124,13 +141,13 @@ def test_a_failure_is_not_tried_again_by_airflow(queue, context, claims):
 
 
 def test_it_is_extended_from_its_beginning_on(queue, context):
-    """A lease that has nearly run out when the function begins outlives it; so do those that wait for a thread."""
+    """A claim outlives a function that takes longer than its lease; so do those that wait for a thread meanwhile."""
     queue.enqueue_many([Message(b"x", task_id=name) for name in "ab"])
-    claims = [told(queue.name, claim) for claim in queue.claim_many(2, lease=2)]
+    claims = [told(queue.name, claim) for claim in queue.claim_many(2, lease=5)]
     passed = threading.Event()
 
     def handle(job):
-        passed.wait(3 if job.id == "a" else 0)
+        passed.wait(7 if job.id == "a" else 0)
         assert queue.claim() is None
 
     assert operator(handle, claims=claims).execute(context)["finished"] == 2
@@ -145,12 +162,15 @@ def test_its_own_lease_is_what_it_is_extended_by(queue, context, monkeypatch, fi
     spans, extend = [], Claim.extend
     monkeypatch.setattr(Claim, "extend", lambda mine, span: (spans.append(span), extend(mine, span))[1])
 
+    passed = threading.Event()
+
     def handle(job):
-        eventually(lambda: len(spans) >= 2 or then > 60)
-        spans.append("done")
+        passed.wait(4)
+        assert queue.claim() is None
 
     assert operator(handle, claims=claim, lease=then).execute(context)["finished"] == 1
-    assert set(spans) - {"done"} <= {float(then)}
+    assert set(spans) == {float(then)}
+    assert queue.task("a").attempt == 1
 
 
 def test_a_claim_that_is_named_twice_is_handled_once(queue, context, claims):
@@ -162,21 +182,60 @@ def test_a_claim_that_is_named_twice_is_handled_once(queue, context, claims):
 
 
 def test_one_that_is_refused_costs_no_other_an_attempt(queue, context, claims):
-    """A claim that ends with another's session is passed over, and the others are handled to their end."""
+    """A claim that ends with another's session is passed over, and the others are handled to their end.
+
+    By itself it is refused by an error: it holds still.
+    """
     queue.enqueue("x", task_id="bound")
     bound = queue.claim_task("bound")
     made = operator(lambda _: None, claims=[told(queue.name, bound), *claims], threads=2)
     assert made.execute(context)["finished"] == 3
+    with pytest.raises(ConfigError, match="ends with the session"):
+        operator(lambda _: None, claims=told(queue.name, bound)).execute(context)
     bound.complete()
+
+
+def test_what_is_refused_is_no_skip(queue, context, claims, monkeypatch):
+    """Nor is what was taken over and could not be settled: the claims hold, and somebody must know."""
+
+    def refused(*_, **__):
+        raise AccessDenied("not allowed to write")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Claim, "extend", refused)
+        with pytest.raises(AccessDenied, match="not allowed to write"):
+            operator(lambda _: None, claims=claims).execute(context)
+    assert queue.counts()["claimed"] == 3
 
 
 def test_after_a_time_out_airflow_does_not_try_again(queue, context, claims):
     """The claim in hand is over, by a failed attempt; what no thread had got to is given back, and counts none."""
-    made = operator(lambda _: time.sleep(5), claims=claims, fail_on="any")
-    with pytest.raises(AirflowFailException, match="the claim of what was in hand is over"), airflow_timeout(2):
+
+    def handle(job):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        time.sleep(5)
+
+    made = operator(handle, claims=claims, fail_on="any")
+    with pytest.raises(AirflowFailException, match="no other try could handle"), airflow_timeout(60):
         made.execute(context)
     eventually(lambda: queue.counts()["claimed"] == 0)
     assert {task.id: task.attempt for task in queue.tasks(state="inserted")} == {"a": 1, "b": 0, "c": 0}
+
+
+def test_a_time_out_before_anything_has_begun_leaves_all_to_the_next_try(queue, context, claims, monkeypatch):
+    """ZooKeeper does not answer, say: the claims hold, and Airflow's retry takes them over."""
+
+    def away(*_, **__):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        time.sleep(1)
+        raise Unavailable("nobody answers")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Queue, "take_over", away)
+        with pytest.raises(AirflowTaskTimeout), airflow_timeout(60):
+            operator(lambda _: None, claims=claims).execute(context)
+    assert queue.counts()["claimed"] == 3
+    assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 3
 
 
 def test_an_outage_is_outlived_at_its_beginning(queue, context, claims, monkeypatch, zookeeper, root):
@@ -194,6 +253,22 @@ def test_an_outage_is_outlived_at_its_beginning(queue, context, claims, monkeypa
         monkeypatch.setattr(ZkmqHook, "queue", connected)
         assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 3
     assert {task.attempt for task in queue.tasks()} == {1}
+
+
+def test_an_outage_is_outlived_where_claims_begin(queue, context, monkeypatch):
+    """Those that were taken ahead: what cannot be said yet is said again, and nothing is given away."""
+    queue.enqueue("x", task_id="a")
+    claims = ZkmqClaimOperator(task_id="claim", zkmq_queue="jobs", ahead=True, lease=60).execute(context)
+    begin, away = Claim.begin, [Unavailable("nobody answers")] * 2
+
+    def beginning(claim):
+        if away:
+            raise away.pop()
+        return begin(claim)
+
+    monkeypatch.setattr(Claim, "begin", beginning)
+    assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 1
+    assert (away, queue.task("a").attempt) == ([], 1)
 
 
 def test_claims_of_a_queue_that_is_gone_hold_no_more(queue, context, claims):
@@ -219,8 +294,8 @@ def test_no_claims_are_no_reason_to_claim(queue, context):
     assert operator(handle).execute(context)["finished"] == 1
 
 
-def test_told_to_end_it_gives_back_what_is_in_hand_and_leaves_the_rest(queue, context, claims):
-    """What no handler got to is still claimed: a later try takes it over."""
+def test_told_to_end_its_next_try_handles_all_the_same(queue, context, claims):
+    """What is in hand is given back, and claimed anew as the same delivery; what no thread got to is claimed still."""
     begun, done = threading.Event(), threading.Event()
 
     def handle(job):
@@ -237,7 +312,8 @@ def test_told_to_end_it_gives_back_what_is_in_hand_and_leaves_the_rest(queue, co
         done.set()
     eventually(lambda: queue.counts() | {"inserted": 1, "claimed": 2} == queue.counts())
     assert queue.task("a").attempt == 0
-    assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 2
+    assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 3
+    assert {task.attempt for task in queue.tasks()} == {1}
 
 
 @pytest.mark.parametrize(
@@ -277,14 +353,18 @@ def test_the_dag_of_the_page_on_patterns(queue):
     folder.mkdir(exist_ok=True)
     file = folder / "one_by_one.py"
     [code] = [block for block in blocks("docs/patterns.md", "python") if "def one_by_one" in block]
-    file.write_text(code.replace('zkmq_queue="parcels"', 'zkmq_queue="jobs"'))
+    code = code.replace('zkmq_queue="parcels"', 'zkmq_queue="jobs"')
+    file.write_text(code.replace("parcel.data.upper()", "parcel.data.decode().upper()"))
     found = DagBag(file)
     assert not found.import_errors
     queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))
     queue.enqueue_many([Message("good", task_id="a"), Message(b"\xff", task_id="b"), Message("good", task_id="c")])
-    claim = queue.claim_task("b", lease=60)
     run = found.dags["one_by_one"].test(logical_date=pendulum.datetime(2026, 3, 1, tz="UTC"))
-    assert run.state == "success"
-    assert {each.id: str(each.state) for each in queue.tasks()} == {"a": "finished", "b": "claimed", "c": "finished"}
+    assert run.state == "failed"
+    instances = {(each.task_id, each.map_index): str(each.state) for each in run.get_task_instances()}
+    assert instances == {("claim", -1): "success"} | {
+        ("handle", 0): "success", ("handle", 1): "failed", ("handle", 2): "success",
+    }  # fmt: skip
+    tasks = {each.id: (str(each.state), each.attempt) for each in queue.tasks()}
+    assert tasks == {"a": ("finished", 1), "b": ("inserted", 1), "c": ("finished", 1)}
     assert queue.task("c").result == b"GOOD"
-    claim.release()

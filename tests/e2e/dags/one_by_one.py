@@ -19,7 +19,7 @@ from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 )
 def one_by_one():
     """Claim three tasks, and handle each in an instance of its own."""
-    claimed = ZkmqClaimOperator(task_id="claim", zkmq_queue="single", max_tasks=3)
+    claimed = ZkmqClaimOperator(task_id="claim", zkmq_queue="single", max_tasks=3, in_place=True)
 
     @task.zkmq(fail_on="any")
     def handle(job, claims, ti=None):

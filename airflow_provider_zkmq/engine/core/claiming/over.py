@@ -24,9 +24,10 @@ def ask_over(context: Context, task_id: str, token: int, *, lease: Duration | No
     None where `token` is not the current claim's any more, or the task is gone. `lease`: it holds for so many seconds
     from now, and from each time that a worker extends it; without it, nothing is written, and it holds as long as it
     did. Of one that was taken ahead the delivery counts when it begins. Whoever else knows the token may settle it as
-    well, and who does so first has; in the process that made it, it is the very claim that this one has. Raises
-    `ConfigError` for a claim that ends with the session which made it, and for what is no id, token or lease;
-    `QueueNotFound`, and `CorruptRecord` for a task that cannot be read.
+    well, and who does so first has. The client that made it, while it refers to it, gets that very claim, with the new
+    lease. That the task was cancelled is known by the claim being over. Raises `ConfigError` for a claim that ends with
+    the session which made it, and for what is no id, token or lease; `QueueNotFound`, and `CorruptRecord` for a task
+    that cannot be read.
     """
     name, number = check_name("task id", task_id), check_token(token)
     span = (yield from wanted(context, lease=lease)).lease
