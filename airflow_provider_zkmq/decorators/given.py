@@ -144,6 +144,7 @@ class Given:
         claim: AnyClaim | None = self._queue.take_over(told["id"], told["token"], lease=self._lease)
         if claim is None and self._again:
             claim = self._queue.claim_task(told["id"], lease=self._lease or _ANEW, attempt=told["attempt"])
+            told["token"] = told["token"] if claim is None else claim.token
         if claim is None:
             task = self._queue.task(told["id"])
             now = f"it is {task.status}, attempt {task.attempt}"

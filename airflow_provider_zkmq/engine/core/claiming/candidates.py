@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState, load
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, unless_corrupt
 from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
@@ -152,6 +152,14 @@ def deliverable(
 def _records(parts: list[str], node: Node, metadata: Node | None) -> tuple[TaskState, dict[str, Any]]:
     """A candidate's record and its metadata. Raises `CorruptRecord`."""
     return TaskState.decode(parts[0], node.data), load(parts[2], metadata.data) if metadata is not None else {}
+
+
+def is_pending_at(context: Context, pick: Pick) -> Procedure[bool]:
+    """Whether the task of an entry is pending, and this is its entry, as it is read now; of a damaged one, not."""
+    path = context.paths.task(task_of_entry(context, pick) or "", "state")
+    node: Node | None = yield Get(path)
+    state = None if node is None else unless_corrupt(context, pick.path, partial(TaskState.decode, path, node.data))
+    return state is not None and _is_pending_at(context, pick.path, state)
 
 
 def _is_pending_at(context: Context, entry: str, state: TaskState) -> bool:

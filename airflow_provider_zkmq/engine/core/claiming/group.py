@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.claiming.candidates import read_candidates
+from airflow_provider_zkmq.engine.core.claiming.candidates import is_pending_at, read_candidates
 from airflow_provider_zkmq.engine.core.claiming.take import Pick, Taker, claim_together
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure, Stat
 
 #: How often a candidate whose record changes under our eyes is read again.
 TRIES: Final = 4
@@ -58,8 +58,17 @@ def take(context: Context, taker: Taker, pick: Pick) -> Procedure[bool]:
 
 
 def step_over_if_there(context: Context, pick: Pick) -> Procedure[None]:
-    """An entry whose task cannot be claimed from it: where it stands there all the same, it is reported."""
-    if (yield Exists(pick.path)) is not None and may_be_tried(context, pick):
+    """An entry whose task cannot be claimed from it: where it stands there all the same, it is reported.
+
+    What was read of the task may be older than the listing that has the entry: the task was in hand then, came back,
+    and another thread has listed it since. So the record is read once more, between two looks at the entry, which has
+    to be the same one: stepped over is what stood there while its task was not pending, and nothing else.
+    """
+    before: Stat | None = yield Exists(pick.path)
+    if before is None or not may_be_tried(context, pick) or (yield from is_pending_at(context, pick)):
+        return
+    after: Stat | None = yield Exists(pick.path)
+    if after is not None and after.czxid == before.czxid and may_be_tried(context, pick):
         context.report(pick.path, "a pending entry of a task that is not pending; stepped over")
 
 
