@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,14 @@ def define(monkeypatch: pytest.MonkeyPatch, conn_id: str = "zkmq_default", **fie
 def nothing_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """No scheduler is there that could take an event amiss that follows its deferral at once."""
     monkeypatch.setattr(deferring, "HELD_BACK", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def nobody_else_hears_sigterm() -> Iterator[None]:
+    """``dag.test()`` runs Airflow's task runner in this process, whose handler of SIGTERM would outlive the test."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
