@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine import IllegalTransition, TaskNotFound
+from airflow_provider_zkmq.hooks.origins import is_of
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, AsyncQueue
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 #: What a user makes of a task that waits. One that is cleared is tried again, and adopts what is there; one that is
 #: given to another triggerer is deferred still; one whose worker is shut down is running.
 _ENDED: Final = frozenset({"failed", "skipped", "success", "removed"})
+#: So many tasks are read together.
+_AT_ONCE: Final = 500
 
 
 def ended_by_user(instance: Mapping[str, Any]) -> bool:
@@ -39,6 +42,24 @@ def cancel_open(queue: AnyQueue, ids: Sequence[str]) -> int:
         except (IllegalTransition, TaskNotFound):
             continue
     return count
+
+
+async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Sequence[str]) -> int:
+    """Cancel the tasks that have not ended and note this origin, as far as it has these names; return their number.
+
+    All that has not ended is looked at, a part at a time, and again until there is none of them: one may have come back
+    to its queue meanwhile.
+    """
+    count = 0
+    while True:
+        before = count
+        for state in ("claimed", "inserted"):
+            ids = await queue.ids(state=state)
+            for at in range(0, len(ids), _AT_ONCE):
+                tasks = await queue.read_many(ids[at : at + _AT_ONCE], parts=("metadata",))
+                count += await acancel_open(queue, [task.id for task in tasks if is_of(task.metadata, origin, names)])
+        if count == before:
+            return count
 
 
 async def acancel_open(queue: AsyncQueue, ids: Sequence[str]) -> int:

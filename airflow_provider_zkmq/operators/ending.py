@@ -17,9 +17,10 @@ from airflow_provider_zkmq.engine import WaitTimeout
 from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit
 from airflow_provider_zkmq.hooks.killed import cancel_open, ended_by_user
 from airflow_provider_zkmq.hooks.naming import EVENT_BYTES, series_ids
+from airflow_provider_zkmq.hooks.origins import origin_of
 from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes, tell_ended
 from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for, size
-from airflow_provider_zkmq.operators.messages import origin_of
+from airflow_provider_zkmq.operators.once import noted_by
 from airflow_provider_zkmq.operators.patience import NO_OUTAGE, persist
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
@@ -40,6 +41,8 @@ class WaitingOperator(BaseOperator):
     zkmq_conn_id: str
     deferrable: bool
     cancel_on_kill: bool
+    add_origin: bool
+    idempotency: str
     _held: tuple[AnyQueue, list[str], dict[str, Any]] | None = None
     """What is waited for on this worker: where, which tasks, and the Airflow task instance."""
 
@@ -123,12 +126,22 @@ class WaitingOperator(BaseOperator):
         return {"telling": _TELLING.as_dict(), "push": pushed_for(self, context), "value": value}
 
     def _cancels(self, context: Context, ids: list[str], key: str | None) -> dict[str, Any] | None:
-        """Return what a user's end of the deferred task cancels; of very many with ids of their own, the first."""
+        """Return what a user's end of the deferred task cancels.
+
+        Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here; the others
+        of them are found by their metadata, which say who enqueued them.
+        """
         if not self.cancel_on_kill:
             return None
         if self.batch is not None and key is not None:
             ids, key = _members(self.batch, ids, key), self.batch
-        return {"instance": origin_of(context), **awaited_ids(ids, key)}
+        cancelled = awaited_ids(ids, key)
+        if cancelled.pop("partial", False):
+            if self.batch is None:
+                del cancelled["task_ids"]
+            if self.add_origin:
+                cancelled["noted"] = list(noted_by(self.idempotency))
+        return {"instance": origin_of(context), **cancelled}
 
 
 def _members(batch: str, ids: list[str], key: str) -> list[str]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
+from airflow_provider_zkmq.hooks.origins import NOTE
 from airflow_provider_zkmq.hooks.templating import flag, items_of, kind_of, moment, span
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
 
 _KEYS: Final = (
     "data",
@@ -59,7 +57,7 @@ def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> M
     """
     metadata = dict(_mapping("metadata", fields.get("metadata")))
     if origin is not None:
-        metadata.setdefault("airflow", origin)
+        metadata.setdefault(NOTE, origin)
     return Message(
         data=fields["data"],
         filters=_mapping("filters", fields.get("filters")) or None,
@@ -105,9 +103,3 @@ def _whole(name: str, value: Any) -> Any:
         return int(value)
     except ValueError:
         raise ConfigError(f"{name} {value!r} is no whole number") from None
-
-
-def origin_of(context: Context) -> dict[str, object]:
-    """Return which task instance enqueues."""
-    instance: object = context["ti"]
-    return {name: getattr(instance, name, None) for name in ("dag_id", "run_id", "task_id", "map_index", "try_number")}

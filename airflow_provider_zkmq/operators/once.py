@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_zkmq.engine import BadMessage, DuplicateTask, TaskNotFound
 from airflow_provider_zkmq.hooks.naming import series_id
+from airflow_provider_zkmq.hooks.origins import INSTANCE, TRY, is_of
 from airflow_provider_zkmq.operators.patience import Outlasting
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, Message
 
-_INSTANCE: Final = ("dag_id", "run_id", "task_id", "map_index")
-_IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": _INSTANCE, "try": (*_INSTANCE, "try_number"), "none": ()}
+_IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": INSTANCE, "try": TRY, "none": ()}
 _ON_DUPLICATE: Final = ("adopt", "fail")
 
 
@@ -38,6 +40,11 @@ def series_key(idempotency: str, origin: Mapping[str, object]) -> str:
     if not parts:
         return secrets.token_hex(16)
     return hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=16).hexdigest()
+
+
+def noted_by(idempotency: str) -> tuple[str, ...]:
+    """Return the names by which the tasks of an operator's try note their origin, and others' do not."""
+    return _IDENTITIES[idempotency] or TRY
 
 
 def named(messages: Sequence[Message], key: str) -> list[Message]:
@@ -81,7 +88,7 @@ class Once:
         except DuplicateTask as error:
             if error.duplicates:
                 raise
-            if self._adopts and self._wrote(messages[0].task_id or series_id(batch, 0)):
+            if self._adopts and self._wrote_one([message.task_id or "" for message in named(messages, batch)]):
                 return len(messages)
             raise DuplicateTask(self.patience.call(lambda: _written_before(self.queue, batch))) from error
         return 0
@@ -98,13 +105,7 @@ class Once:
             tasks = self.patience.call(lambda: self.queue.enqueue_new(messages))
         except BadMessage as error:
             raise error.__cause__ or error from None
-        if tasks.existing and self.on_duplicate == "fail":
-            raise DuplicateTask(
-                f"{len(tasks.existing)} task(s) of queue {self.queue.name!r} were enqueued by an earlier try, the "
-                f"first is {tasks.existing[0]}; on_duplicate='adopt' goes on with them",
-                duplicates=tasks.existing,
-                enqueued=tasks.written,
-            )
+        self._refuse_unless_adopted(tasks.existing, tasks.written)
         return len(tasks.existing)
 
     def _enqueue_own(self, messages: list[Message]) -> int:
@@ -112,8 +113,10 @@ class Once:
 
         A later try looks first, as an id whose task has ended would run again; the first try has nothing to find.
         """
-        looks = self._adopts and self.idempotency == "run" and self.origin["try_number"] != 1
-        left = [message for message in messages if not (looks and self._adoptable(message))]
+        looks = self.idempotency == "run" and self.origin["try_number"] != 1
+        there = {message.task_id or "" for message in messages if looks and self._adoptable(message)}
+        self._refuse_unless_adopted(sorted(there), [])
+        left = [message for message in messages if message.task_id not in there]
         met: list[Message] = []
         try:
             if left:
@@ -125,18 +128,31 @@ class Once:
                 raise
         return len(messages) - len(left) + len(met)
 
+    def _refuse_unless_adopted(self, existing: Sequence[str], written: Sequence[str]) -> None:
+        """Raise `DuplicateTask` for what an earlier try wrote, where it is not to be adopted."""
+        if existing and self.on_duplicate == "fail":
+            raise DuplicateTask(
+                f"{len(existing)} task(s) of queue {self.queue.name!r} were enqueued by an earlier try, the first is "
+                f"{existing[0]}; on_duplicate='adopt' goes on with them",
+                duplicates=existing,
+                enqueued=written,
+            )
+
     def _adoptable(self, message: Message) -> bool:
         """Whether the task is there already by an earlier try; update and requeue are about others' tasks."""
         return not (message.update or message.requeue) and self._wrote(message.task_id or "")
 
     def _wrote(self, task_id: str) -> bool:
         """Whether a task notes this operator in this run (with ``"try"``: in this try) as its origin."""
-        try:
-            noted = self.patience.call(lambda: self.queue.task(task_id)).metadata.get("airflow")
-        except TaskNotFound:
-            return False
-        names = _IDENTITIES[self.idempotency]
-        return isinstance(noted, Mapping) and all(noted.get(name) == self.origin[name] for name in names)
+        return self._wrote_one([task_id])
+
+    def _wrote_one(self, task_ids: Iterable[str]) -> bool:
+        """Whether the first of these tasks that is there is this operator's: some may be dropped, or collected."""
+        for task_id in task_ids:
+            with suppress(TaskNotFound):
+                task = self.patience.call(partial(self.queue.task, task_id))
+                return is_of(task.metadata, self.origin, _IDENTITIES[self.idempotency])
+        return False
 
 
 def _written_before(queue: AnyQueue, name: str) -> str:

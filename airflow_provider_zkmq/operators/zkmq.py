@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_provider_zkmq.engine import Duration, Message, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY
+from airflow_provider_zkmq.hooks.origins import origin_of
 from airflow_provider_zkmq.hooks.telemetry import count_enqueued
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
@@ -22,7 +23,7 @@ from airflow_provider_zkmq.operators.ending import WaitingOperator
 from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
 from airflow_provider_zkmq.operators.lineage import WritesQueue
-from airflow_provider_zkmq.operators.messages import all_spelled, completed, message, origin_of, spelled
+from airflow_provider_zkmq.operators.messages import all_spelled, completed, message, spelled
 from airflow_provider_zkmq.operators.once import Once, check_once, named, series_key
 from airflow_provider_zkmq.operators.patience import NO_OUTAGE, PATIENCE, Outlasting
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
@@ -169,7 +170,8 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
 
         Raises:
             AirflowException: a task is dead or cancelled, or was not finished in time.
-            ConfigError: an argument is refused; the message says which, and shows no payload. Nothing was written.
+            ConfigError: an argument is refused; the message says which, and shows no payload. Nothing was written, but
+                of `messages` with and without ids of their own, the latter may have been; a retry adopts them.
             TransportError: ZooKeeper was away for too long; a retry adopts what was written all the same.
             ZkmqError: nothing could be enqueued; the message says why.
 

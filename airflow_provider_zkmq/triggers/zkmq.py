@@ -14,7 +14,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_zkmq.engine import ConfigError, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.killed import acancel_open, ended_by_user
+from airflow_provider_zkmq.hooks.killed import acancel_noted, acancel_open, ended_by_user
 from airflow_provider_zkmq.hooks.naming import EVENT_BYTES, fits, series_ids
 from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
 from airflow_provider_zkmq.hooks.telling import Telling, size
@@ -73,7 +73,8 @@ class ZkmqTaskTrigger(WaitingTrigger):
             arguments of `Telling`; ``"push"``, the task instance whose XCom it is, None for no XCom; ``"value"``, the
             XCom, if it is known before. None: the task is to go on on a worker.
         cancels: what a user's end of the Airflow task cancels: ``"instance"``, the task's, and ``"task_ids"`` or
-            ``"series"``; None: nothing.
+            ``"series"``, or neither: those that are waited for; with ``"noted"``, also what notes this instance as its
+            origin, as far as that names it. None: nothing.
         queue: the queue's name; None: the connection's.
         zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
         deadline: when to give up, in seconds since 1970; None: never.
@@ -145,10 +146,12 @@ class ZkmqTaskTrigger(WaitingTrigger):
         try:
             if not await asyncio.to_thread(ended_by_user, cancels["instance"]):
                 return
-            ids = series_ids(*cancels["series"]) if "series" in cancels else cancels["task_ids"]
+            ids = series_ids(*cancels["series"]) if "series" in cancels else cancels.get("task_ids", self.task_ids)
             async with SESSIONS.lease(self.zkmq_conn_id) as lease:
                 queue = lease.client.queue(self.queue or lease.default_queue)
                 count = await acancel_open(queue, ids)
+                if "noted" in cancels:
+                    count += await acancel_noted(queue, cancels["instance"], cancels["noted"])
             self.log.warning("Ended by a user: cancelled %d task(s) of queue %r", count, queue.name)
         except Exception as error:  # noqa: BLE001  whatever it is, it is told: nobody waits for this any more
             self.log.warning("Ended, but its tasks are not cancelled: %s", error)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, TaskDeferred
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.serialization.serialized_objects import BaseSerialization
 from airflow.triggers.base import TaskSuccessEvent
+from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
@@ -151,3 +154,33 @@ def test_a_batch_that_is_deferred_again_is_cancelled_as_before(queue, context):
         )
     assert again.value.trigger.cancels == first.value.trigger.cancels
     assert len(again.value.trigger.cancels["task_ids"]) == 3
+
+
+def own_ids(count: int) -> list[dict[str, str]]:
+    return [{"data": "x", "task_id": f"order-{number:06d}-with-a-name-of-its-own"} for number in range(count)]
+
+
+@pytest.mark.parametrize("batch", [None, "b"])
+async def test_more_tasks_than_a_trigger_can_name_are_cancelled_all(queue, context, airflow_says, batch):
+    """Those that it does not name note who enqueued them; another instance's stay, and the trigger's row is bounded."""
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(waiting(messages=own_ids(1_500), batch=batch, deferrable=True).execute, context)
+    others = {**context, "ti": SimpleNamespace(**{**vars(context["ti"]), "map_index": 4})}
+    await asyncio.to_thread(waiting(messages=["theirs"], wait_for_completion=False).execute, others)
+    trigger = ZkmqTaskTrigger(**json.loads(json.dumps(deferred.value.trigger.serialize()[1])))
+    await asyncio.to_thread(queue.claim, lease=600)
+    await trigger.on_kill()
+    counts = await asyncio.to_thread(queue.counts)
+    assert (counts["cancelled"], counts["inserted"], counts["claimed"]) == (1_500, 1, 0)
+
+
+@pytest.mark.parametrize("batch", [None, "b"])
+@pytest.mark.parametrize("own", [True, False])
+def test_ten_thousand_tasks_that_are_cancelled_with_their_task_fit_a_row(queue, context, batch, own):
+    """Encrypted, as Airflow stores them with a key: MySQL's column holds 65 535 bytes."""
+    messages = own_ids(10_000) if own else ["x"] * 10_000
+    with pytest.raises(TaskDeferred) as deferred:
+        waiting(messages=messages, batch=batch, deferrable=True).execute(context)
+    kwargs = BaseSerialization.serialize(deferred.value.trigger.serialize()[1])
+    stored = Fernet(Fernet.generate_key()).encrypt(json.dumps(kwargs).encode())
+    assert len(stored) < 65_535

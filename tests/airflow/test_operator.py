@@ -16,8 +16,8 @@ from airflow.sdk.exceptions import AirflowException, TaskDeferred
 from airflow_provider_zkmq.engine import ConfigError, DuplicateTask, Message, OutcomeUnknown, RetryPolicy, SessionLost
 from airflow_provider_zkmq.engine.core.tasks import enqueue, enqueue_new
 from airflow_provider_zkmq.hooks import deferring
+from airflow_provider_zkmq.hooks.origins import origin_of
 from airflow_provider_zkmq.operators import once, patience
-from airflow_provider_zkmq.operators.messages import origin_of
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers import zkmq
