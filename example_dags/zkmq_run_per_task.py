@@ -36,8 +36,8 @@ dispatched = Asset(
 
 
 def run_of(claim: dict[str, Any]) -> dict[str, Any]:
-    """Return the run to start for a claim. What a task's id may have and a run's may not becomes ``~``."""
-    name = re.sub(r"[^A-Za-z0-9_.:+-]", "~", claim["id"])
+    """Return the run to start for a claim. What a task's id may have and a run's may not is spelled: ``~40``."""
+    name = re.sub(r"[^A-Za-z0-9_.:+-]", lambda found: f"~{ord(found[0]):02x}", claim["id"])
     return {"trigger_run_id": f"zkmq__{name}__{claim['token']}", "conf": {"claims": [claim]}}
 
 

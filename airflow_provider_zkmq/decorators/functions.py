@@ -10,7 +10,12 @@ from typing import Any, Final
 
 from airflow.sdk.bases.decorator import KeywordParameters, is_async_callable
 
+from airflow_provider_zkmq.engine import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.operators.results import as_result
+
 _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+#: What settles a task by itself.
+_OUTCOMES: Final = (Success, Error, Retry, Snooze)
 #: So many failures of a function are logged with their tracebacks.
 _TRACEBACKS: Final = 3
 
@@ -70,12 +75,16 @@ def keywords_of(
 def handler_of(
     function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any], log: Any
 ) -> Callable[..., Any]:
-    """Return what a worker calls for each task, in its own thread: there, too, Airflow's context is at hand."""
+    """Return what a worker calls for each task, in its own thread: there, too, Airflow's context is at hand.
+
+    What the function returns and a worker knows no meaning of is kept as JSON, or fails the task if it is none.
+    """
     around, told = contextvars.copy_context(), list[str]()
 
     def handle(*given: Any) -> Any:
         try:
-            return around.copy().run(function, *given, *args, **kwargs)
+            done = around.copy().run(function, *given, *args, **kwargs)
+            return done if isinstance(done, _OUTCOMES) else as_result(done)
         except Exception:
             if len(told) < _TRACEBACKS:
                 told.append(given[0].id)

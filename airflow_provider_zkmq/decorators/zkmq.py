@@ -43,7 +43,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
     """Claims tasks and calls the function for each, until none is left or it has had `max_tasks`.
 
     The function is called with the task (`Running`: its ``data``, ``filters``, ``attempt``, …, ``report``, ``extend``),
-    then with what TaskFlow passes. What it returns is the task's result, bytes, text or None, or it returns
+    then with what TaskFlow passes. What it returns is the task's result, bytes, text, None or JSON, or it returns
     `Success`, `Error`, `Retry` or `Snooze`; an exception, and a value that is none of these, fails the task, to be
     tried again by its queue's policy. Each task is settled when the function has returned, whatever becomes of others.
     The XCom is ``{"finished", "failed", "released", "lost", "errors": [{"id", "error"}]}``, with the first few errors.
@@ -76,8 +76,8 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
 
     template_fields: Sequence[str] = (*DecoratedOperator.template_fields, *_OF_FUNCTION, "zkmq_conn_id")
     template_fields_renderers: ClassVar[dict[str, str]] = dict(DecoratedOperator.template_fields_renderers)
-    custom_operator_name = "@task.zkmq"
-    ui_color = "#e8f0e4"
+    custom_operator_name, ui_color = "@task.zkmq", "#e8f0e4"
+    holds_claims: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from airflow_provider_zkmq.engine import IllegalTransition, TaskNotFound
 from airflow_provider_zkmq.hooks.origins import is_of
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _ENDED: Final = frozenset({"failed", "skipped", "success", "removed"})
 #: So many tasks are read together.
 _AT_ONCE: Final = 500
+_METADATA: Final[tuple[Literal["metadata"]]] = ("metadata",)
 
 
 def ended_by_user(instance: Mapping[str, Any]) -> bool:
@@ -56,7 +57,7 @@ async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Seq
         for state in ("claimed", "inserted"):
             ids = await queue.ids(state=state)
             for at in range(0, len(ids), _AT_ONCE):
-                tasks = await queue.read_many(ids[at : at + _AT_ONCE], parts=("metadata",))
+                tasks = await queue.read_many(ids[at : at + _AT_ONCE], parts=_METADATA)
                 count += await acancel_open(queue, [task.id for task in tasks if is_of(task.metadata, origin, names)])
         if count == before:
             return count

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _FAIL_ON: Final = ("any", "none")
 #: The least that leaves room for what is told besides ids.
 _LEAST: Final = 1_000
+#: Whose methods are known here: Airflow's own, and ours.
+_KNOWN: Final = ("airflow.sdk.", "airflow_provider_zkmq.")
 _CORE_XCOM: Final = "airflow.sdk.execution_time.xcom.BaseXCom"
 
 
@@ -100,13 +102,22 @@ def may_end_in_triggerer(operator: BaseOperator, context: Mapping[str, Any]) -> 
     """Whether nothing is lost where the triggerer ends a deferred task: no worker runs once more then.
 
     It emits no asset events, writes XComs past a backend of one's own, records no length by which others are mapped,
-    and calls neither a hook of the operator's nor what is to be called when it succeeds.
+    splits no value into several XComs, and calls neither a hook of the operator's, or a method of a subclass, nor what
+    is to be called when it succeeds.
     """
     backend = conf.get("core", "xcom_backend", fallback=_CORE_XCOM)
     if operator.outlets or operator.on_success_callback or backend != _CORE_XCOM:
         return False
-    if getattr(operator, "_post_execute_hook", None) is not None:
+    if operator.multiple_outputs or _has_hook(operator):
         return False
     if context["ti"].map_index is not None and context["ti"].map_index >= 0:
         return True
     return operator.get_dag() is None or next(operator.iter_mapped_dependants(), None) is None
+
+
+def _has_hook(operator: BaseOperator) -> bool:
+    """Whether a worker would call what the triggerer does not know of."""
+    if getattr(operator, "_post_execute_hook", None) is not None:
+        return True
+    methods = (getattr(type(operator), name, None) for name in ("post_execute", "execute_complete"))
+    return not all(str(getattr(method, "__module__", "")).startswith(_KNOWN) for method in methods)

@@ -14,7 +14,6 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.memory import Memory
 from airflow_provider_zkmq.operators.patience import PATIENCE, outlast
@@ -28,7 +27,7 @@ from airflow_provider_zkmq.operators.taking import (
 )
 from airflow_provider_zkmq.operators.unmapped import Unmapped
 from airflow_provider_zkmq.operators.waiting import defer_until_ready
-from airflow_provider_zkmq.triggers.leases import SHORTEST_LEASE
+from airflow_provider_zkmq.triggers.leases import checked_lease
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
 
 _NOTE: Final = "zkmq_claims"
 _ON_EMPTY: Final = ("skip", "wait", "fail")
-#: So many seconds the claims hold at first at least: Airflow must start what extends them, also where slots are few.
+#: So many seconds claims hold at first at least where others are to extend them: Airflow must start those, also where
+#: slots are few.
 _UNTIL_KEPT: Final = 60.0
 #: What holds claims, or ends them, is tried again soon: work that was done is not to be lost for a moment's trouble.
 #: And it waits for no other run: one that failed would keep the claims of the next for ever.
@@ -68,8 +68,9 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         selector: claim only tasks whose filters it accepts.
         max_tasks: claim so many at the most, 1 to 100; it takes what is there and waits for no more.
-        lease: seconds, a duration or their text, 3 s or more: for so long the claims hold if nobody extends them; for
-            a minute at least at first, until `ZkmqKeepOperator` has begun.
+        lease: seconds, a duration or their text, 3 s or more: for so long the claims hold if nobody extends them. For
+            a minute at least at first where they are taken `ahead`, or `ZkmqKeepOperator` or ``@task.zkmq`` follow,
+            which are to hold them and must have begun.
         ahead: the claims are for runs that take them over, by their `claims`: until one does, the delivery counts no
             attempt, and the claims that nobody took over in time are delivered again. (What is taken over begins.)
         claims: take over these, which another run or process took, such as ``"{{ dag_run.conf['claims'] }}"``, instead
@@ -112,7 +113,6 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         self.selector = selector
         self.max_tasks = max_tasks
         self.lease = checked_lease(lease)
-        self._first_lease = max(_UNTIL_KEPT, self.lease)
         self.ahead = ahead
         self.claims = claims
         self.from_events = from_events
@@ -121,6 +121,7 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         self.deferrable = deferrable
         self.zkmq_conn_id = zkmq_conn_id
         self.is_setup = True
+        self.do_xcom_push = True  # `default_args` of another mind would have the run settle nothing, and be green
 
     def execute(self, context: Context) -> list[Claim]:
         """Take tasks, waiting if asked to.
@@ -142,6 +143,12 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         if event["status"] != "done":
             raise AirflowException(event["message"])
         return self._take(context, deadline)
+
+    @property
+    def _first_lease(self) -> float:
+        followers = self.downstream_list if self.has_dag() else []
+        kept = self.ahead or any(getattr(_class_of(each), "holds_claims", False) for each in followers)
+        return max(_UNTIL_KEPT, self.lease) if kept else self.lease
 
     def _take(self, context: Context, deadline: float | None) -> list[Claim]:
         memory = Memory(context)
@@ -226,12 +233,8 @@ def _patience(deadline: float | None) -> float:
     return PATIENCE if deadline is None else min(PATIENCE, deadline - time.time())
 
 
-def checked_lease(lease: Duration | str) -> float:
-    """Return a lease in seconds. Raises `ValueError` for one that is too short to be extended, and `ConfigError`."""
-    seconds = span("lease", lease)
-    if seconds is None or seconds < SHORTEST_LEASE:
-        raise ValueError(f"lease {lease!r} is not allowed: {SHORTEST_LEASE:g} seconds or more, to be extended in time")
-    return seconds
+def _class_of(node: Any) -> Any:
+    return node.operator_class if node.is_mapped else type(node)
 
 
 def _check(max_tasks: object, on_empty: object, claims: object, *, from_events: bool) -> None:

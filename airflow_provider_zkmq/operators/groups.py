@@ -12,9 +12,10 @@ from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator, waited_for, work_ids
+from airflow_provider_zkmq.operators.nodes import waited_for, work_ids
+from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
 from airflow_provider_zkmq.operators.unmapped import check_each
-from airflow_provider_zkmq.operators.verdicts import note_error
+from airflow_provider_zkmq.operators.verdicts import have_noted
 
 if TYPE_CHECKING:
     from airflow.sdk import XComArg
@@ -126,7 +127,7 @@ class ZkmqTaskGroup(TaskGroup):
         inside = {task.task_id for task in tasks}
         roots = [task for task in tasks if task.upstream_task_ids.isdisjoint(inside)]
         for task in tasks:
-            task.on_failure_callback = [*_listed(task.on_failure_callback), note_error]
+            have_noted(task)
         # Work that is mapped over the claims goes by their places, also after a clear.
         mapped = claim.has_dag() and next(claim.iter_mapped_dependants(), None) is not None
         claim.in_place = claim.in_place or mapped
@@ -140,7 +141,3 @@ class ZkmqTaskGroup(TaskGroup):
         keep = ZkmqKeepOperator(task_id="keep", claims=claim.output, settle=settle.task_id, **self._keeping)
         claim >> [keep, settle, *(task for task in roots if claim.task_id not in task.upstream_task_ids)]
         settle.set_upstream(waited_for(tasks))
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []

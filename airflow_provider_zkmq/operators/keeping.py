@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from airflow.sdk import BaseHook, BaseOperator
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
@@ -14,11 +14,11 @@ from airflow_provider_zkmq.environment import FILES
 from airflow_provider_zkmq.hooks.claims import read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, connection_options
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.claiming import AGAIN, checked_lease
+from airflow_provider_zkmq.operators.claiming import AGAIN
 from airflow_provider_zkmq.operators.taking import still_held
 from airflow_provider_zkmq.operators.unmapped import Unmapped
 from airflow_provider_zkmq.triggers.keeping import has_ended
-from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
+from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger, checked_lease
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -57,6 +57,8 @@ class ZkmqKeepOperator(Unmapped, BaseOperator):
 
     template_fields: Sequence[str] = ("claims", "zkmq_conn_id")
     ui_color = "#e8f0e4"
+    holds_claims: ClassVar[bool] = True
+    """What it follows need hold them only until it has begun."""
 
     def __init__(
         self,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk import BaseOperator, TaskGroup, XComArg
+from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_zkmq.engine import ConfigError
@@ -17,10 +17,21 @@ from airflow_provider_zkmq.hooks.outcomes import few
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import AGAIN
 from airflow_provider_zkmq.operators.memory import Memory
+from airflow_provider_zkmq.operators.nodes import ends_of, work_ids, work_tasks
 from airflow_provider_zkmq.operators.results import Results, source_of
 from airflow_provider_zkmq.operators.settlements import Settlements
 from airflow_provider_zkmq.operators.unmapped import Unmapped, check_each
-from airflow_provider_zkmq.operators.verdicts import Verdict, Work, apart, instances, judge, reasons_of, share, uneven
+from airflow_provider_zkmq.operators.verdicts import (
+    Verdict,
+    Work,
+    apart,
+    have_noted,
+    instances,
+    judge,
+    reasons_of,
+    share,
+    uneven,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -55,7 +66,7 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
     Args:
         claims: the claims, usually the XCom of `ZkmqClaimOperator`.
         work: the tasks that must succeed: operators, task groups or task ids, one or a list. Nodes are made upstream of
-            this task, ids are not.
+            this task, and note their exceptions, as the reason that the queue's tasks keep; ids are not, and do not.
         result: what the finished tasks keep as their result: bytes, text, or JSON; usually an XCom of the work. A task
             whose result cannot be kept is failed with that for its reason. With `each`, the XCom of a mapped task, by
             its index, which counts as work, or a list in the order of the claims, with one value for each: of another
@@ -97,6 +108,8 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
         nodes = list(work) if isinstance(work, list | tuple | set) else [work]
         self.claims = claims
         self.work = sorted({task_id for node in nodes for task_id in work_ids(node)})
+        for task in [task for node in nodes for task in work_tasks(node)]:
+            have_noted(task)
         if not self.work:
             raise ValueError("ZkmqSettleOperator: work names no task: what would the claims be settled by?")
         self.result_of = source_of(result, each=each)
@@ -112,7 +125,7 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
         made_of = [operator for operator, _ in XComArg.iter_xcom_references(result)]
         for node in [*nodes, *made_of]:
             if not isinstance(node, str):
-                self.set_upstream(waited_for(_counting(node)) if isinstance(node, TaskGroup) else node)
+                self.set_upstream(ends_of(node))
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
@@ -120,11 +133,12 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
         Raises:
             AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`), or a result could
                 not be kept; there is no other try. So it is where claims with `each` are in a mapped task group after
-                all: then nothing is settled, and they are left to their leases.
+                all, and where there is no XCom of claims, or none that is understood: then nothing is settled, and they
+                are left to their leases.
             AirflowException: ZooKeeper kept a claim from being settled.
 
         """
-        claims = read_claims("claims", self.claims)
+        claims = self._claims()
         work = self._work(context)
         reasons = reasons_of(context, work)
         kept = self._kept(context, self._verdicts(work, reasons, len(claims)))
@@ -138,6 +152,13 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
                 settlements.remember()
         self._tell(claims, settlements, judge(work, self.on_skipped, reasons))
         return settlements.counts()
+
+    def _claims(self) -> list[Claim]:
+        """Return the claims. No other try would understand them."""
+        try:
+            return read_claims("claims", self.claims)
+        except ConfigError as error:
+            raise AirflowFailException(f"nothing is settled: {error}") from None
 
     def _work(self, context: Context) -> list[Work]:
         instance: Any = context["ti"]
@@ -193,33 +214,7 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
             raise AirflowFailException(f"the work was not done, and given back is {few(settlements.released)}")
         if overall.kind != "complete":
             raise AirflowFailException(f"the work was not done: {overall.reason}")
-
-
-def work_ids(node: Any) -> Iterable[str]:
-    """Return the ids of the tasks that a node stands for; teardown tasks count where their failure fails the run.
-
-    Raises `ValueError` for what is no task, group, XCom or id.
-    """
-    if isinstance(node, str):
-        return [node]
-    if isinstance(node, XComArg):
-        tasks = [operator for operator, _ in node.iter_references()]
-    else:
-        tasks = list(node) if isinstance(node, TaskGroup) else [node]
-    if not all(hasattr(task, "task_id") and hasattr(task, "is_teardown") for task in tasks):
-        raise ValueError(f"ZkmqSettleOperator: work {node!r} is no operator, task group or task id, nor a list of them")
-    return [task.task_id for task in _counting(tasks)]
-
-
-def _counting(tasks: Iterable[Any]) -> list[Any]:
-    return [task for task in tasks if not task.is_teardown or task.on_failure_fail_dagrun]
-
-
-def waited_for(tasks: Iterable[Any]) -> list[Any]:
-    """Return what must have ended before tasks have: each, as the last one fails at once where another one did.
-
-    Not what sets up for another one of them: Airflow would take the settling for its teardown.
-    """
-    known = list(tasks)
-    inside = {task.task_id for task in known}
-    return [task for task in known if not task.is_setup or task.downstream_task_ids.isdisjoint(inside)]
+        if self.claims is None or self.claims == "":  # an empty list is what a task says that has taken nothing
+            raise AirflowFailException(
+                "nothing is settled: there is no XCom of claims; where a task pushes none, they are not known here"
+            )

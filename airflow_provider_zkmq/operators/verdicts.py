@@ -36,6 +36,14 @@ def note_error(context: Context) -> None:
         fields["ti"].log.warning("Why it failed is not kept for the queue: %s", refused)
 
 
+def have_noted(task: Any) -> None:
+    """Have a task note its exception, beside what its author has called where it fails."""
+    known = task.on_failure_callback or []
+    callbacks = list(known) if isinstance(known, list | tuple) else [known]
+    if note_error not in callbacks:
+        task.on_failure_callback = [*callbacks, note_error]
+
+
 class Work(NamedTuple):
     """One instance of a task: its id, its map index (-1 if it is not mapped), and its state, None before it ran."""
 

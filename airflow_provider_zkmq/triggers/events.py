@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any, Final
@@ -15,10 +16,10 @@ from airflow_provider_zkmq.triggers.claiming import ClaimingWatch, Terms
 from airflow_provider_zkmq.triggers.watching import Watch
 
 _ARGUMENTS: Final = ("zkmq_queue", "selector", "mode", "refire", "zkmq_conn_id")
-#: What one mode alone reads, and how it says that nothing was asked for.
-_OF_CLAIMS: Final = {"max_in_flight": 16, "lease": 900, "include_data": False}
 _MOST_IN_FLIGHT: Final = 64
-_OF_MODES: Final = {"wake": {"refire": 60}, "claim": _OF_CLAIMS}
+_LOG: Final = logging.getLogger(__name__)
+#: For each mode what the other one alone reads, and what it is where nobody gave it.
+_OF_OTHER: Final = {"wake": {"max_in_flight": 16, "lease": 900}, "claim": {"refire": 60}}
 
 
 class ZkmqEventTrigger(BaseEventTrigger):
@@ -51,10 +52,10 @@ class ZkmqEventTrigger(BaseEventTrigger):
         max_in_flight: of ``mode="claim"``: no more leased claims of the queue, 1 to 64.
         lease: of ``mode="claim"``: seconds, 1 or more, or their text, for which a claim waits for its run.
         include_data: of ``mode="claim"``: each claim of an event has the task's payload, too, in base64 as ``"data"``,
-            as far as 48 000 bytes reach. Airflow logs each event and stores it.
+            as far as 48 000 bytes reach. Airflow logs each event and stores it. In the other mode it is refused.
         zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
 
-    Raises `ConfigError`, where the DAG is parsed, for what is not understood.
+    Raises `ConfigError`, where the DAG is parsed, for what is not understood; what is of the other mode, its log tells.
 
     """
 
@@ -111,13 +112,17 @@ class ZkmqEventTrigger(BaseEventTrigger):
 
 
 def _check_mode(mode: object, given: dict[str, object]) -> None:
-    if mode not in {"wake", "claim"}:
+    if mode not in tuple(_OF_OTHER):  # a list has no hash
         raise ConfigError(f"mode {mode!r} is not allowed: 'wake' or 'claim'")
-    for other, defaults in _OF_MODES.items():
-        if other != mode and (changed := [name for name, value in defaults.items() if given[name] != value]):
-            raise ConfigError(f"{', '.join(changed)} would go with mode={other!r}: leave it out")
     if not isinstance(given["include_data"], bool):
         raise ConfigError(f"include_data {given['include_data']!r} is not allowed: True or False")
+    if mode == "wake" and given["include_data"]:
+        raise ConfigError(
+            "include_data would go with mode='claim': a wake event names no task whose data it could have"
+        )
+    without_use = [name for name, value in _OF_OTHER[str(mode)].items() if given[name] != value]
+    if without_use:
+        _LOG.warning("ZkmqEventTrigger: %s: of no use with mode=%r", ", ".join(without_use), mode)
 
 
 def _checked_selector(selector: object) -> str | None:

@@ -7,12 +7,21 @@ from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_zkmq.engine import Unsupported
+from airflow_provider_zkmq.engine import Duration, Unsupported
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.triggers.keeping import Keeping
 
 #: Seconds: a shorter lease could run out before anybody extends it.
-SHORTEST_LEASE: Final = 3.0
+_SHORTEST: Final = 3.0
+
+
+def checked_lease(lease: Duration | str) -> float:
+    """Return a lease in seconds. Raises `ValueError` for one that is too short to be extended, and `ConfigError`."""
+    seconds = span("lease", lease)
+    if seconds is None or seconds < _SHORTEST:
+        raise ValueError(f"lease {lease!r} is not allowed: {_SHORTEST:g} seconds or more, to be extended in time")
+    return seconds
 
 
 class ZkmqLeaseTrigger(BaseTrigger):

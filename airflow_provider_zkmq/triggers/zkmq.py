@@ -146,7 +146,8 @@ class ZkmqTaskTrigger(WaitingTrigger):
         try:
             if not await asyncio.to_thread(ended_by_user, cancels["instance"]):
                 return
-            ids = series_ids(*cancels["series"]) if "series" in cancels else cancels.get("task_ids", self.task_ids)
+            named: list[str] = cancels.get("task_ids", self.task_ids or [])
+            ids = series_ids(*cancels["series"]) if "series" in cancels else named
             async with SESSIONS.lease(self.zkmq_conn_id) as lease:
                 queue = lease.client.queue(self.queue or lease.default_queue)
                 count = await acancel_open(queue, ids)

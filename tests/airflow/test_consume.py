@@ -59,7 +59,8 @@ def test_each_task_is_settled_by_its_own_outcome(queue, context):
         "error": Error("broken for good"),
         "retry": Retry("later"),
         "snooze": Snooze(600),
-        "nonsense": {"a": 1},
+        "json": {"a": [1, None]},
+        "nonsense": object(),
         "raises": ValueError("no such file"),
     }
     queue.enqueue_many([Message(b"x", task_id=name) for name in outcomes])
@@ -71,7 +72,7 @@ def test_each_task_is_settled_by_its_own_outcome(queue, context):
 
     told = operator(handle).execute(context)
     assert {name: told[name] for name in ("finished", "failed", "released", "lost")} == {
-        "finished": 4,
+        "finished": 5,
         "failed": 4,
         "released": 1,
         "lost": 0,
@@ -79,12 +80,19 @@ def test_each_task_is_settled_by_its_own_outcome(queue, context):
     errors = {each["id"]: each["error"] for each in told["errors"]}
     assert errors.keys() == {"error", "retry", "nonsense", "raises"}
     assert errors["raises"] == "ValueError: no such file"
-    assert "the handler returned dict; return bytes, text, None" in errors["nonsense"]
+    assert "result is neither bytes, text nor JSON" in errors["nonsense"]
     assert json.loads(json.dumps(told)) == told
     states = {name: str(queue.task(name).state) for name in outcomes}
-    assert {name for name, state in states.items() if state == "finished"} == {"none", "text", "bytes", "success"}
+    assert {name for name, state in states.items() if state == "finished"} == {
+        "none",
+        "text",
+        "bytes",
+        "success",
+        "json",
+    }
     assert {name for name, state in states.items() if state == "dead"} == {"error"}
-    assert (queue.task("text").result, queue.task("raises").attempt, queue.task("snooze").attempt) == (b"done", 1, 0)
+    assert [queue.task(name).result for name in ("text", "json")] == [b"done", b'{"a": [1, null]}']
+    assert [queue.task(name).attempt for name in ("raises", "snooze")] == [1, 0]
 
 
 def test_at_most_so_many_tasks_and_those_that_fit(queue, context):

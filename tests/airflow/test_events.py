@@ -344,14 +344,14 @@ async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"mode": "claim", "refire": 5}, "refire would go with mode='wake'"),
         ({"mode": "claim", "max_in_flight": 65}, "max_in_flight 65 is not allowed: a whole number from 1 to 64"),
         ({"mode": "claim", "max_in_flight": True}, "max_in_flight True is not allowed"),
         ({"mode": "claim", "lease": 0.5}, "lease 0.5 is not allowed: 1 second or more"),
         ({"mode": "claim", "include_data": "yes"}, "include_data 'yes' is not allowed"),
         ({"mode": "sleep"}, "'sleep' is not allowed"),
-        ({"max_in_flight": 3}, "max_in_flight would go with mode='claim'"),
-        ({"lease": 5, "include_data": True}, "lease, include_data would go with"),
+        ({"mode": ["wake"]}, r"mode \['wake'\] is not allowed"),
+        ({"max_in_flight": 65}, "max_in_flight 65 is not allowed"),
+        ({"include_data": True}, "include_data would go with mode='claim'"),
         ({"refire": 0.5}, "1 second or more"),
         ({"refire": None}, "1 second or more"),
         ({"refire": "soon"}, "refire 'soon' is no duration"),
@@ -364,6 +364,17 @@ def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(arguments, to
     """Each with the argument's name."""
     with pytest.raises(ConfigError, match=told):
         ZkmqEventTrigger(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"), [("wake", "max_in_flight, lease: of no use"), ("claim", "refire: of no use")]
+)
+def test_what_the_other_mode_alone_reads_is_a_warning_and_no_other_trigger(caplog, mode, told):
+    """One set of arguments goes with both modes; what is stored does not have what is not read."""
+    made = ZkmqEventTrigger(zkmq_queue="q", mode=mode, refire=30, max_in_flight=4, lease=30)
+    assert [record.getMessage() for record in caplog.records] == [f"ZkmqEventTrigger: {told} with mode='{mode}'"]
+    read = {"wake": {"refire": 30}, "claim": {"max_in_flight": 4, "lease": 30}}[mode]
+    assert made.serialize() == ZkmqEventTrigger(zkmq_queue="q", mode=mode, **read).serialize()
 
 
 def test_arguments_survive_airflows_serialisation():

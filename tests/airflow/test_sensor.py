@@ -738,9 +738,19 @@ async def test_the_triggerer_ends_no_failure(queue, context):
         await asyncio.to_thread(waiting.execute_complete, context, event.payload)
 
 
-@pytest.mark.parametrize("why", ["outlets", "callback", "backend", "results", "mapped"])
+class Subclass(ZkmqTaskSensor):
+    """A sensor that does something more when it has succeeded."""
+
+    def post_execute(self, context, result=None):
+        """Do it."""
+
+
+@pytest.mark.parametrize("why", ["outlets", "callback", "backend", "results", "mapped", "several", "subclass", None])
 def test_what_only_a_worker_can_do_is_left_to_it(queue, context, monkeypatch, why):
-    """Asset events, callbacks, an XCom back end of one's own, results, and the length that others are mapped over."""
+    """Asset events, callbacks, an XCom back end of one's own, results, and the length that others are mapped over.
+
+    So is an XCom that is split into several, and what a subclass does.
+    """
     queue.enqueue("x", task_id="a")
     if why == "backend":
         monkeypatch.setenv("AIRFLOW__CORE__XCOM_BACKEND", "mine.XCom")
@@ -748,13 +758,15 @@ def test_what_only_a_worker_can_do_is_left_to_it(queue, context, monkeypatch, wh
         waiting = sensor(
             task_ids="a", deferrable=True, results=why == "results", outlets=[Asset("x")] if why == "outlets" else []
         )
+        waiting.__class__ = Subclass if why == "subclass" else ZkmqTaskSensor
+        waiting.multiple_outputs = why == "several"
         waiting.on_success_callback = [print] if why == "callback" else []
         if why == "mapped":
             task(lambda item: item, task_id="m").expand(item=waiting.output)
     context["ti"].map_index = -1
     with pytest.raises(TaskDeferred) as deferred:
         waiting.execute(context)
-    assert deferred.value.trigger.success is None
+    assert (deferred.value.trigger.success is None) == (why is not None)
 
 
 class Warned(Heard):

@@ -70,6 +70,14 @@ def test_work_that_succeeded_completes_the_tasks(queue):
     assert [queue.task(name).result for name in "ab"] == [b'{"rows": 3}'] * 2
 
 
+@pytest.mark.parametrize("claims", [None, "", "None", "[{}]", 7])
+def test_claims_that_are_not_known_are_no_success(queue, claims):
+    """As where the task that claims pushes no XCom: the run is red at once, as no other try would find more."""
+    with pytest.raises(AirflowFailException, match="nothing is settled: "):
+        settle(claims, run({"work": "success"}))
+    assert settle([], run({"work": "success"}))["completed"] == 0
+
+
 def test_work_that_failed_fails_the_tasks_and_the_run(queue):
     """The reason is Airflow's error; the run is red and not retried, its log says when the task is tried again."""
     queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))

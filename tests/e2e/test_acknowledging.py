@@ -213,7 +213,7 @@ def test_a_burst_is_acknowledged_by_the_examples(
         assert list(runs("zkmq_acknowledge").values()).count("failed") == 3, said(tmp_path)
         eventually(lambda: set(runs("zkmq_handle").values()) == {"success"}, within=300)
         assert sorted(name.rpartition("__")[0] for name in runs("zkmq_handle")) == [
-            f"zkmq__task~{number}" for number in range(3)
+            f"zkmq__task~40{number}" for number in range(3)
         ]
 
 
