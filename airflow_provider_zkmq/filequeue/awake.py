@@ -22,7 +22,7 @@ class Awake(Several):
 
     def ready(
         self,
-        node: Mapping[str, object] | None = None,
+        node: Mapping[str, object] | Selector | str | None = None,
         filter_method: Method = "absolute",
         *,
         selector: Selector | str | None = None,

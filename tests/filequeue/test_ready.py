@@ -17,6 +17,7 @@ def test_there_is_work_where_something_fits_and_nothing_is_claimed(q: FileQueue)
     q.enqueue("x", {"k": "a"})
     before = q.path.read_bytes()
     assert [q.ready(), q.ready(selector="k==a"), q.ready({"k": "b"})] == [True, True, False]
+    assert [q.ready("k==a"), q.ready("k==b")] == [True, False]
     assert q.path.read_bytes() == before
     with pytest.raises(ConfigError):
         q.ready(selector="nonsense==1")

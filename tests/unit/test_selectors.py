@@ -78,3 +78,13 @@ def test_malformed_text_is_a_config_error(text):
 def test_random_text_raises_nothing_else(text):
     with contextlib.suppress(ConfigError):
         parse_selector(text)
+
+
+def test_a_selector_in_the_place_of_a_node_is_one() -> None:
+    """As text or made; anything else is told what belongs there."""
+    parsed = parse_selector("c==low").bind(TYPES)
+    assert choose(TYPES, node="c==low") == choose(TYPES, node=parse_selector("c==low")) == parsed
+    with pytest.raises(ConfigError, match="not both"):
+        choose(TYPES, node="c==low", selector="c==low")
+    with pytest.raises(ConfigError, match=r"\['c'\] is no selector"):
+        choose(TYPES, node=["c"])  # type: ignore[arg-type]

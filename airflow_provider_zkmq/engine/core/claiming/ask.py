@@ -31,7 +31,7 @@ class Asked:
 
 def wanted(
     context: Context,
-    node: Mapping[str, object] | None = None,
+    node: Mapping[str, object] | Selector | str | None = None,
     filter_method: Method = "absolute",
     selector: Selector | str | None = None,
     lease: Duration | None = None,

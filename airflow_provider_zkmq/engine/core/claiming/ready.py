@@ -45,7 +45,7 @@ class _Chooser:
 
 def ready(
     context: Context,
-    node: Mapping[str, object] | None = None,
+    node: Mapping[str, object] | Selector | str | None = None,
     filter_method: Method = "absolute",
     *,
     selector: Selector | str | None = None,
@@ -57,8 +57,8 @@ def ready(
     Nothing is claimed: by the time a caller claims, others may have been faster. Without a `timeout` (None) it waits to
     the end. Nothing is ready while the queue is paused. Who waits looks after delays, leases and dead consumers, as a
     claim does. `stopping` ends the wait early; it is asked whenever the queue changes. `node`, `filter_method` and
-    `selector` are `claim`'s. Raises `ConfigError` for what the queue's declarations refuse, and `QueueNotFound`, also
-    while it waits.
+    `selector` are `claim`'s; a selector may stand first, too. Raises `ConfigError` for what the queue's declarations
+    refuse, and `QueueNotFound`, also while it waits.
     """
     deadline = yield from Deadline.after(context, timeout)
     asked = yield from wanted(context, node, filter_method, selector)

@@ -98,14 +98,19 @@ def as_selector(value: Selector | str) -> Selector:
 def choose(
     types: FilterTypes,
     *,
-    node: Mapping[str, object] | None = None,
+    node: Mapping[str, object] | Selector | str | None = None,
     filter_method: FilterMethod | Mapping[str, FilterMethod] = "absolute",
     selector: Selector | str | None = None,
 ) -> Selector:
-    """What a consumer accepts: its `selector`, or what its `node` values allow; without either, everything."""
+    """What a consumer accepts: its `selector`, or what its `node` values allow; without either, everything.
+
+    A selector in the place of the `node` is one.
+    """
     if node is not None and selector is not None:
         msg = "give either node= with filter_method=, or selector=, not both"
         raise ConfigError(msg)
+    if node is not None and not isinstance(node, Mapping):
+        node, selector = None, node
     if selector is not None:
         return as_selector(selector).bind(types)
     if not node:
