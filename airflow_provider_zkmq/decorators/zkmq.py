@@ -23,7 +23,7 @@ from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.lineage import ReadsQueue
 from airflow_provider_zkmq.operators.patience import NO_OUTAGE, PATIENCE, outlast
-from airflow_provider_zkmq.operators.waiting import defer_until_ready
+from airflow_provider_zkmq.operators.waiting import block_until_ready, defer_until_ready, may_have_work
 from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
 from airflow_provider_zkmq.triggers.zkmq import nothing_came
 
@@ -65,7 +65,8 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         threads: so many tasks in hand at once.
         transactional: call the function with the task and a `UnitOfWork` that has taken it, which is committed when
             the function returns and rolled back when it raises.
-        on_empty: where there is nothing to claim: ``"wait"`` for it; ``"succeed"``; ``"skip"``; ``"fail"``.
+        on_empty: where there is nothing to claim, or no such queue: ``"wait"`` for it; ``"succeed"``; ``"skip"``;
+            ``"fail"``.
         timeout: after so many seconds, or their text, without a task, fail; None: ``execution_timeout``, else never.
         deferrable: wait in the triggerer rather than on a worker; nothing is claimed meanwhile.
         fail_on: which failures of tasks fail the Airflow task, after all have been handled: ``"none"``: each is its
@@ -193,9 +194,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             if self.on_empty == "succeed":
                 break
             self._defer_unless_blocking(deadline)
-            if not queue.ready(
-                selector=self.selector or None, timeout=seconds_left(deadline), stopping=lambda: self._killed
-            ):
+            if not block_until_ready(queue, self.selector or None, seconds_left(deadline), lambda: self._killed):
                 self._check_empty(queue, deadline)
         return self._ended(done, queue)
 
@@ -209,7 +208,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             grace=_GRACE, on_settled=done.settled, **({"transactional": True} if self.transactional else {}),
         )  # fmt: skip
         try:
-            if not self._killed:
+            if not self._killed and (isinstance(queue, Given) or may_have_work(queue, self.on_empty, self.log)):
                 worker.run(until_empty=True)
         except BaseException:
             worker.stop()

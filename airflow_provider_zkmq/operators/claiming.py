@@ -26,7 +26,7 @@ from airflow_provider_zkmq.operators.taking import (
     take_new,
 )
 from airflow_provider_zkmq.operators.unmapped import Unmapped
-from airflow_provider_zkmq.operators.waiting import defer_until_ready
+from airflow_provider_zkmq.operators.waiting import block_until_ready, defer_until_ready, may_have_work
 from airflow_provider_zkmq.triggers.leases import checked_lease
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
             of claiming: each that still holds is extended, the others are left out.
         from_events: take over those of `zkmq_queue`, if that is given, that the asset events tell of which started the
             run, the latest 100 of them; where these tell of none, as those of ``mode="wake"``, claim.
-        on_empty: where nothing can be taken: ``"skip"`` the task and with it the run's work, ``"wait"`` until there is
-            something, or ``"fail"``, so that it is tried again.
+        on_empty: where nothing can be taken, or the queue is not there: ``"skip"`` the task and with it the run's work,
+            ``"wait"`` until there is something, or ``"fail"``, so that it is tried again.
         in_place: for work that is mapped over the claims: what would be left out after a clear keeps its place among
             them, as it was, so that no claim is taken for another's by its index. Where nothing is left, it skips, too.
         deferrable: with ``on_empty="wait"``: wait in the triggerer rather than on a worker.
@@ -199,13 +199,13 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
             if taken or self.on_empty != "wait":
                 return taken or self._nothing("none of the claims holds any more")
         queue = hook.queue()
-        while not (taken := self._take_new(queue)):
+        while not (taken := self._take_new(queue) if may_have_work(queue, self.on_empty, self.log) else []):
             if self.on_empty != "wait":
                 self._nothing(f"there is no task of queue {queue.name!r} to take")
             if self.deferrable:
                 defer_until_ready(self, deadline)
             reached()
-            queue.ready(selector=self.selector or None, timeout=_STEP)
+            block_until_ready(queue, self.selector or None, _STEP)
         return taken
 
     def _take_new(self, queue: AnyQueue) -> list[Taken]:

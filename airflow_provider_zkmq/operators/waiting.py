@@ -1,12 +1,16 @@
-"""Waiting in the triggerer for work that fits, claiming nothing meanwhile."""
+"""Waiting for work that fits, in the triggerer or on a worker, claiming nothing meanwhile."""
 
 from __future__ import annotations
 
 import time
-from typing import NoReturn, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from airflow_provider_zkmq.hooks.deferring import deferral_limit
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine import AnyQueue
 
 
 class Waiting(Protocol):
@@ -19,6 +23,28 @@ class Waiting(Protocol):
     def defer(self, **kwargs: object) -> None:
         """Raise what tells Airflow to defer: every operator's."""
         ...
+
+
+def may_have_work(queue: AnyQueue, on_empty: str, log: Any) -> bool:
+    """Whether to look for work: a queue that is not there has none, as whoever enqueues first makes it.
+
+    True also where nobody is to wait for it or to go on without it (``on_empty="fail"``): who looks is told then.
+    """
+    if on_empty == "fail" or queue.exists():
+        return True
+    log.warning("Queue %r is not there: nothing was ever enqueued there, or its name is another one", queue.name)
+    return False
+
+
+def block_until_ready(
+    queue: AnyQueue, selector: str | None, timeout: float | None, stopping: Callable[[], bool] = lambda: False
+) -> bool:
+    """Wait on this worker, for the queue, too, until there is work, for so many seconds; return whether there is."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    if not queue.exists(timeout, stopping=stopping) or stopping():
+        return False
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    return queue.ready(selector=selector, timeout=left, stopping=stopping)
 
 
 def defer_until_ready(operator: Waiting, deadline: float | None) -> NoReturn:

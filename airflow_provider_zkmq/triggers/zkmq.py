@@ -204,7 +204,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
 
 
 class ZkmqReadyTrigger(WaitingTrigger):
-    """Waits until there is work that fits and may be delivered; claims nothing.
+    """Waits until there is work that fits and may be delivered, and for its queue to be there; claims nothing.
 
     The event is ``{"status": "done"}``; see `WaitingTrigger`. By the time that somebody claims, others may have been
     faster.
@@ -237,7 +237,8 @@ class ZkmqReadyTrigger(WaitingTrigger):
         return ("airflow_provider_zkmq.triggers.zkmq.ZkmqReadyTrigger", {name: getattr(self, name) for name in names})
 
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
-        if not await queue.ready(selector=self.selector, timeout=self._left()):
+        there = await queue.exists(timeout=self._left())
+        if not there or not await queue.ready(selector=self.selector, timeout=self._left()):
             raise WaitTimeout(nothing_came(queue.name, self.selector))
         return {}
 
