@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import Error, Retry, Snooze, Success, ZkmqError
 from airflow_provider_zkmq.hooks.telemetry import count_claimed, count_dead, count_settled
+from airflow_provider_zkmq.hooks.texts import clipped, storable
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, Task
@@ -122,9 +123,9 @@ def check_numbers(**numbers: object) -> None:
 
 
 def _text(error: str | BaseException) -> str:
-    """Return an error as its task keeps it, cut where it is long."""
+    """Return an error as its task keeps it and an XCom may hold it, cut where it is long."""
     try:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  whatever its `__str__` raises
         text = type(error).__name__
-    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
+    return clipped(storable(text), _LENGTH)

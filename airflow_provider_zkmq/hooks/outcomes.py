@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.hooks import telemetry
+from airflow_provider_zkmq.hooks.texts import storable
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import Batch, Task
@@ -23,21 +24,29 @@ _LINES: Final = 20
 def outcome(task: Task) -> dict[str, Any]:
     """Return what an XCom tells about a task: ``id``, ``state``, ``attempt``, ``error``, and its result.
 
-    The result is text under ``result``, or, where the bytes are no UTF-8, base64 under ``result_b64``.
+    The result is text under ``result``, or, where the bytes are no UTF-8 or hold a NUL, base64 under ``result_b64``:
+    PostgreSQL keeps no NUL in an XCom.
     """
     summary: dict[str, Any] = {
         "id": task.id,
         "state": str(task.state),
         "attempt": task.attempt,
-        "error": task.error,
+        "error": None if task.error is None else storable(task.error),
         "result": None,
     }
     if task.result is not None:
-        try:
-            summary["result"] = task.result.decode()
-        except UnicodeDecodeError:
-            summary["result_b64"] = base64.b64encode(task.result).decode()
+        summary |= _spelt(task.result)
     return summary
+
+
+def _spelt(result: bytes) -> dict[str, str]:
+    try:
+        text = result.decode()
+    except UnicodeDecodeError:
+        text = None
+    if text is None or storable(text) != text:
+        return {"result_b64": base64.b64encode(result).decode()}
+    return {"result": text}
 
 
 def check_outcomes(queue: str, tasks: Iterable[Task]) -> None:

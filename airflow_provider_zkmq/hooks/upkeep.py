@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine import State
+from airflow_provider_zkmq.hooks.texts import one_line
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _AT_A_LOOK: Final = 128
 #: So many characters of a reason are told.
 _REASON: Final = 200
+_NO_REASON: Final = "no reason was given"
 
 
 def bring_back(queue: AnyQueue) -> dict[str, Any]:
@@ -67,18 +69,14 @@ def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
 def dead_letters(queue: AnyQueue, most: int) -> dict[str, Any]:
     """Tell of a queue's dead letters: ``{"queue", "dead", "counts", "tasks"}``, without payloads.
 
-    ``tasks`` has the first `most` by their ids: ``id``, ``attempt``, ``batch`` and ``reason``, in one line and clipped.
+    ``tasks`` has the first `most` by their ids: ``id``, ``attempt``, ``batch`` and ``reason``, in one line and clipped,
+    U+FFFD in the place of control characters.
     """
     ids = queue.ids(State.DEAD)
     read = queue.scan(ids[:most], ["id", "attempt", "batch", "error"]).columns
     rows = zip(read["id"], read["attempt"], read["batch"], read["error"], strict=True)
     tasks = [
-        {"id": task_id, "attempt": attempt, "batch": batch, "reason": _one_line(error)}
+        {"id": task_id, "attempt": attempt, "batch": batch, "reason": one_line(error or _NO_REASON, _REASON)}
         for task_id, attempt, batch, error in rows
     ]
     return {"queue": queue.name, "dead": len(ids), "counts": queue.counts(), "tasks": tasks}
-
-
-def _one_line(error: str | None) -> str:
-    line = " ".join((error or "no reason was given").split())
-    return line if len(line) <= _REASON else f"{line[: _REASON - 1]}…"

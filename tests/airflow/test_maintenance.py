@@ -150,6 +150,14 @@ def test_dead_letters_are_told_of_without_payloads(run, queue):
     assert len(dead_letters(queue, 0)["tasks"]) == 0
 
 
+def test_the_reason_of_a_dead_letter_sends_nothing_to_a_terminal(queue):
+    """Escape sequences and other control characters of an error are replaced where it is told, in logs and XComs."""
+    queue.enqueue("x")
+    kill(queue, "\x1b]0;owned\x07 \x9b31m\x00 bad\u202e\r\nline")
+    (told,) = dead_letters(queue, 5)["tasks"]
+    assert told["reason"] == "\ufffd]0;owned\ufffd \ufffd31m\ufffd bad\ufffd line"
+
+
 class Pulled:
     """A task instance whose run has told this much."""
 

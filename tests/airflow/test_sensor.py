@@ -50,6 +50,17 @@ def test_returns_results(queue, context):
     assert not told[2]["result"]
 
 
+def test_what_is_told_can_be_stored_by_postgresql(queue, context):
+    """A result with a NUL is base64, though it is UTF-8; in an error another character stands for it."""
+    ids = [queue.enqueue("a"), queue.enqueue("b")]
+    finish(queue, b"\x00\x01 text")
+    kill(queue, "bad byte \x00 in \ud800 input")
+    done, failed = sensor(task_ids=ids, fail_on="none").execute(context)
+    assert (base64.b64decode(done["result_b64"]), done["result"]) == (b"\x00\x01 text", None)
+    assert failed["error"] == "bad byte \ufffd in \\ud800 input"
+    assert "\\u0000" not in json.dumps([done, failed])
+
+
 def test_waits_on_the_worker(queue, context):
     """The blocking sensor goes on when the task is completed by another."""
     task_id = queue.enqueue("a")
