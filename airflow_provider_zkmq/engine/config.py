@@ -15,6 +15,8 @@ from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, fast_
 
 #: Servers take no longer packet than 1 MiB.
 _LONGEST_AUTH = 1 << 16
+#: No file's name is longer, and no path that anybody writes.
+_LONGEST_PATH = 255
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?\Z")
 
 
@@ -39,8 +41,8 @@ class Tls:
             raise ConfigError(msg)
         for name in ("ca", "cert", "key"):
             path = getattr(self, name)
-            if path is not None and not Path(path).is_file():
-                msg = f"tls {name} {path!r} is not a readable file"
+            if path is not None and not _is_file(path):
+                msg = f"tls {name} {_as_path(path)} is not a readable file: give the path of a PEM file"
                 raise ConfigError(msg)
         if not isinstance(self.key_password, str | None):
             msg = f"tls key_password must be text, not {type(self.key_password).__name__}"
@@ -133,6 +135,21 @@ def _check_sendable(user: str, password: str) -> None:
         why = "cannot be written as UTF-8" if size is None else f"has {size:,} bytes, more than {_LONGEST_AUTH:,}"
         msg = f"auth is not understood: what is given {why}"
         raise ConfigError(msg) from None
+
+
+def _is_file(path: Any) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # their messages hold the path, which may be the key itself
+        return False
+
+
+def _as_path(path: Any) -> str:
+    """What is shown of a path: not the text of a key, which somebody has given in its place."""
+    text = str(path)
+    if "\n" in text or "-----BEGIN" in text or len(text) > _LONGEST_PATH:
+        return f"(a text of {len(text):,} characters, which is not shown)"
+    return repr(path)
 
 
 def _tls(value: object) -> Tls | None:
