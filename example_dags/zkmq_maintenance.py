@@ -80,8 +80,11 @@ def days(title: str) -> Param:
 
 @task(**AGAIN)
 def queues() -> list[str]:
-    """Return the names of the queues; one that is named and is not there has trouble of its own later."""
-    if names := param("queues"):
+    """Return the names of the queues; one that is named and is not there has trouble of its own later.
+
+    A form's blank line names none: it would stand for the connection's own queue.
+    """
+    if names := [name for line in param("queues") or () if (name := line.strip())]:
         return list(dict.fromkeys(names))
     with ZkmqHook(param("connection")) as hook:
         return sorted(hook.get_conn().queues())

@@ -77,6 +77,12 @@ def test_its_first_step_keeps_what_no_archive_holds(run, queue):
     assert queue.ids() == ["a"]
 
 
+def test_a_blank_line_of_the_form_names_no_queue(run, queue):
+    """It would stand for the connection's own queue, which nobody has named; nothing but blank lines is all queues."""
+    assert run("queues", queues=["other", "", " \t", " other "]) == ["other"]
+    assert run("queues", queues=["", "  "]) == run("queues", queues=[]) == ["jobs"]
+
+
 def test_a_queue_that_does_not_exist_is_not_made(run, queue):
     """A mistyped name is refused in its own task, and no queue comes of it."""
     for step in ("upkeep.tend", "upkeep.letters"):
