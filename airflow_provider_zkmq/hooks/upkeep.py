@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine import State
+from airflow_provider_zkmq.engine import State, Unreadable
 from airflow_provider_zkmq.hooks.texts import one_line
 
 if TYPE_CHECKING:
@@ -50,17 +50,19 @@ def collect(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
 def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
     """Tell what maintenance would do now, and change nothing.
 
-    ``counts`` of the queue; ``to_archive``: how many that ended no archive holds; ``to_delete``: how many ended longer
-    ago than `lifetime` seconds; ``held_by_the_dead``: how many tasks would be given back by consumers that are gone.
+    ``counts`` of the queue; ``to_archive``: how many that ended, dead ones too, no archive holds; ``to_delete``: how
+    many ended longer ago than `lifetime` seconds; ``held_by_the_dead``: how many tasks would be given back by consumers
+    that are gone. Claims whose leases have ended are not in it, though they are given back, too: nothing tells from
+    outside when a lease ends.
     """
     conf = queue.conf()
     span = conf.task_gc_lifetime if lifetime is None else lifetime
-    ended = queue.scan([*queue.ids(State.FINISHED), *queue.ids(State.CANCELLED)], ["ended_ms", "version"]).columns
+    ended = queue.scan([*queue.ids(State.FINISHED), *queue.ids(State.CANCELLED)], ["ended_ms"]).columns
     oldest = 0.0 if span is None else queue.now().timestamp() * 1000 - span * 1000
     return {
         "queue": queue.name,
         "counts": queue.counts(),
-        "to_archive": sum(version > (conf.archived or 0) for version in ended["version"]),
+        "to_archive": sum(not isinstance(each, Unreadable) for each in queue.ended_between(conf.archived or 0)),
         "to_delete": sum((moment or 0) <= oldest for moment in ended["ended_ms"]),
         "held_by_the_dead": sum(len(each.in_hand) for each in queue.consumers() if not each.alive),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,6 +105,19 @@ def test_a_dry_run_tells_and_changes_nothing(run, queue):
             run(step, "jobs", dry_run=True)
     assert not queue.conf().archive
     assert queue.counts()["finished"] == 1
+
+
+def test_a_dry_run_tells_what_the_archive_would_take(queue):
+    """Dead letters, too, and nothing that it holds already."""
+    queue.enqueue_many([Message(each) for each in "abcd"])
+    finish(queue)
+    kill(queue, "no")
+    queue.cancel(queue.ids("inserted")[0])
+    assert foresee(queue, None)["to_archive"] == len(queue.ended_between(0)) == 3
+    queue.configure(archive=True)
+    queue.publish_archive(replace(queue.archive(), watermark=queue.zxid()))
+    finish(queue)
+    assert foresee(queue, None)["to_archive"] == 1
 
 
 def test_what_is_due_comes_back_and_what_is_over_goes(run, queue):
