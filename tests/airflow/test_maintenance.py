@@ -66,13 +66,13 @@ def test_the_form_explains_each_field(maintenance):
         assert schema.schema["type"], name
 
 
-def test_its_first_step_keeps_what_no_archive_holds(run, queue):
+def test_its_first_step_keeps_what_no_archive_holds(run, queue, tmp_path):
     """All queues, or those that are named; whoever cleans up from then on keeps what has ended."""
     queue.enqueue("x", task_id="a")
     finish(queue)
     assert run("queues") == ["jobs"]
     assert run("queues", queues=["b", "a", "b"]) == ["b", "a"]
-    run("upkeep.tend", "jobs")
+    run("upkeep.tend", "jobs", directory=str(tmp_path))
     assert queue.conf().archive
     eventually(lambda: queue.collect_garbage(lifetime=0).kept_unarchived == 1)
     assert queue.ids() == ["a"]
@@ -261,11 +261,31 @@ def test_the_pipeline_runs_with_progress_in_the_log(run, monkeypatch, queue, tmp
     assert (tmp_path / "report-jobs-manual__1-2.html").as_uri() in log
 
 
+def test_the_page_of_a_run_with_a_long_id_can_be_written(maintenance, tmp_path):
+    """Airflow allows ids that are no file's name; two runs whose ids begin alike have a page each."""
+    name = maintenance.get_task("upkeep.archive").python_callable.__globals__["in_file_name"]
+    ids = [f"{'ü/' * 120}{number}" for number in range(2)]
+    for run_id in ids:
+        (tmp_path / f"report-{'q' * 128}-{name(run_id)}.html").write_text("")
+    assert len(list(tmp_path.iterdir())) == 2
+    assert name("manual__2026-01-01T00:00:00+00:00") == "manual__2026-01-01T00-00-00-00-00"
+
+
 def test_where_nobody_says_where_the_archive_is_the_step_says_who_could(run, monkeypatch):
     """Nothing is archived into a folder that was guessed."""
     monkeypatch.delenv("ZKMQ_ARCHIVE_DIR", raising=False)
     with pytest.raises(ValueError, match="say where the archive is"):
         run("upkeep.archive", "jobs")
+
+
+def test_where_nobody_says_where_the_archive_is_nothing_is_kept_for_it(run, queue, monkeypatch):
+    """The queue is tended all the same, and clean-up deletes as before: no archive would ever take what it kept."""
+    monkeypatch.delenv("ZKMQ_ARCHIVE_DIR", raising=False)
+    queue.enqueue("x")
+    finish(queue)
+    assert run("upkeep.tend", "jobs")["after"]["finished"] == 1
+    assert not queue.conf().archive
+    eventually(lambda: queue.collect_garbage(lifetime=0).collected == 1)
 
 
 def test_the_archives_folder_is_looked_for_in_order(maintenance, monkeypatch):
