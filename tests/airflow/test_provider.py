@@ -12,11 +12,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from airflow.sdk import Asset
+from airflow.sdk import Asset, Connection
 from airflow.sdk.exceptions import AirflowOptionalProviderFeatureException
 
 from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage, create_asset
-from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.engine import ConfigError, ConnectionConfig, Zkmq
 from airflow_provider_zkmq.hooks import connections, settings
 from airflow_provider_zkmq.provider_info import get_provider_info
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
@@ -66,6 +66,20 @@ def test_the_configuration_has_exactly_the_options_that_are_read():
 def test_the_form_has_exactly_the_fields_the_hook_reads():
     """No field of the form is ignored, and none that is read is missing from it."""
     assert set(get_provider_info()["connection-types"][0]["conn-fields"]) == set(connections._KNOWN)
+
+
+@pytest.mark.parametrize("host", ["zk:2181", "textqueue://"])
+def test_a_connection_saved_by_the_untouched_form_can_be_used(host, tmp_path):
+    """Of servers and of queue files: the form's defaults, which Airflow saves as if they had been said, fit both."""
+    form = get_provider_info()["connection-types"][0]["conn-fields"]
+    extra = json.dumps({name: field["schema"].get("default") for name, field in form.items()})
+    made = connections.connection_options(Connection(conn_id="c", conn_type="zkmq", host=host, extra=extra))
+    given = {name: value for name, value in made.items() if name not in ("hosts", "queue")}
+    if host.startswith("zk"):
+        assert ConnectionConfig.of(host, **given) == ConnectionConfig.of(host)
+    else:
+        with Zkmq.connect(f"{host}{tmp_path}", **given) as files:
+            assert files.queues() == []
 
 
 def test_airflow_finds_the_connection_type():
