@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: How many tasks an error names.
 _SHOWN: Final = 5
 #: So many dead tasks have a line of their own in the log.
-_LINES: Final = 20
+_LINES: Final = 100
 
 
 def outcome(task: Task) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def few(lines: Sequence[str]) -> str:
 
 
 def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
-    """Log and count what has ended, and the first few that are dead, each in a line; and what shows more of them."""
+    """Log and count what has ended; the first that are dead each in a line, with what shows more; how many more are."""
     if not isinstance(ended, Sequence):
         log.info(
             "Batch %r of queue %r has ended: %d task(s), %d failed", ended.name, queue, ended.total, len(ended.failed)
@@ -80,6 +80,7 @@ def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
             log.error(
                 "Task %s of queue %r ended dead or cancelled; see: zkmq show %s %s", task_id, queue, queue, task_id
             )
+        _tell_more(log, len(ended.failed), f"of batch {ended.name!r} of queue {queue!r} ended dead or cancelled")
         return
     if not ended:
         return
@@ -87,9 +88,16 @@ def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
     states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
     first = few([f"{task.id} (attempt {task.attempt})" for task in ended])
     log.info("Queue %r: %d task(s): %s: %s; see: zkmq show %s %s", queue, len(ended), states, first, queue, ended[0].id)
-    for task in [each for each in ended if each.state == "dead"][:_LINES]:
+    dead = [each for each in ended if each.state == "dead"]
+    for task in dead[:_LINES]:
         line = "Task %s of queue %r is dead after %d attempt(s): %s; see: zkmq show %s %s"
         log.error(line, task.id, queue, task.attempt, task.error, queue, task.id)
+    _tell_more(log, len(dead), f"of queue {queue!r} are dead; see: zkmq list {queue} --state dead")
+
+
+def _tell_more(log: Any, number: int, what: str) -> None:
+    if number > _LINES:
+        log.error("%d more task(s) %s", number - _LINES, what)
 
 
 def progress_log(log: Any) -> Callable[[str, float, str], None]:
