@@ -11,6 +11,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.environment import FILES
 from airflow_provider_zkmq.hooks.templating import flag, kind_of, span
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _KNOWN: Final = frozenset({*_PLAIN, "queue", "allow_open", "tls", *(f"tls_{name}
 #: What connections of earlier versions may hold: host names are always checked.
 _ALWAYS_ON: Final = "tls_check_hostname"
 #: What is written like the names that are known.
-_NAME: Final = re.compile("[a-z][a-z_]*")
+_NAME: Final = re.compile("[a-z_]+")
 
 
 def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -41,15 +42,7 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
     if extra is None:
         _parsed(conn)
         extra = conn.extra_dejson  # masks what it holds
-    if not isinstance(extra, Mapping):
-        raise ConfigError(f"{where}: extra must be a JSON object")
-    values = {name: value for name, value in extra.items() if value not in (None, "")}
-    if not flag(f"{where}: {_ALWAYS_ON}", values.pop(_ALWAYS_ON, True)):
-        raise ConfigError(
-            f"{where}: {_ALWAYS_ON} cannot be switched off: the servers' certificates must name the hosts"
-        )
-    if unknown := sorted(set(values) - _KNOWN):
-        raise ConfigError(f"{where}: unknown extra {_names(unknown)}; known: {', '.join(sorted(_KNOWN))}")
+    values = _known(where, extra)
     if not conn.host:
         raise ConfigError(f"{where} has no host: give 'host' and 'port', or 'host1:port,host2:port' and port 0")
     options: dict[str, Any] = {"hosts": _hosts(conn.host, conn.port), "queue": values.get("queue", DEFAULT_QUEUE)}
@@ -120,6 +113,23 @@ def _parsed(conn: Connection) -> Any:
         raise ConfigError(f"connection {conn.conn_id!r}: extra must be a JSON object") from None
 
 
+def _known(where: str, extra: object) -> dict[str, Any]:
+    """Return what an extra says. Raises `ConfigError` for what is unknown, or of another kind."""
+    if not isinstance(extra, Mapping):
+        raise ConfigError(f"{where}: extra must be a JSON object")
+    values = {name: value for name, value in extra.items() if value not in (None, "")}
+    if not flag(f"{where}: {_ALWAYS_ON}", values.pop(_ALWAYS_ON, True)):
+        raise ConfigError(
+            f"{where}: {_ALWAYS_ON} cannot be switched off: the servers' certificates must name the hosts"
+        )
+    if unknown := sorted(set(values) - _KNOWN):
+        raise ConfigError(f"{where}: unknown extra {_names(unknown)}; known: {', '.join(sorted(_KNOWN))}")
+    for name in ("root", "queue"):
+        if not isinstance(values.get(name, ""), str):
+            raise ConfigError(f"{where}: {name} must be text, not {kind_of(values[name])}")
+    return values
+
+
 def _names(unknown: Sequence[str]) -> str:
     """Return the names of unknown extras, but for what is no name: in a URI it may be a part of a password."""
     names = [name for name in unknown if _NAME.fullmatch(name)]
@@ -137,6 +147,8 @@ def _seconds(what: str, value: object) -> float | None:
 
 
 def _hosts(host: str, port: int | None) -> str:
+    if host.strip().startswith(FILES):  # a path, in which a comma parts nothing, and which has no port
+        return host.strip()
     parts = [part.strip() for part in host.split(",")]
     if not port:  # 0 is what forms say for none
         return ",".join(parts)

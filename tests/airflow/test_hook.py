@@ -72,10 +72,11 @@ async def test_async_connection_of_an_airflow_before_3_3_2(queue, monkeypatch):
         ("a:1, b", 2182, "a:1,b:2182"),
         ("[::1]", 2182, "[::1]:2182"),
         ("[::1]:5", 2182, "[::1]:5"),
+        (" textqueue:///jobs/a, b", 2181, "textqueue:///jobs/a, b"),
     ],
 )
 def test_hosts(host, port, hosts):
-    """The port belongs to those hosts that are named without one."""
+    """The port belongs to those hosts that are named without one; a folder of queue files has none."""
     assert connection_options(conn(host=host, port=port))["hosts"] == hosts
 
 
@@ -127,6 +128,8 @@ def test_a_file_means_tls_whatever_the_untouched_form_says():
         {"host": "zk", "extra": '{"session_timeout": ["hidden"]}'},
         {"host": "zk", "extra": '{"tls": true, "tls_key_password": "hidden",}'},
         {"host": "zk", "extra": '"hidden"'},
+        {"host": "zk", "extra": '{"root": ["hidden"]}'},
+        {"host": "zk", "extra": '{"queue": {"name": "hidden"}}'},
         {"host": "zk", "extra": '{"p4ss-hidden": "1"}'},
         {"host": "zk", "extra": '{"1hidden": "1"}'},
     ],
