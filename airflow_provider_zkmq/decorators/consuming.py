@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import Error, Retry, Snooze, Success, ZkmqError
+from airflow_provider_zkmq.hooks.outcomes import clipped, storable
 from airflow_provider_zkmq.hooks.telemetry import count_claimed, count_dead, count_settled
-from airflow_provider_zkmq.hooks.texts import clipped, storable
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, Task

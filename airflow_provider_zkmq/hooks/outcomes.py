@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.hooks import telemetry
-from airflow_provider_zkmq.hooks.texts import storable
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import Batch, Task
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _SHOWN: Final = 5
 #: So many dead tasks have a line of their own in the log.
 _LINES: Final = 100
+#: Stands for a character that cannot be kept or shown.
+_UNKNOWN: Final = "\ufffd"
 
 
 def outcome(task: Task) -> dict[str, Any]:
@@ -40,13 +42,32 @@ def outcome(task: Task) -> dict[str, Any]:
 
 
 def _spelt(result: bytes) -> dict[str, str]:
-    try:
-        text = result.decode()
-    except UnicodeDecodeError:
-        text = None
-    if text is None or storable(text) != text:
-        return {"result_b64": base64.b64encode(result).decode()}
-    return {"result": text}
+    with contextlib.suppress(UnicodeDecodeError):
+        if b"\0" not in result:
+            return {"result": result.decode()}
+    return {"result_b64": base64.b64encode(result).decode()}
+
+
+def storable(text: str) -> str:
+    """Return a text as an XCom may hold it: PostgreSQL refuses the whole XCom for a NUL or half a surrogate pair.
+
+    U+FFFD stands for the one, the other is spelt out, as where a queue keeps it.
+    """
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", _UNKNOWN)
+
+
+def one_line(text: str, most: int) -> str:
+    """Return a text in one line of `most` characters at the most, such as an XCom and a log may hold.
+
+    U+FFFD stands for what is not printable: an escape sequence would reach the terminal of whoever reads the log.
+    """
+    line = "".join(each if each.isprintable() else _UNKNOWN for each in " ".join(storable(text).split()))
+    return clipped(line, most)
+
+
+def clipped(text: str, most: int) -> str:
+    """Return a text, cut where it is longer than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def check_outcomes(queue: str, tasks: Iterable[Task]) -> None:

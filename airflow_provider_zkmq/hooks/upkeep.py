@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine import State, Unreadable
-from airflow_provider_zkmq.hooks.texts import one_line
+from airflow_provider_zkmq.hooks.outcomes import one_line
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue
