@@ -107,14 +107,15 @@ def _connection_fields() -> dict[str, Any]:
             "With credentials: use what is there already, too, although anyone may use it.",
             default=False,
         ),
-        "session_timeout": _field("Session timeout", "number", "Seconds after which a lost session ends.", 10),
-        "connect_timeout": _field("Connect timeout", "number", "Seconds to wait for the first answer.", 10),
-        "request_timeout": _field("Request timeout", "number", "Seconds to wait for each answer.", 30),
+        # No defaults: the form writes them into the connection, and queue files are refused with any time-out.
+        "session_timeout": _field("Session timeout", "number", "Seconds after which a lost session ends; empty: 10."),
+        "connect_timeout": _field("Connect timeout", "number", "Seconds to wait for the first answer; empty: 10."),
+        "request_timeout": _field("Request timeout", "number", "Seconds to wait for each answer; empty: 30."),
     }
 
 
 def _field(
-    label: str, kind: str, description: str, default: str | float | None = None, *, secret: bool = False
+    label: str, kind: str, description: str, default: str | bool | None = None, *, secret: bool = False
 ) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": [kind, "null"]}
     if default is not None:

@@ -5,9 +5,9 @@ ended goes into the archive with Spark, is collected and made into tables of run
 what is left of it that is old enough is deleted (``collect``); and who is dead is told of (``letters``). One queue's
 trouble ends no other's turn: ``report`` tells of all, and fails where there was any, so that the run is red.
 
-From its first run on a queue counts as archived, unless ``archive`` is switched off: clean-up keeps what the archive
-does not hold yet. Each archived queue is an event of the asset ``zkmq_history``, with ``queue``, ``directory`` and
-``rows`` as its extra.
+From its first run on a queue counts as archived, unless ``archive`` is switched off, or nobody says where the archive
+is: clean-up keeps what the archive does not hold yet. Each archived queue is an event of the asset ``zkmq_history``,
+with ``queue``, ``directory`` and ``rows`` as its extra.
 A dry run tells for each queue what would be done, and does none of it.
 
 Runs may overlap, with each other and with ``python -m airflow_provider_zkmq.spark.job pipeline``: what is rescued or
@@ -25,6 +25,7 @@ It runs daily; the environment variable ``ZKMQ_MAINTENANCE_SCHEDULE`` sets anoth
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -47,10 +48,15 @@ STEPS = ("tend", "archive", "collect", "letters")
 DAYS = "Days that the table keeps what ended; empty: for ever."
 
 
+def said_directory(given: str | None) -> str:
+    """Where the archive is; empty where nobody says it."""
+    said = given or Variable.get("zkmq_archive_dir", default=None) or os.environ.get("ZKMQ_ARCHIVE_DIR")
+    return said or setting("archive_directory")
+
+
 def archive_directory(given: str | None) -> str:
     """Where the archive is. Raises ValueError where nobody says it."""
-    said = given or Variable.get("zkmq_archive_dir", default=None) or os.environ.get("ZKMQ_ARCHIVE_DIR")
-    directory = said or setting("archive_directory")
+    directory = said_directory(given)
     if not directory:
         message = "say where the archive is: param directory, Variable zkmq_archive_dir, ZKMQ_ARCHIVE_DIR or [zkmq]"
         raise ValueError(message)
@@ -80,8 +86,11 @@ def days(title: str) -> Param:
 
 @task(**AGAIN)
 def queues() -> list[str]:
-    """Return the names of the queues; one that is named and is not there has trouble of its own later."""
-    if names := param("queues"):
+    """Return the names of the queues; one that is named and is not there has trouble of its own later.
+
+    A form's blank line names none: it would stand for the connection's own queue.
+    """
+    if names := [name for line in param("queues") or () if (name := line.strip())]:
         return list(dict.fromkeys(names))
     with ZkmqHook(param("connection")) as hook:
         return sorted(hook.get_conn().queues())
@@ -96,8 +105,9 @@ def tend(name: str) -> dict[str, Any]:
         queue = hook.queue()
         with one_try_if_it_is_missing():  # configure() would make it
             archived = queue.conf().archive
-        if param("archive") and not (archived or param("dry_run")):
-            queue.configure(archive=True)  # long before its turn with Spark has come, perhaps
+        if param("archive") and not (archived or param("dry_run")) and said_directory(param("directory")):
+            # Long before its turn with Spark has come, perhaps; what no archive will ever take would only grow.
+            queue.configure(archive=True)
         done = foresee(queue, param("lifetime")) if param("dry_run") else bring_back(queue)
     print(f"queue {name}: {done}")  # noqa: T201  the task's log
     return done
@@ -228,14 +238,19 @@ def tell(directory: str, name: str, spark: Any, run_id: str) -> None:
     from airflow_provider_zkmq.engine import ZkmqError
     from airflow_provider_zkmq.spark import report
 
-    run = re.sub(r"[^A-Za-z0-9_.-]", "-", run_id)
-    page = Path(directory).absolute() / f"report-{name}-{run}.html"
+    page = Path(directory).absolute() / f"report-{name}-{in_file_name(run_id)}.html"
     try:
         report(directory, [name], spark=spark).write_html(page)
     except ZkmqError as error:  # nothing has ended yet, say
         print(f"no report: {error}")  # noqa: T201  the task's log
     else:
         print(f"report: {page.as_uri()}")  # noqa: T201  the task's log
+
+
+def in_file_name(run_id: str) -> str:
+    """Return a run's id as a part of a file's name, which no system bears as long as Airflow bears ids."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "-", run_id)
+    return plain if len(plain) <= 80 else f"{plain[:63]}-{hashlib.sha256(run_id.encode()).hexdigest()[:16]}"
 
 
 def connection_arguments(config: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.openlineage.facet import Dataset as OpenLineageDataset
     from airflow.sdk import Asset
 
+#: What no part of a password is taken for: names and addresses, each with a port or without.
+_HOSTS = re.compile(r"((\[[^]@]*\]|[\w.-]+)(:[0-9]*)?(, *|\Z))*")
 _SHAPE = "write zkmq://host:port/root/queue, or zkmq://host1:port,host2:port/root/queue"
 
 
@@ -23,9 +26,11 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
 
     root, _, queue = uri.path.rpartition("/")
     if not (uri.netloc and root and queue):
-        raise ConfigError(f"asset URI {_shown(uri)!r} names no queue: {_SHAPE}")
+        raise ConfigError(f"{_shown(uri)} names no queue: {_SHAPE}")
     if uri.query or "@" in uri.netloc:
-        raise ConfigError(f"asset URI {_shown(uri)!r} says more than which queue it is: {_SHAPE}")
+        raise ConfigError(f"{_shown(uri)} says more than which queue it is: {_SHAPE}")
+    if not _HOSTS.fullmatch(uri.netloc):
+        raise ConfigError(f"{_shown(uri)} has hosts that are not understood: {_SHAPE}")
     config = ConnectionConfig.of(uri.netloc.lower(), root)
     hosts = ",".join(sorted(set(config.hosts.split(","))))
     return uri._replace(netloc=hosts, path=f"{config.root}/{check_name('queue', queue)}")
@@ -61,5 +66,10 @@ def convert_asset_to_openlineage(asset: Asset, lineage_context: object) -> OpenL
 
 
 def _shown(uri: SplitResult) -> str:
-    """Return what may be shown of a URI: who wrote credentials into it would find them in the log."""
-    return uri._replace(netloc=uri.netloc.rpartition("@")[2], query="").geturl()
+    """Return what may be shown of a URI: who wrote credentials into it would find them in the log.
+
+    Of a password with a ``/``, ``?`` or ``#`` in it only the beginning stands before the hosts, and no ``@``.
+    """
+    if "@" in uri.geturl() or not _HOSTS.fullmatch(uri.netloc):
+        return "the asset URI (which is not shown, as a password may be in it)"
+    return f"asset URI {uri._replace(query='').geturl()!r}"

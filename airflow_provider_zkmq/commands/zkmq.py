@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -62,7 +63,22 @@ def _options(conn_id: str) -> dict[str, Any]:
     from airflow_provider_zkmq.hooks.connections import connection_options
 
     conn: Any = Connection.get_connection_from_secrets(conn_id)
-    return connection_options(conn)
+    options = connection_options(conn)
+    _check(options)
+    return options
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for what the hook would refuse, too: in the environment some of it would be passed over."""
+    from airflow_provider_zkmq.engine import ConnectionConfig, Unavailable, Zkmq
+    from airflow_provider_zkmq.environment import FILES
+
+    given = {name: value for name, value in options.items() if name != "queue"}
+    if not given["hosts"].startswith(FILES):
+        ConnectionConfig.of(**given)
+        return
+    with contextlib.suppress(Unavailable):  # the command tells of it, by its own exit code
+        Zkmq.connect(**given).close()
 
 
 def _say_in_environment(options: Mapping[str, Any]) -> None:

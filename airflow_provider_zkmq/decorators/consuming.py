@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import Error, Retry, Snooze, Success, ZkmqError
+from airflow_provider_zkmq.hooks.outcomes import clipped, storable
 from airflow_provider_zkmq.hooks.telemetry import count_claimed, count_dead, count_settled
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ _ERRORS: Final = 5
 _LENGTH: Final = 500
 #: So many tasks that failed are told of in the log, each in a line.
 _LINES: Final = 20
+#: So many of the others are read together, to count those that are dead.
+_AT_ONCE: Final = 512
 _OUTCOMES: Final = {Success: "completed", Error: "failed", Retry: "failed", Snooze: "released", type(None): "lost"}
 _FAIL_ON: Final = ("none", "any", "all")
 _ON_EMPTY: Final = ("wait", "succeed", "skip", "fail")
@@ -33,6 +37,7 @@ class Consumed:
         self._counted = claims
         self.finished = self.failed = self.released = self.lost = 0
         self._failures: list[tuple[str, str]] = []
+        self._failed_ids: dict[str, None] = {}  # of all: which of them are dead is read in the end
         self._first: list[str] = []
         self._lock = threading.Lock()
 
@@ -55,6 +60,7 @@ class Consumed:
             self.lost += outcome is None
             if isinstance(outcome, Error | Retry):
                 self.failed += 1
+                self._failed_ids[task.id] = None
                 if len(self._failures) < _LINES:
                     self._failures.append((task.id, _text(outcome.error)))
 
@@ -73,19 +79,25 @@ class Consumed:
         )  # fmt: skip
         if not self._failures:
             return
-        errors = dict(self._failures)
         try:
-            tasks = queue.read_many(list(errors), parts=())
+            self._tell_failed(queue, log)
         except ZkmqError as error:  # what was handled is settled, whatever can be read of it
             log.warning("What became of the %d task(s) that failed is not known now: %s", self.failed, error)
-            return
-        count_dead(queue.name, sum(task.state == "dead" for task in tasks))
+
+    def _tell_failed(self, queue: AnyQueue, log: Any) -> None:
+        """Tell of the first that failed, and count all that are dead. Raises `ZkmqError`."""
+        errors = dict(self._failures)
+        tasks = queue.read_many(list(errors), parts=())
+        count_dead(queue.name, _dead_among(tasks))
         for task in tasks:
             line = "Task %s of queue %r is %s on attempt %d: %s; see: zkmq show %s %s"
             values = (task.id, queue.name, task.status, task.attempt, errors[task.id], queue.name, task.id)
             (log.error if task.state == "dead" else log.warning)(line, *values)
         if self.failed > len(errors):
             log.warning("%d more task(s) of queue %r failed", self.failed - len(errors), queue.name)
+        others = [task_id for task_id in self._failed_ids if task_id not in errors]
+        for at in range(0, len(others), _AT_ONCE):
+            count_dead(queue.name, _dead_among(queue.read_many(others[at : at + _AT_ONCE], parts=())))
 
     def check(self, queue: str, fail_on: str, error: type[AirflowException] = AirflowException) -> None:
         """Raise `error` where so many failures are to fail the Airflow task."""
@@ -121,10 +133,14 @@ def check_numbers(**numbers: object) -> None:
             raise ValueError(f"@task.zkmq: {name} {number!r} is not allowed: a whole number, 1 or more")
 
 
+def _dead_among(tasks: Iterable[Task]) -> int:
+    return sum(task.state == "dead" for task in tasks)
+
+
 def _text(error: str | BaseException) -> str:
-    """Return an error as its task keeps it, cut where it is long."""
+    """Return an error as its task keeps it and an XCom may hold it, cut where it is long."""
     try:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  whatever its `__str__` raises
         text = type(error).__name__
-    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
+    return clipped(storable(text), _LENGTH)

@@ -15,7 +15,9 @@ from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, fast_
 
 #: Servers take no longer packet than 1 MiB.
 _LONGEST_AUTH = 1 << 16
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?\Z")
+#: No file's name is longer, and no path that anybody writes.
+_LONGEST_PATH = 255
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ class Tls:
             raise ConfigError(msg)
         for name in ("ca", "cert", "key"):
             path = getattr(self, name)
-            if path is not None and not Path(path).is_file():
-                msg = f"tls {name} {path!r} is not a readable file"
+            if path is not None and not _is_file(path):
+                msg = f"tls {name} {_as_path(path)} is not a readable file: give the path of a PEM file"
                 raise ConfigError(msg)
         if not isinstance(self.key_password, str | None):
             msg = f"tls key_password must be text, not {type(self.key_password).__name__}"
@@ -92,18 +94,20 @@ _SPANS = tuple(spec.name for spec in fields(ConnectionConfig) if spec.name.endsw
 
 
 def check_hosts(hosts: object) -> str:
-    """``host:port,host:port`` with the default port 2181 filled in. Raises `ConfigError`."""
-    parts = [part.strip() for part in hosts.split(",")] if isinstance(hosts, str) else []
-    if not parts or not all(_HOST.match(part) and _port(part) for part in parts):
+    """``host:port,host:port`` each with its port, 2181 where none is given. Raises `ConfigError`."""
+    parts = [_with_port(part.strip()) for part in hosts.split(",")] if isinstance(hosts, str) else []
+    if not parts or None in parts:
         shown = re.sub(r"(?s).*@", "…@", hosts) if isinstance(hosts, str) else type(hosts).__name__
         msg = f"hosts {shown!r} is not understood: write 'host:port' or 'host1:port,host2:port'"
         raise ConfigError(msg)
-    return ",".join(part if re.search(r":\d+\Z", part) else f"{part}:2181" for part in parts)
+    return ",".join(filter(None, parts))
 
 
-def _port(part: str) -> bool:
-    port = re.search(r"[^:]:(\d+)\Z", part)
-    return port is None or 1 <= int(port[1]) <= 65_535
+def _with_port(part: str) -> str | None:
+    """A host with its port; None for what is none."""
+    host = _HOST.match(part)
+    port = int((host and host[2]) or 2181)
+    return f"{host[1]}:{port}" if host and 1 <= port <= 65_535 else None
 
 
 def _auth(value: object) -> tuple[str, str] | None:
@@ -133,6 +137,21 @@ def _check_sendable(user: str, password: str) -> None:
         why = "cannot be written as UTF-8" if size is None else f"has {size:,} bytes, more than {_LONGEST_AUTH:,}"
         msg = f"auth is not understood: what is given {why}"
         raise ConfigError(msg) from None
+
+
+def _is_file(path: Any) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # their messages hold the path, which may be the key itself
+        return False
+
+
+def _as_path(path: Any) -> str:
+    """What is shown of a path: not the text of a key, which somebody has given in its place."""
+    text = str(path)
+    if "\n" in text or "-----BEGIN" in text or len(text) > _LONGEST_PATH:
+        return f"(a text of {len(text):,} characters, which is not shown)"
+    return repr(path)
 
 
 def _tls(value: object) -> Tls | None:

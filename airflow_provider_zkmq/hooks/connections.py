@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.environment import FILES
 from airflow_provider_zkmq.hooks.templating import flag, kind_of, span
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ _TLS: Final = ("ca", "cert", "key", "key_password")
 _KNOWN: Final = frozenset({*_PLAIN, "queue", "allow_open", "tls", *(f"tls_{name}" for name in _TLS)})
 #: What connections of earlier versions may hold: host names are always checked.
 _ALWAYS_ON: Final = "tls_check_hostname"
+#: What is written like the names that are known.
+_NAME: Final = re.compile("[a-z_]+")
 
 
 def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -36,16 +40,9 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
     """
     where = f"connection {conn.conn_id!r}"
     if extra is None:
-        extra = conn.extra_dejson
-    if not isinstance(extra, Mapping):
-        raise ConfigError(f"{where}: extra must be a JSON object")
-    values = {name: value for name, value in extra.items() if value not in (None, "")}
-    if not flag(f"{where}: {_ALWAYS_ON}", values.pop(_ALWAYS_ON, True)):
-        raise ConfigError(
-            f"{where}: {_ALWAYS_ON} cannot be switched off: the servers' certificates must name the hosts"
-        )
-    if unknown := sorted(set(values) - _KNOWN):
-        raise ConfigError(f"{where}: unknown extra {', '.join(unknown)}; known: {', '.join(sorted(_KNOWN))}")
+        _parsed(conn)
+        extra = conn.extra_dejson  # masks what it holds
+    values = _known(where, extra)
     if not conn.host:
         raise ConfigError(f"{where} has no host: give 'host' and 'port', or 'host1:port,host2:port' and port 0")
     options: dict[str, Any] = {"hosts": _hosts(conn.host, conn.port), "queue": values.get("queue", DEFAULT_QUEUE)}
@@ -95,16 +92,50 @@ async def async_connection_options(conn_id: str) -> dict[str, Any]:
 
 async def _extra(conn: Connection) -> Mapping[str, Any]:
     """Return a connection's extra, its secrets masked without blocking the loop, also by Airflow before 3.3.2."""
+    extra = _parsed(conn)
     if hasattr(conn, "aextra_dejson"):
         return cast("Mapping[str, Any]", await conn.aextra_dejson())
     from airflow.sdk.log import amask_secret
 
-    try:
-        extra = json.loads(conn.extra or "{}")
-    except ValueError:
-        raise ConfigError(f"connection {conn.conn_id!r}: extra must be a JSON object") from None
     await amask_secret(extra)
     return cast("Mapping[str, Any]", extra)
+
+
+def _parsed(conn: Connection) -> Any:
+    """Return a connection's extra, unmasked.
+
+    Raises `ConfigError` for what is no JSON, showing nothing of it: Airflow takes it for an empty one, and so would go
+    on without TLS, under another root.
+    """
+    try:
+        return json.loads((conn.extra or "").strip() or "{}")
+    except ValueError:
+        raise ConfigError(f"connection {conn.conn_id!r}: extra must be a JSON object") from None
+
+
+def _known(where: str, extra: object) -> dict[str, Any]:
+    """Return what an extra says. Raises `ConfigError` for what is unknown, or of another kind."""
+    if not isinstance(extra, Mapping):
+        raise ConfigError(f"{where}: extra must be a JSON object")
+    values = {name: value for name, value in extra.items() if value not in (None, "")}
+    if not flag(f"{where}: {_ALWAYS_ON}", values.pop(_ALWAYS_ON, True)):
+        raise ConfigError(
+            f"{where}: {_ALWAYS_ON} cannot be switched off: the servers' certificates must name the hosts"
+        )
+    if unknown := sorted(set(values) - _KNOWN):
+        raise ConfigError(f"{where}: unknown extra {_names(unknown)}; known: {', '.join(sorted(_KNOWN))}")
+    for name in ("root", "queue"):
+        if not isinstance(values.get(name, ""), str):
+            raise ConfigError(f"{where}: {name} must be text, not {kind_of(values[name])}")
+    return values
+
+
+def _names(unknown: Sequence[str]) -> str:
+    """Return the names of unknown extras, but for what is no name: in a URI it may be a part of a password."""
+    names = [name for name in unknown if _NAME.fullmatch(name)]
+    if len(names) < len(unknown):
+        names.append("whose name is not shown (in a connection's URI, & within a value must be written as %26)")
+    return ", ".join(names)
 
 
 def _seconds(what: str, value: object) -> float | None:
@@ -116,6 +147,8 @@ def _seconds(what: str, value: object) -> float | None:
 
 
 def _hosts(host: str, port: int | None) -> str:
+    if host.strip().startswith(FILES):  # a path, in which a comma parts nothing, and which has no port
+        return host.strip()
     parts = [part.strip() for part in host.split(",")]
     if not port:  # 0 is what forms say for none
         return ",".join(parts)

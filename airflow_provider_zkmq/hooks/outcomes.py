@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -17,27 +18,56 @@ if TYPE_CHECKING:
 #: How many tasks an error names.
 _SHOWN: Final = 5
 #: So many dead tasks have a line of their own in the log.
-_LINES: Final = 20
+_LINES: Final = 100
+#: Stands for a character that cannot be kept or shown.
+_UNKNOWN: Final = "\ufffd"
 
 
 def outcome(task: Task) -> dict[str, Any]:
     """Return what an XCom tells about a task: ``id``, ``state``, ``attempt``, ``error``, and its result.
 
-    The result is text under ``result``, or, where the bytes are no UTF-8, base64 under ``result_b64``.
+    The result is text under ``result``, or, where the bytes are no UTF-8 or hold a NUL, base64 under ``result_b64``:
+    PostgreSQL keeps no NUL in an XCom.
     """
     summary: dict[str, Any] = {
         "id": task.id,
         "state": str(task.state),
         "attempt": task.attempt,
-        "error": task.error,
+        "error": None if task.error is None else storable(task.error),
         "result": None,
     }
     if task.result is not None:
-        try:
-            summary["result"] = task.result.decode()
-        except UnicodeDecodeError:
-            summary["result_b64"] = base64.b64encode(task.result).decode()
+        summary |= _spelt(task.result)
     return summary
+
+
+def _spelt(result: bytes) -> dict[str, str]:
+    with contextlib.suppress(UnicodeDecodeError):
+        if b"\0" not in result:
+            return {"result": result.decode()}
+    return {"result_b64": base64.b64encode(result).decode()}
+
+
+def storable(text: str) -> str:
+    """Return a text as an XCom may hold it: PostgreSQL refuses the whole XCom for a NUL or half a surrogate pair.
+
+    U+FFFD stands for the one, the other is spelt out, as where a queue keeps it.
+    """
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", _UNKNOWN)
+
+
+def one_line(text: str, most: int) -> str:
+    """Return a text in one line of `most` characters at the most, such as an XCom and a log may hold.
+
+    U+FFFD stands for what is not printable: an escape sequence would reach the terminal of whoever reads the log.
+    """
+    line = "".join(each if each.isprintable() else _UNKNOWN for each in " ".join(storable(text).split()))
+    return clipped(line, most)
+
+
+def clipped(text: str, most: int) -> str:
+    """Return a text, cut where it is longer than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def check_outcomes(queue: str, tasks: Iterable[Task]) -> None:
@@ -62,7 +92,7 @@ def few(lines: Sequence[str]) -> str:
 
 
 def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
-    """Log and count what has ended, and the first few that are dead, each in a line; and what shows more of them."""
+    """Log and count what has ended; the first that are dead each in a line, with what shows more; how many more are."""
     if not isinstance(ended, Sequence):
         log.info(
             "Batch %r of queue %r has ended: %d task(s), %d failed", ended.name, queue, ended.total, len(ended.failed)
@@ -71,6 +101,7 @@ def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
             log.error(
                 "Task %s of queue %r ended dead or cancelled; see: zkmq show %s %s", task_id, queue, queue, task_id
             )
+        _tell_more(log, len(ended.failed), f"of batch {ended.name!r} of queue {queue!r} ended dead or cancelled")
         return
     if not ended:
         return
@@ -78,9 +109,16 @@ def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
     states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
     first = few([f"{task.id} (attempt {task.attempt})" for task in ended])
     log.info("Queue %r: %d task(s): %s: %s; see: zkmq show %s %s", queue, len(ended), states, first, queue, ended[0].id)
-    for task in [each for each in ended if each.state == "dead"][:_LINES]:
+    dead = [each for each in ended if each.state == "dead"]
+    for task in dead[:_LINES]:
         line = "Task %s of queue %r is dead after %d attempt(s): %s; see: zkmq show %s %s"
         log.error(line, task.id, queue, task.attempt, task.error, queue, task.id)
+    _tell_more(log, len(dead), f"of queue {queue!r} are dead; see: zkmq list {queue} --state dead")
+
+
+def _tell_more(log: Any, number: int, what: str) -> None:
+    if number > _LINES:
+        log.error("%d more task(s) %s", number - _LINES, what)
 
 
 def progress_log(log: Any) -> Callable[[str, float, str], None]:

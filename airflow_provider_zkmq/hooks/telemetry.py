@@ -4,13 +4,14 @@
 name                   kind     what
 =====================  =======  ==================================================================================
 ``zkmq.enqueued``      counter  tasks that were enqueued; not those that an earlier try had
-``zkmq.claimed``       counter  tasks that were claimed
+``zkmq.claimed``       counter  tasks that were claimed, by triggers, too; again where no run accepted them in time
 ``zkmq.settled``       counter  claims that were settled; tag ``outcome``: completed, failed, released, lost
-``zkmq.dead``          counter  tasks that were seen dead by who settled them or waited for them
+``zkmq.dead``          counter  tasks that were seen dead by who settled them or waited for them; not for a batch
 ``zkmq.wait_time``     timing   milliseconds from a task's enqueue, or when it was due, to its claim
-``zkmq.run_time``      timing   milliseconds from a task's claim to its end
+``zkmq.run_time``      timing   milliseconds from a task's claim to its end: of ``@task.zkmq``, and of who waited
 =====================  =======  ==================================================================================
 
+Of a batch nothing is told but that it was enqueued: who waits for one hears which members failed, not which are dead.
 Each has the tag ``queue``. The option ``stats`` of the section ``[zkmq]`` switches them off.
 """
 

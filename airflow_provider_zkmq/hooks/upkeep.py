@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine import State
+from airflow_provider_zkmq.engine import State, Unreadable
+from airflow_provider_zkmq.hooks.outcomes import one_line
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _AT_A_LOOK: Final = 128
 #: So many characters of a reason are told.
 _REASON: Final = 200
+_NO_REASON: Final = "no reason was given"
 
 
 def bring_back(queue: AnyQueue) -> dict[str, Any]:
@@ -48,17 +50,19 @@ def collect(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
 def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
     """Tell what maintenance would do now, and change nothing.
 
-    ``counts`` of the queue; ``to_archive``: how many that ended no archive holds; ``to_delete``: how many ended longer
-    ago than `lifetime` seconds; ``held_by_the_dead``: how many tasks would be given back by consumers that are gone.
+    ``counts`` of the queue; ``to_archive``: how many that ended, dead ones too, no archive holds; ``to_delete``: how
+    many ended longer ago than `lifetime` seconds; ``held_by_the_dead``: how many tasks would be given back by consumers
+    that are gone. Claims whose leases have ended are not in it, though they are given back, too: nothing tells from
+    outside when a lease ends.
     """
     conf = queue.conf()
     span = conf.task_gc_lifetime if lifetime is None else lifetime
-    ended = queue.scan([*queue.ids(State.FINISHED), *queue.ids(State.CANCELLED)], ["ended_ms", "version"]).columns
+    ended = queue.scan([*queue.ids(State.FINISHED), *queue.ids(State.CANCELLED)], ["ended_ms"]).columns
     oldest = 0.0 if span is None else queue.now().timestamp() * 1000 - span * 1000
     return {
         "queue": queue.name,
         "counts": queue.counts(),
-        "to_archive": sum(version > (conf.archived or 0) for version in ended["version"]),
+        "to_archive": sum(not isinstance(each, Unreadable) for each in queue.ended_between(conf.archived or 0)),
         "to_delete": sum((moment or 0) <= oldest for moment in ended["ended_ms"]),
         "held_by_the_dead": sum(len(each.in_hand) for each in queue.consumers() if not each.alive),
     }
@@ -67,18 +71,14 @@ def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
 def dead_letters(queue: AnyQueue, most: int) -> dict[str, Any]:
     """Tell of a queue's dead letters: ``{"queue", "dead", "counts", "tasks"}``, without payloads.
 
-    ``tasks`` has the first `most` by their ids: ``id``, ``attempt``, ``batch`` and ``reason``, in one line and clipped.
+    ``tasks`` has the first `most` by their ids: ``id``, ``attempt``, ``batch`` and ``reason``, in one line and clipped,
+    U+FFFD in the place of control characters.
     """
     ids = queue.ids(State.DEAD)
     read = queue.scan(ids[:most], ["id", "attempt", "batch", "error"]).columns
     rows = zip(read["id"], read["attempt"], read["batch"], read["error"], strict=True)
     tasks = [
-        {"id": task_id, "attempt": attempt, "batch": batch, "reason": _one_line(error)}
+        {"id": task_id, "attempt": attempt, "batch": batch, "reason": one_line(error or _NO_REASON, _REASON)}
         for task_id, attempt, batch, error in rows
     ]
     return {"queue": queue.name, "dead": len(ids), "counts": queue.counts(), "tasks": tasks}
-
-
-def _one_line(error: str | None) -> str:
-    line = " ".join((error or "no reason was given").split())
-    return line if len(line) <= _REASON else f"{line[: _REASON - 1]}…"

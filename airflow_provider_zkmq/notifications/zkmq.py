@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow.sdk import BaseNotifier
@@ -33,8 +34,9 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
     """Tells how many dead letters a queue has, why the first few died, and what to type next; never a payload.
 
     It is a callback of DAGs and tasks (``on_failure_callback=ZkmqDeadLetterNotifier(…)``); in a task, ``tell(context)``
-    also returns what was read. Nothing is told of a queue without dead letters, unless `always`. What goes wrong is
-    raised; of callbacks Airflow logs it.
+    also returns what was read. For a deadline it is ``AsyncCallback(ZkmqDeadLetterNotifier, {…})``, in the triggerer.
+    Nothing is told of a queue without dead letters, unless `always`. What goes wrong is raised; of callbacks Airflow
+    logs it.
 
     Args:
         zkmq_queue: the queue's name; None: the connection's.
@@ -45,6 +47,7 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         most: so many dead letters are told of; None: the option ``dead_letters_shown`` of the section ``[zkmq]``.
         always: tell also that there are none.
         zkmq_conn_id: the Airflow connection.
+        context: what Airflow knows of a deadline that was missed, for the templates.
 
     Raises `ConfigError`, where the DAG is parsed, for a `send` or a `most` that is none.
 
@@ -61,8 +64,9 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         most: int | None = None,
         always: bool = False,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
+        context: Context | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(context)
         if send is not None and not callable(send):
             raise ConfigError(f"send must be a notifier or a function of the text, not {type(send).__name__}")
         if most is not None:
@@ -73,6 +77,21 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         self.most = most
         self.always = always
         self.zkmq_conn_id = zkmq_conn_id
+
+    def __call__(self, *args: Any) -> None:
+        """Tell of the queue that the templates name in this context. Raises what `notify` does.
+
+        Rendering puts the texts in the templates' places: a second call would tell of the first one's queue.
+        """
+        super(ZkmqDeadLetterNotifier, copy.copy(self)).__call__(*args)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Do what a call does, with the context that was given to begin with."""
+        yield from super(ZkmqDeadLetterNotifier, copy.copy(self)).__await__()
+
+    async def async_notify(self, context: Context) -> None:
+        """Do what `notify` does, in a thread: neither ZooKeeper nor `send` stops the triggerer's loop."""
+        await asyncio.to_thread(self.tell, context)
 
     def notify(self, context: Context) -> None:
         """Read the queue and tell of it. Raises `ZkmqError`, and what `send` does."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.hooks.claims import told
+from airflow_provider_zkmq.hooks.telemetry import count_claimed
 from airflow_provider_zkmq.triggers.watching import Watch
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class ClaimingWatch(Watch):
                 max_leases=terms.max_in_flight,
             )
             if claims:
+                count_claimed(queue.name, [claim.task for claim in claims])
                 entries = _entries(queue.name, claims, DATA_BYTES if terms.include_data else 0)
                 return {"queue": queue.name, "selector": self._selector, "claims": entries}
             await asyncio.sleep(_SOONEST)

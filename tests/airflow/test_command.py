@@ -105,16 +105,41 @@ def test_the_connection_comes_in_the_place_of_the_environment(zookeeper, root, m
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"), [(None, "zkmq_other"), ({"host": ""}, "no host"), ({"host": "zk", "password": "p"}, "login")]
+    ("fields", "told"),
+    [
+        (None, "zkmq_other"),
+        ({"host": ""}, "no host"),
+        ({"host": "zk", "password": "p"}, "login"),
+        ({"host": "  "}, "hosts ''"),
+        ({"host": "zk", "login": "ann:x", "password": "hidden"}, "the user without a colon"),
+        ({"host": "zk", "extra": {"root": 5}}, "root must be text, not int"),
+        ({"host": "zk", "extra": {"queue": 5}}, "queue must be text, not int"),
+        ({"host": "zk", "extra": {"tls_ca": 5}}, "tls is not understood"),
+        ({"host": "zk", "extra": {"tls": True, "tls_key_password": 12345}}, "key_password must be text"),
+        ({"host": "zk", "extra": {"connect_timeout": 0}}, "connect_timeout"),
+        ({"host": "textqueue:///", "login": "ann", "password": "hidden"}, "auth"),
+        ({"host": "textqueue:///", "extra": {"tls": True}}, "tls"),
+    ],
 )
 def test_a_connection_that_is_missing_or_wrong_is_one_line(monkeypatch, capsys, fields, told):
-    """Usage, exit code 2, as for any other mistake of the kind."""
+    """Usage, exit code 2, as for any other mistake of the kind: nothing that the hook refuses is passed over."""
     if fields is not None:
         define(monkeypatch, "zkmq_other", **fields)
     assert run_words("zkmq_other", ["queues"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    err = capsys.readouterr().err
+    (line,) = err.strip().splitlines()[-1:]
     assert line.startswith("airflow zkmq: ")
     assert told in line
+    assert "hidden" not in err
+    assert "12345" not in err
+
+
+def test_a_folder_that_cannot_be_is_told_as_by_zkmq(monkeypatch, capsys, tmp_path):
+    """By its exit code for what is out of reach: the connection itself is understood."""
+    (tmp_path / "file").write_text("")
+    define(monkeypatch, host=f"textqueue://{tmp_path}/file/folder")
+    assert run_words("zkmq_default", ["queues"]) == 6
+    assert "Not a directory" in capsys.readouterr().err
 
 
 def test_help_and_what_connects_to_nothing_need_no_connection(capsys):

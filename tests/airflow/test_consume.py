@@ -123,6 +123,17 @@ def test_the_errors_are_bounded(queue, context):
     assert any("30 more task(s)" in line for line in heard.lines["warning"])
 
 
+def test_an_error_that_no_database_keeps_is_told_all_the_same(queue, context):
+    """PostgreSQL refuses an XCom for a NUL, or for half a surrogate pair as in the name of a file."""
+    queue.enqueue(b"x")
+
+    def handle(job):
+        raise ValueError("caf\udce9 and a \x00")
+
+    (error,) = operator(handle).execute(context)["errors"]
+    assert ascii(error["error"]) == ascii("ValueError: caf\\udce9 and a \ufffd")
+
+
 @pytest.mark.parametrize(
     ("fail_on", "outcomes", "fails"),
     [

@@ -72,10 +72,11 @@ async def test_async_connection_of_an_airflow_before_3_3_2(queue, monkeypatch):
         ("a:1, b", 2182, "a:1,b:2182"),
         ("[::1]", 2182, "[::1]:2182"),
         ("[::1]:5", 2182, "[::1]:5"),
+        (" textqueue:///jobs/a, b", 2181, "textqueue:///jobs/a, b"),
     ],
 )
 def test_hosts(host, port, hosts):
-    """The port belongs to those hosts that are named without one."""
+    """The port belongs to those hosts that are named without one; a folder of queue files has none."""
     assert connection_options(conn(host=host, port=port))["hosts"] == hosts
 
 
@@ -125,6 +126,12 @@ def test_a_file_means_tls_whatever_the_untouched_form_says():
         {"host": "zk", "extra": '{"tls_check_hostname": "hidden"}'},
         {"host": "zk", "extra": '{"connect_timeout": "hidden"}'},
         {"host": "zk", "extra": '{"session_timeout": ["hidden"]}'},
+        {"host": "zk", "extra": '{"tls": true, "tls_key_password": "hidden",}'},
+        {"host": "zk", "extra": '"hidden"'},
+        {"host": "zk", "extra": '{"root": ["hidden"]}'},
+        {"host": "zk", "extra": '{"queue": {"name": "hidden"}}'},
+        {"host": "zk", "extra": '{"p4ss-hidden": "1"}'},
+        {"host": "zk", "extra": '{"1hidden": "1"}'},
     ],
 )
 def test_what_is_not_understood_is_one_error(fields):
@@ -132,6 +139,25 @@ def test_what_is_not_understood_is_one_error(fields):
     with pytest.raises(ConfigError, match="connection 'c'") as caught:
         connection_options(conn(**fields))
     assert "hidden" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_unknown_extra_is_named_unless_it_may_be_part_of_a_password():
+    """As what follows an ``&`` that was written into a value of a connection's URI."""
+    with pytest.raises(ConfigError, match="unknown extra rooot; known: "):
+        connection_options(conn(host="zk", extra='{"rooot": "/r"}'))
+    written = Connection(conn_id="c", uri="zkmq://zk:2181/?tls_key_password=ab&Hid.den=1&time_out=5")
+    with pytest.raises(ConfigError, match="unknown extra time_out, whose name is not shown .* %26"):
+        connection_options(written)
+
+
+async def test_an_extra_that_is_no_json_is_refused_on_an_event_loop(monkeypatch):
+    """Airflow takes it for an empty one: TLS and the root would be left out without a word."""
+    define(monkeypatch, host="zk", extra='{"tls": true, "root": "/hidden",}')
+    with pytest.raises(ConfigError, match="extra must be a JSON object") as caught:
+        await ZkmqHook().get_async_conn()
+    assert "hidden" not in "".join(traceback.format_exception(caught.value))
+    with pytest.raises(ConfigError, match="extra must be a JSON object"):
+        ZkmqHook().get_conn()
 
 
 def test_unknown_connection():

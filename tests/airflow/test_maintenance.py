@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,16 +66,22 @@ def test_the_form_explains_each_field(maintenance):
         assert schema.schema["type"], name
 
 
-def test_its_first_step_keeps_what_no_archive_holds(run, queue):
+def test_its_first_step_keeps_what_no_archive_holds(run, queue, tmp_path):
     """All queues, or those that are named; whoever cleans up from then on keeps what has ended."""
     queue.enqueue("x", task_id="a")
     finish(queue)
     assert run("queues") == ["jobs"]
     assert run("queues", queues=["b", "a", "b"]) == ["b", "a"]
-    run("upkeep.tend", "jobs")
+    run("upkeep.tend", "jobs", directory=str(tmp_path))
     assert queue.conf().archive
     eventually(lambda: queue.collect_garbage(lifetime=0).kept_unarchived == 1)
     assert queue.ids() == ["a"]
+
+
+def test_a_blank_line_of_the_form_names_no_queue(run, queue):
+    """It would stand for the connection's own queue, which nobody has named; nothing but blank lines is all queues."""
+    assert run("queues", queues=["other", "", " \t", " other "]) == ["other"]
+    assert run("queues", queues=["", "  "]) == run("queues", queues=[]) == ["jobs"]
 
 
 def test_a_queue_that_does_not_exist_is_not_made(run, queue):
@@ -98,6 +105,19 @@ def test_a_dry_run_tells_and_changes_nothing(run, queue):
             run(step, "jobs", dry_run=True)
     assert not queue.conf().archive
     assert queue.counts()["finished"] == 1
+
+
+def test_a_dry_run_tells_what_the_archive_would_take(queue):
+    """Dead letters, too, and nothing that it holds already."""
+    queue.enqueue_many([Message(each) for each in "abcd"])
+    finish(queue)
+    kill(queue, "no")
+    queue.cancel(queue.ids("inserted")[0])
+    assert foresee(queue, None)["to_archive"] == len(queue.ended_between(0)) == 3
+    queue.configure(archive=True)
+    queue.publish_archive(replace(queue.archive(), watermark=queue.zxid()))
+    finish(queue)
+    assert foresee(queue, None)["to_archive"] == 1
 
 
 def test_what_is_due_comes_back_and_what_is_over_goes(run, queue):
@@ -148,6 +168,14 @@ def test_dead_letters_are_told_of_without_payloads(run, queue):
     assert told["tasks"][0] == {"id": ids[0], "attempt": 1, "batch": None, "reason": "no such customer"}
     assert "marker-payload" not in str(told)
     assert len(dead_letters(queue, 0)["tasks"]) == 0
+
+
+def test_the_reason_of_a_dead_letter_sends_nothing_to_a_terminal(queue):
+    """Escape sequences and other control characters of an error are replaced where it is told, in logs and XComs."""
+    queue.enqueue("x")
+    kill(queue, "\x1b]0;owned\x07 \x9b31m\x00 bad\u202e\r\nline")
+    (told,) = dead_letters(queue, 5)["tasks"]
+    assert told["reason"] == "\ufffd]0;owned\ufffd \ufffd31m\ufffd bad\ufffd line"
 
 
 class Pulled:
@@ -233,11 +261,31 @@ def test_the_pipeline_runs_with_progress_in_the_log(run, monkeypatch, queue, tmp
     assert (tmp_path / "report-jobs-manual__1-2.html").as_uri() in log
 
 
+def test_the_page_of_a_run_with_a_long_id_can_be_written(maintenance, tmp_path):
+    """Airflow allows ids that are no file's name; two runs whose ids begin alike have a page each."""
+    name = maintenance.get_task("upkeep.archive").python_callable.__globals__["in_file_name"]
+    ids = [f"{'ü/' * 120}{number}" for number in range(2)]
+    for run_id in ids:
+        (tmp_path / f"report-{'q' * 128}-{name(run_id)}.html").write_text("")
+    assert len(list(tmp_path.iterdir())) == 2
+    assert name("manual__2026-01-01T00:00:00+00:00") == "manual__2026-01-01T00-00-00-00-00"
+
+
 def test_where_nobody_says_where_the_archive_is_the_step_says_who_could(run, monkeypatch):
     """Nothing is archived into a folder that was guessed."""
     monkeypatch.delenv("ZKMQ_ARCHIVE_DIR", raising=False)
     with pytest.raises(ValueError, match="say where the archive is"):
         run("upkeep.archive", "jobs")
+
+
+def test_where_nobody_says_where_the_archive_is_nothing_is_kept_for_it(run, queue, monkeypatch):
+    """The queue is tended all the same, and clean-up deletes as before: no archive would ever take what it kept."""
+    monkeypatch.delenv("ZKMQ_ARCHIVE_DIR", raising=False)
+    queue.enqueue("x")
+    finish(queue)
+    assert run("upkeep.tend", "jobs")["after"]["finished"] == 1
+    assert not queue.conf().archive
+    eventually(lambda: queue.collect_garbage(lifetime=0).collected == 1)
 
 
 def test_the_archives_folder_is_looked_for_in_order(maintenance, monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
 import pytest
-from airflow.sdk import BaseNotifier
+from airflow.sdk import AsyncCallback, BaseNotifier
+from airflow.triggers.callback import CallbackTrigger
 
-from airflow_provider_zkmq.engine import ConfigError, Message, QueueNotFound
+from airflow_provider_zkmq.engine import ConfigError, Message, QueueNotFound, Zkmq
 from airflow_provider_zkmq.notifications.zkmq import ZkmqDeadLetterNotifier
 from tests.airflow.conftest import kill
 
@@ -84,6 +86,43 @@ def test_each_message_is_told_anew_and_none_is_a_template(queue, monkeypatch):
     assert first == "d: 1: {{ secret }} no customer"
     assert second.startswith("e: 2: ")
     assert "hidden" not in second
+
+
+def test_each_call_tells_of_the_queue_that_its_context_names(queue, zookeeper, root):
+    """One notifier serves all tasks of a DAG: what a template was for one of them, it is not for the next."""
+    dead(queue, 1)
+    with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk:
+        dead(zk.queue("other"), 2)
+    told = []
+    notifier = ZkmqDeadLetterNotifier(zkmq_queue="{{ which }}", send=told.append)
+    for name in ("jobs", "other"):
+        notifier({"which": name})
+    assert [text.partition(" dead")[0] for text in told] == ["Queue jobs: 1", "Queue other: 2"]
+    assert notifier.zkmq_queue == "{{ which }}"
+
+
+async def test_it_tells_of_a_missed_deadline_in_the_triggerer(queue, caplog, capsys):
+    """As Airflow's own trigger awaits it, by its path and arguments; the message is that of a call, in the log."""
+    await asyncio.to_thread(dead, queue, 1)
+    arguments = {"zkmq_queue": "{{ dag_run.queue }}", "message": "{{ zkmq.dead }} in {{ zkmq.queue }}"}
+    made = AsyncCallback(ZkmqDeadLetterNotifier, kwargs=arguments)
+    context = {"dag_run": {"queue": "jobs"}}
+    trigger = CallbackTrigger(made.path, {**made.kwargs, "context": context})
+    events = [event.payload async for event in trigger.run()]
+    assert [str(event["state"]) for event in events] == ["running", "success"]
+    assert "1 in jobs" in caplog.text + capsys.readouterr().out
+
+
+async def test_awaited_twice_it_tells_of_the_queue_of_its_context_and_fails_as_a_call_does(queue):
+    """Its templates stay templates, and whatever goes wrong is raised."""
+    await asyncio.to_thread(dead, queue, 1)
+    told = []
+    notifier = ZkmqDeadLetterNotifier(zkmq_queue="{{ which }}", send=told.append, context={"which": "jobs"})
+    await notifier
+    notifier.context["which"] = "jobz"
+    with pytest.raises(QueueNotFound):
+        await notifier
+    assert len(told) == 1
 
 
 def test_what_goes_wrong_is_said(queue):

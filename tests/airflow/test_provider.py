@@ -12,11 +12,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from airflow.sdk import Asset
+from airflow.sdk import Asset, Connection
 from airflow.sdk.exceptions import AirflowOptionalProviderFeatureException
 
 from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage, create_asset
-from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.engine import ConfigError, ConnectionConfig, Zkmq
 from airflow_provider_zkmq.hooks import connections, settings
 from airflow_provider_zkmq.provider_info import get_provider_info
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
@@ -66,6 +66,20 @@ def test_the_configuration_has_exactly_the_options_that_are_read():
 def test_the_form_has_exactly_the_fields_the_hook_reads():
     """No field of the form is ignored, and none that is read is missing from it."""
     assert set(get_provider_info()["connection-types"][0]["conn-fields"]) == set(connections._KNOWN)
+
+
+@pytest.mark.parametrize("host", ["zk:2181", "textqueue://"])
+def test_a_connection_saved_by_the_untouched_form_can_be_used(host, tmp_path):
+    """Of servers and of queue files: the form's defaults, which Airflow saves as if they had been said, fit both."""
+    form = get_provider_info()["connection-types"][0]["conn-fields"]
+    extra = json.dumps({name: field["schema"].get("default") for name, field in form.items()})
+    made = connections.connection_options(Connection(conn_id="c", conn_type="zkmq", host=host, extra=extra))
+    given = {name: value for name, value in made.items() if name not in ("hosts", "queue")}
+    if host.startswith("zk"):
+        assert ConnectionConfig.of(host, **given) == ConnectionConfig.of(host)
+    else:
+        with Zkmq.connect(f"{host}{tmp_path}", **given) as files:
+            assert files.queues() == []
 
 
 def test_airflow_finds_the_connection_type():
@@ -159,6 +173,7 @@ def test_a_message_queue_trigger_of_our_scheme_is_our_trigger():
     [
         ("zkmq://zk1:2181/zkmq/orders", "zkmq://zk1:2181/zkmq/orders"),
         ("zkmq://ZK2,zk1:2182/team/queues/orders/", "zkmq://zk1:2182,zk2:2181/team/queues/orders"),
+        ("zkmq://zk1:02181,[::1]/zkmq/orders", "zkmq://[::1]:2181,zk1:2181/zkmq/orders"),
     ],
 )
 def test_a_queue_has_one_asset_uri(written, kept):
@@ -175,13 +190,18 @@ def test_a_queue_has_one_asset_uri(written, kept):
         ("zkmq://zk1:0/zkmq/orders", "hosts 'zk1:0'"),
         ("zkmq://zk1/zkmq/orders?a=b", "more than which queue"),
         ("zkmq://ann@zk1/zkmq/orders", "more than which queue"),
+        ("zkmq://us:ann?x@zk1/zkmq/orders", "names no queue"),
+        ("zkmq://us:ann/x@zk1/zkmq/orders", "hosts that are not understood"),
+        ("zkmq://us:Ann#x@zk1/zkmq/orders", "names no queue"),
+        ("zkmq://us:12ann/zkmq/orders", "hosts that are not understood"),
+        ("zkmq://z%6b1/zkmq/orders", "hosts that are not understood"),
     ],
 )
 def test_an_asset_uri_that_names_no_queue_is_refused(uri, told):
-    """Where the DAG is parsed, with what is wrong; who a connection belongs to is not shown."""
+    """Where the DAG is parsed, with what is wrong; no user is shown, and no part of a password in the hosts' place."""
     with pytest.raises(ConfigError, match=re.escape(told)) as caught:
         Asset(uri=uri)
-    assert "ann" not in str(caught.value)
+    assert "ann" not in str(caught.value).lower()
 
 
 def test_assets_are_made_of_their_parts_and_told_to_lineage(monkeypatch):

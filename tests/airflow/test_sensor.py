@@ -26,7 +26,7 @@ from airflow.triggers.base import TaskSuccessEvent
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import ConfigError, Message, Zkmq
 from airflow_provider_zkmq.engine.fronts import runtime
-from airflow_provider_zkmq.hooks import deferring
+from airflow_provider_zkmq.hooks import deferring, outcomes
 from airflow_provider_zkmq.hooks.telling import size
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
@@ -48,6 +48,17 @@ def test_returns_results(queue, context):
     assert told[0] == {"id": ids[0], "state": "finished", "attempt": 1, "error": None, "result": "text"}
     assert base64.b64decode(told[1]["result_b64"]) == b"\xff\x00"
     assert not told[2]["result"]
+
+
+def test_what_is_told_can_be_stored_by_postgresql(queue, context):
+    """A result with a NUL is base64, though it is UTF-8; in an error another character stands for it."""
+    ids = [queue.enqueue("a"), queue.enqueue("b")]
+    finish(queue, b"\x00\x01 text")
+    kill(queue, "bad byte \x00 in \ud800 input")
+    done, failed = sensor(task_ids=ids, fail_on="none").execute(context)
+    assert (base64.b64decode(done["result_b64"]), done["result"]) == (b"\x00\x01 text", None)
+    assert failed["error"] == "bad byte \ufffd in \\ud800 input"
+    assert "\\u0000" not in json.dumps([done, failed])
 
 
 def test_waits_on_the_worker(queue, context):
@@ -671,6 +682,24 @@ def test_failures_that_do_not_fail_the_sensor(queue, context):
     finish(queue)
     told = sensor(batch="b", fail_on="none").execute(context)
     assert (told["total"], len(told["failed"])) == (2, 1)
+
+
+@pytest.mark.parametrize("batch", [None, "b"])
+def test_the_log_says_how_many_failed_beyond_those_that_have_a_line(queue, context, monkeypatch, batch):
+    """Of tasks and of a batch's members alike: each that is not named is counted."""
+    monkeypatch.setattr(outcomes, "_LINES", 2)
+    ids = queue.enqueue_many([Message("x") for _ in range(5)], batch=batch)
+    for _ in ids[1:]:
+        kill(queue, "boom")
+    finish(queue)
+    wanted = {"task_ids": ids} if batch is None else {"batch": batch}
+    waiting, log = sensor(**wanted, fail_on="none"), Heard()
+    waiting._cached_logger = log
+    waiting.execute(context)
+    *lines, last = [line for line in log.lines if line.startswith("ERROR")]
+    assert [line.split()[1] for line in lines] == ["Task", "Task"]
+    assert last.startswith("ERROR 2 more task(s) of ")
+    assert "'jobs'" in last
 
 
 @pytest.mark.parametrize("arguments", [{"fail_on": "all"}, {"max_xcom_bytes": 999}, {"max_xcom_bytes": "many"}])

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from airflow.sdk._shared.observability.metrics import stats as backends
 from airflow.sdk.observability import stats
 
+from airflow_provider_zkmq.decorators import consuming
+from airflow_provider_zkmq.decorators.zkmq import zkmq_task
+from airflow_provider_zkmq.engine import Message, RetryPolicy
 from airflow_provider_zkmq.hooks import settings, telemetry
 from tests.airflow.conftest import finish, kill
+from tests.airflow.test_claiming_events import shared
+from tests.airflow.test_events import watching_with
+
+__all__ = ["shared"]
 
 
 class Backend:
@@ -73,6 +82,32 @@ def test_what_others_handled_is_told_when_it_has_ended(queue, told):
     assert told == times
     telemetry.tell_ended("jobs", [queue.task(dead)])
     assert told[-1] == ("zkmq.dead", 1, JOBS)
+
+
+def test_all_that_are_dead_are_counted_however_few_have_a_line(queue, told, context, monkeypatch):
+    """Of what `@task.zkmq` handled: the others are read in parts, and those that are tried again are not dead."""
+    monkeypatch.setattr(consuming, "_AT_ONCE", 8)
+    once, again = RetryPolicy(attempts=1), RetryPolicy(attempts=2, factor=3600, max_backoff=7200)
+    queue.enqueue_many([Message(b"x", policy=again if number % 10 == 0 else once) for number in range(50)])
+
+    def handle(job):
+        raise ValueError("no")
+
+    summary = zkmq_task(handle, task_id="t")().operator.execute(context)
+    assert (summary["failed"], queue.counts()["dead"]) == (50, 45)
+    assert sum(number for name, number, _ in told if name == "zkmq.dead") == 45
+
+
+async def test_what_a_trigger_claims_is_counted(queue, told, shared):
+    """Once for each claim, with how long the task had waited: the runs that accept them claim nothing."""
+    for _ in range(3):
+        await asyncio.to_thread(queue.enqueue, "x")
+    async with watching_with(mode="claim", max_in_flight=3) as events:
+        claims = []
+        while len(claims) < 3:
+            claims += (await events.get())["claims"]
+    assert sum(number for name, number, _ in told if name == "zkmq.claimed") == 3
+    assert sum(name == "zkmq.wait_time" for name, _, _ in told) == 3
 
 
 def test_they_can_be_switched_off(told, monkeypatch):

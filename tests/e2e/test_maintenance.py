@@ -64,7 +64,7 @@ def test_maintenance_of_all_queues_of_a_root(demo: ModuleType, tmp_path: Path, m
 
         assert run("dry", dry_run=True, lifetime=0) == "success", said(tmp_path)
         seen = api.returned(DAG, "dry", "report")["a"]
-        assert (seen["to_archive"], seen["to_delete"], seen["dead"]) == (2 - 1, 1, 1)
+        assert (seen["to_archive"], seen["to_delete"], seen["dead"]) == (2, 1, 1)
         assert not zk.queue("a").conf().archive
         assert zk.queue("a").counts()["finished"] == 1
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +30,11 @@ SECRET = "s3cret"
         {"tls": {"key_password": SECRET.encode()}},
         {"tls": {"key_password": SECRET, "certificate": "x"}},
         {"tls": [SECRET]},
+        {"tls": {"key": f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n"}},
+        {"tls": {"key": f"-----BEGIN PRIVATE KEY----- {SECRET}"}},
+        {"tls": {"cert": f"{SECRET}\n"}},
+        {"tls": {"ca": SECRET * 50}},
+        {"tls": {"key": f"{SECRET}\0" * 1000}},
         {"password": SECRET},
         {"hosts": f"ann:{SECRET}@zk:2181"},
         {"hosts": f"zookeeper://ann:{SECRET}/with@more@zk1,zk2"},
@@ -37,7 +45,13 @@ def test_an_error_about_a_connection_shows_no_password(options: dict[str, Any]) 
     """What is wrong is told without the value, wherever somebody wrote the password."""
     with pytest.raises(ConfigError) as caught:
         ConnectionConfig.of(**options)
-    assert SECRET not in str(caught.value)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Its path is shown, and which of the three it is, so that it can be put right."""
+    with pytest.raises(ConfigError, match=re.escape(f"tls key '{tmp_path}/key.pem' is not a readable file")):
+        Tls(key=f"{tmp_path}/key.pem")
 
 
 def test_no_representation_of_a_connection_shows_a_password() -> None:
