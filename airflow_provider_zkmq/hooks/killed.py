@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from airflow_provider_zkmq.engine import IllegalTransition, TaskNotFound
-from airflow_provider_zkmq.hooks.origins import is_of
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, AsyncQueue
@@ -51,6 +50,8 @@ async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Seq
     All that has not ended is looked at, a part at a time, and again until there is none of them: one may have come back
     to its queue meanwhile.
     """
+    from airflow_provider_zkmq.hooks.origins import is_of  # hardly any trigger comes here: it is spared the import
+
     count = 0
     while True:
         before = count
