@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow_provider_zkmq.decorators.consuming import Consumed, check_choices, check_kind, check_numbers
 from airflow_provider_zkmq.decorators.functions import handler_of, keywords_of, take_fields, without_first
 from airflow_provider_zkmq.decorators.given import Given, none_holds, queue_of
-from airflow_provider_zkmq.engine import Duration
+from airflow_provider_zkmq.engine import Duration, QueueNotFound
 from airflow_provider_zkmq.hooks.claims import read_claims
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY, seconds_left
@@ -23,7 +23,7 @@ from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.lineage import ReadsQueue
 from airflow_provider_zkmq.operators.patience import NO_OUTAGE, PATIENCE, outlast
-from airflow_provider_zkmq.operators.waiting import block_until_ready, defer_until_ready, may_have_work
+from airflow_provider_zkmq.operators.waiting import block_until_ready, defer_until_ready, tell_missing
 from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
 from airflow_provider_zkmq.triggers.zkmq import nothing_came
 
@@ -65,8 +65,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         threads: so many tasks in hand at once.
         transactional: call the function with the task and a `UnitOfWork` that has taken it, which is committed when
             the function returns and rolled back when it raises.
-        on_empty: where there is nothing to claim, or no such queue: ``"wait"`` for it; ``"succeed"``; ``"skip"``;
-            ``"fail"``.
+        on_empty: where there is no work, or no queue: ``"wait"`` for it; ``"succeed"``; ``"skip"``; ``"fail"``.
         timeout: after so many seconds, or their text, without a task, fail; None: ``execution_timeout``, else never.
         deferrable: wait in the triggerer rather than on a worker; nothing is claimed meanwhile.
         fail_on: which failures of tasks fail the Airflow task, after all have been handled: ``"none"``: each is its
@@ -194,8 +193,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             if self.on_empty == "succeed":
                 break
             self._defer_unless_blocking(deadline)
-            if not block_until_ready(queue, self.selector or None, seconds_left(deadline), lambda: self._killed):
-                self._check_empty(queue, deadline)
+            block_until_ready(queue, self.selector or None, seconds_left(deadline), lambda: self._killed)
         return self._ended(done, queue)
 
     def _handle(self, queue: AnyQueue | Given, context: Context, most: int) -> Consumed:
@@ -208,12 +206,14 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             grace=_GRACE, on_settled=done.settled, **({"transactional": True} if self.transactional else {}),
         )  # fmt: skip
         try:
-            if not self._killed and (isinstance(queue, Given) or may_have_work(queue, self.on_empty, self.log)):
+            if not self._killed:
                 worker.run(until_empty=True)
-        except BaseException:
+        except BaseException as error:
             worker.stop()
             worker.join()
-            raise
+            if done.handled or not isinstance(error, QueueNotFound):
+                raise
+            tell_missing(error, self.on_empty, self.log)
         finally:
             self._worker = None
         return done

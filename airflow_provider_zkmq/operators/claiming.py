@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from airflow_provider_zkmq.engine import Duration
+from airflow_provider_zkmq.engine import Duration, QueueNotFound
 from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
@@ -26,7 +26,7 @@ from airflow_provider_zkmq.operators.taking import (
     take_new,
 )
 from airflow_provider_zkmq.operators.unmapped import Unmapped
-from airflow_provider_zkmq.operators.waiting import block_until_ready, defer_until_ready, may_have_work
+from airflow_provider_zkmq.operators.waiting import block_until_ready, defer_until_ready, tell_missing
 from airflow_provider_zkmq.triggers.leases import checked_lease
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 _NOTE: Final = "zkmq_claims"
 _ON_EMPTY: Final = ("skip", "wait", "fail")
-#: So many seconds claims hold at first at least where others are to extend them: Airflow must start those, also where
-#: slots are few.
+#: So many seconds claims hold at first at least where others are to extend them: Airflow must start those.
 _UNTIL_KEPT: Final = 60.0
 #: What holds claims, or ends them, is tried again soon: work that was done is not to be lost for a moment's trouble.
 #: And it waits for no other run: one that failed would keep the claims of the next for ever.
@@ -199,7 +198,7 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
             if taken or self.on_empty != "wait":
                 return taken or self._nothing("none of the claims holds any more")
         queue = hook.queue()
-        while not (taken := self._take_new(queue) if may_have_work(queue, self.on_empty, self.log) else []):
+        while not (taken := self._take_new(queue)):
             if self.on_empty != "wait":
                 self._nothing(f"there is no task of queue {queue.name!r} to take")
             if self.deferrable:
@@ -209,8 +208,11 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         return taken
 
     def _take_new(self, queue: AnyQueue) -> list[Taken]:
-        selector, lease = self.selector or None, self._first_lease
-        return take_new(queue, selector, self.max_tasks, lease, self.log, ahead=self.ahead)
+        try:
+            lease, most = self._first_lease, self.max_tasks
+            return take_new(queue, self.selector or None, most, lease, self.log, ahead=self.ahead)
+        except QueueNotFound as error:
+            return tell_missing(error, self.on_empty, self.log)
 
     def _nothing(self, why: str) -> NoReturn:
         if self.on_empty == "fail":

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from airflow_provider_zkmq.hooks.outcomes import few
+from airflow_provider_zkmq.hooks.outcomes import few, storable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -31,7 +31,7 @@ def note_error(context: Context) -> None:
         return
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
     try:
-        fields["ti"].xcom_push(key=ERROR_KEY, value=text[:_MOST_TEXT])
+        fields["ti"].xcom_push(key=ERROR_KEY, value=storable(text)[:_MOST_TEXT])
     except Exception as refused:  # noqa: BLE001  it is a reason less, and no reason to fail
         fields["ti"].log.warning("Why it failed is not kept for the queue: %s", refused)
 

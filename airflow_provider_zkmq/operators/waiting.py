@@ -10,7 +10,7 @@ from airflow_provider_zkmq.hooks.deferring import deferral_limit
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AnyQueue
+    from airflow_provider_zkmq.engine import AnyQueue, QueueNotFound
 
 
 class Waiting(Protocol):
@@ -25,15 +25,15 @@ class Waiting(Protocol):
         ...
 
 
-def may_have_work(queue: AnyQueue, on_empty: str, log: Any) -> bool:
-    """Whether to look for work: a queue that is not there has none, as whoever enqueues first makes it.
+def tell_missing(error: QueueNotFound, on_empty: str, log: Any) -> list[Any]:
+    """Return nothing where a queue is not there: it has no work, and whoever enqueues first makes it.
 
-    True also where nobody is to wait for it or to go on without it (``on_empty="fail"``): who looks is told then.
+    Raises `error` where nobody is to wait for it or to go on without it (``on_empty="fail"``).
     """
-    if on_empty == "fail" or queue.exists():
-        return True
-    log.warning("Queue %r is not there: nothing was ever enqueued there, or its name is another one", queue.name)
-    return False
+    if on_empty == "fail":
+        raise error
+    log.warning("There is no work: %s", error)
+    return []
 
 
 def block_until_ready(

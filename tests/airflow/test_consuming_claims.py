@@ -213,7 +213,7 @@ def test_after_a_time_out_airflow_does_not_try_again(queue, context, claims):
 
     def handle(job):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
-        time.sleep(5)
+        time.sleep(5)  # the alarm interrupts it
 
     made = operator(handle, claims=claims, fail_on="any")
     with pytest.raises(AirflowFailException, match="no other try could handle"), airflow_timeout(60):
@@ -227,7 +227,7 @@ def test_a_time_out_before_anything_has_begun_leaves_all_to_the_next_try(queue, 
 
     def away(*_, **__):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
-        time.sleep(1)
+        time.sleep(1)  # the alarm interrupts it
         raise Unavailable("nobody answers")
 
     with monkeypatch.context() as patched:

@@ -239,6 +239,8 @@ def test_the_exception_of_a_failed_task_is_kept():
     )
     note_error({"ti": ti, "exception": ValueError("x" * 5_000)})
     assert kept[ERROR_KEY] == ("ValueError: " + "x" * 5_000)[:2_000]
+    note_error({"ti": ti, "exception": ValueError("a\0b")})
+    assert kept[ERROR_KEY] == "ValueError: a\ufffdb", "PostgreSQL refuses an XCom with a NUL"
     note_error({"ti": ti})
 
     def refuse(key, value):
