@@ -19,7 +19,28 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Op, Pipeline, Post
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.errors import ZkmqError
-from tests.fake_zookeeper import UNKNOWN, Crash, FakeZooKeeper, Faults, check_tree, execute, new_context
+from tests.fake_zookeeper import (
+    CRASHES,
+    LOST,
+    UNKNOWN,
+    Crash,
+    FakeZooKeeper,
+    Faults,
+    RandomLoss,
+    Znode,
+    check_tree,
+    drive,
+    entries,
+    execute,
+    new_context,
+    parent,
+)
+
+__all__ = [
+    "BROKEN_OFF", "CRASHES", "LOST", "LOST_REPLY", "LOST_REQUEST", "NOT_SENT", "Client", "Crash", "FakeZooKeeper",
+    "Fatal", "Fault", "Faults", "RandomLoss", "StrictZooKeeper", "Znode", "at", "check_tree", "copy_of", "drive",
+    "entries", "execute", "new_context", "new_queue", "parent",
+]  # fmt: skip
 
 #: Says what becomes of an operation: None for nothing, an error to throw instead of it, or one of the words below.
 Fault = Callable[[Op], Any]
