@@ -7,7 +7,7 @@ export AIRFLOW__CORE__LOAD_EXAMPLES := False
 # Two cores: more test processes only take them from the servers under test.
 WORKERS ?= 2
 
-.PHONY: demo flights test acceptance test-spark-provider test-matrix soak mutants lint format clean
+.PHONY: demo flights test test-all acceptance test-spark-provider test-matrix soak mutants lint format clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
@@ -22,8 +22,16 @@ demo: $(VENV)/.ready
 flights: $(VENV)/.ready
 	$(BIN)/python example_dags/flights.py $(if $(DAYS),--days $(DAYS))
 
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+# What every change runs: one real DAG run, one Spark test of each capability, 1 000 schedules. ARGS="tests/unit -k lanes" for some.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PYTEST) -m "not full" $(ARGS)
+
+# What CI runs: every test, and 20 000 schedules of the simulator.
+test-all: export ZKMQ_SCHEDULES ?= 20000
+test-all: $(VENV)/.ready
+	$(PYTEST) $(ARGS)
 
 # What takes a real Airflow too long for each change: a triggerer that stands still, ZooKeeper away for five minutes, a DAG
 # paused for ten, 300 enqueues that wait, a thousand deferred sensors, 200 tasks that runs acknowledge between deaths.

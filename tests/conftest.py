@@ -1,4 +1,4 @@
-"""What every test has."""
+"""What every test has: a log as it found it, its place in the run, and a failure that says what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest_plugins = ["tests.zookeeper"]
+pytest_plugins = ["tests.zookeeper", "tests.promises"]
+
+#: Folders whose tests take longest come first, so that no process is left alone with one of them at the end.
+_FIRST = ("e2e", "integration", "airflow", "filequeue")
+#: Many small pieces of equal length: they fill what is left.
+_LAST = "tests/simulation/test_schedules.py"
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +22,21 @@ def _kazoo_s_log() -> Iterator[None]:
     before = list(logger.filters)
     yield
     logger.filters[:] = before
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Deal the tests out: the long ones first, each module to one process unless a test has a group of its own."""
+    items.sort(key=_place)
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def _place(item: pytest.Item) -> tuple[int, bool]:
+    """Where a test's module stands in the run; modules keep their order otherwise."""
+    path = item.path.relative_to(item.config.rootpath)
+    folder = path.parts[1] if len(path.parts) > 2 else ""
+    if path.as_posix() == _LAST:
+        return len(_FIRST) + 1, False
+    return (_FIRST.index(folder) if folder in _FIRST else len(_FIRST)), item.get_closest_marker("full") is None

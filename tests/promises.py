@@ -1,0 +1,66 @@
+"""A failed test says which promise is broken and how to see it again.
+
+The promises are the rows of `docs/semantics.md`, each of which names its tests; for another test it is its docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections import defaultdict
+from collections.abc import Generator, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from random_order.config import Config
+
+TOP = Path(__file__).parents[1]
+PAGE = "docs/semantics.md"
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of a page's tables, without heads and rules."""
+    lines = re.findall(r"^\|(.*)\|$", (TOP / page).read_text(encoding="utf-8"), re.MULTILINE)
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return [row for row, after in zip(cells, [*cells[1:], [""]], strict=True) if "---" not in row + after]
+
+
+@cache
+def promises() -> dict[tuple[str, str], list[str]]:
+    """The rows of the page that each test proves, by its module's path below `tests` and its name."""
+    found = defaultdict(list)
+    for *statement, tests in rows(PAGE):
+        for named in re.findall(r"`([\w/]+\.py)::(\w+)`", tests):
+            found[named].append(" | ".join(statement))
+    return dict(found)
+
+
+def _proves(item: pytest.Item) -> Iterator[str]:
+    """What a test proves: its rows, else what it says of itself."""
+    path, name = os.path.relpath(item.path, TOP / "tests"), getattr(item, "originalname", item.name)
+    for row in promises().get((path, name), ()):
+        yield f"{PAGE}: {row}"
+    doc = inspect.getdoc(getattr(item, "obj", None)) or inspect.getdoc(getattr(item, "module", None))
+    if doc:
+        yield doc
+
+
+def _replay(item: pytest.Item) -> Iterator[str]:
+    """The command that runs the test again; a test of chance prints its seed itself."""
+    yield f'make test-all ARGS="-n0 {item.nodeid}"'
+    order = Config(item.config)
+    if order.is_enabled:
+        given = f"--random-order-bucket={order.bucket_type} --random-order-seed={order.seed}"
+        yield f"all that ran, in the same order: {given}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to a failure's report what the test proves, and how to run it again."""
+    report = yield
+    if report.failed:
+        report.sections.append(("What this test proves", "\n".join(_proves(item))))
+        report.sections.append(("How to see it again", "\n".join(_replay(item))))
+    return report
