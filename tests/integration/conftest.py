@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_zkmq.engine import OrderedEnum, Queue, Zkmq
+from tests.integration.fronts import KINDS, connected
 from tests.support import fresh_root
 
 if TYPE_CHECKING:
@@ -32,6 +33,20 @@ def q(zk: Zkmq) -> Queue:
     return queue
 
 
+@pytest.fixture
+def other(zookeeper: str, root: str) -> Iterator[Zkmq]:
+    """A client beside that of the test."""
+    with Zkmq.connect(zookeeper, root=root, session_timeout=4, gc=False) as client:
+        yield client
+
+
+@pytest.fixture(params=KINDS)
+def front(request: pytest.FixtureRequest, zookeeper: str, root: str) -> Iterator[Any]:
+    """A client beside that of the test, of either front; both are called in the blocking way."""
+    with connected(request.param, zookeeper, root=root, session_timeout=4, gc=False) as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One Spark session for all tests, with two partitions."""
@@ -41,3 +56,15 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session("zkmq-tests", master="local[2]", **{"spark.driver.memory": "1g"})
     yield session
     session.stop()
+
+
+def taken(queue: Any, **wanted: Any) -> Any:
+    """The claim of the next task of a queue, which is there or comes."""
+    claim = queue.claim(**wanted)
+    assert claim is not None
+    return claim
+
+
+def waits(queue: Any) -> int:
+    """How many calls of a client wait for its queue to change."""
+    return len(queue._context.signal._callbacks)

@@ -1,4 +1,4 @@
-"""Loops over claims on a real server, blocking and on an event loop: what they cost, and what they leave."""
+"""Loops, groups and workers on a real server: what they take and settle, what they cost, and what they leave."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import asyncio
 import gc
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from airflow_provider_zkmq.engine import (
     AsyncZkmq,
     ClaimLost,
+    ConfigError,
     Message,
     Queue,
     RetryPolicy,
     Running,
     SessionLost,
-    Status,
     Zkmq,
 )
+from tests.integration.clients import together
+from tests.integration.conftest import taken
 from tests.support import eventually
 
 
@@ -32,27 +35,129 @@ def requests_of(zk: Zkmq) -> int:
     return sum(count for kind, count in zk.requests.items() if kind != "Pipeline")
 
 
-@pytest.mark.parametrize("prefetch", [1, 8])
-def test_a_loop_costs_about_one_request_a_task(zk: Zkmq, q: Queue, prefetch: int) -> None:
+def handled_once(q: Queue, names: list[str]) -> None:
+    """Each of these is finished, with its one delivery, and nothing else is."""
+    found = [(task.id, task.attempt) for task in q.tasks(state="finished")]
+    assert sorted(found) == [(name, 1) for name in sorted(names)]
+
+
+# --- groups
+
+
+def test_several_tasks_are_claimed_and_settled(zk: Zkmq, q: Queue) -> None:
+    """In the queue's order, in one transaction; each claim is a claim like any other. How many is checked first."""
+    for wrong in (0, 65, -1, True, 1.0, "3", None):
+        with pytest.raises(ConfigError, match="a whole number from 1 to 64"):
+            q.claim_many(wrong)  # type: ignore[arg-type]
+    ids = fill(q, 40)
+    first, before = taken(q), zk.requests["Multi"]
+    claims = q.claim_many(32)
+    assert zk.requests["Multi"] == before + 1
+    assert [each.task.id for each in (first, *claims)] == ids[:33]
+    assert len({each.token for each in claims}) == 1
+    claims[0].fail("e", backoff=0)
+    claims[1].release()
+    for claim in (first, *claims[2:]):
+        claim.complete(b"r")
+    assert q.counts()["finished"] == 31
+    assert [each.task.id for each in q.claim_many(64, timeout=5)] == [ids[1], ids[2], *ids[33:]]
+    assert q.claim_many(3) == q.claim_many(3, timeout=0.1) == []
+
+
+def test_several_consumers_take_each_task_once(zookeeper: str, root: str, q: Queue) -> None:
+    """In both orders, whoever loses a race: with groups, and with loops one by one and in groups."""
+    for order in ("default", "fifo"):
+        q.configure(order=order)
+        ids = q.enqueue_many([Message(b"x") for _ in range(300)])
+
+        def drain(prefetch: int | None) -> list[str]:
+            with Zkmq.connect(zookeeper, root=root, gc=False) as zk:
+                queue, names = zk.queue(q.name), list[str]()
+                if prefetch is not None:
+                    return [claim.task.id for claim in queue.claims(timeout=0.3, prefetch=prefetch)]
+                while claims := queue.claim_many(16, timeout=0.3):
+                    for claim in claims:
+                        claim.complete()
+                        names.append(claim.task.id)
+                return names
+
+        drained = together(*(lambda each=each: drain(each) for each in (None, None, 1, 8)))  # type: ignore[misc]
+        assert Counter(name for names in drained for name in names) == Counter(ids), order
+        assert {task.attempt for task in q.tasks(state="finished")} == {1}
+
+
+def test_threads_of_one_client_share_transactions(zk: Zkmq, q: Queue) -> None:
+    """Each task is handled once, with fewer transactions than calls."""
+    ids = fill(q, 160)
+    taken(q).complete()
+    before = zk.requests["Multi"]
+
+    def drain() -> list[str]:
+        names = []
+        while (claim := q.claim()) is not None:
+            claim.complete(claim.task.id)
+            names.append(claim.task.id)
+        return names
+
+    drained = together(*[drain] * 8)
+    assert Counter(name for names in drained for name in names) == Counter(ids[1:])
+    assert [task.result for task in q.read_many(ids[1:])] == [each.encode() for each in ids[1:]]
+    assert zk.requests["Multi"] - before < 2 * 159
+
+
+async def test_coroutines_of_one_client_share_transactions(zookeeper: str, root: str, q: Queue) -> None:
+    """Enqueues, claims and settlements of 64 coroutines; some are cancelled, and nothing is lost or doubled."""
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
+        queue, names = zk.queue(q.name), Counter[str]()
+        await queue.enqueue(b"first")
+        before = zk.requests["Multi"]
+        ids = await asyncio.gather(*[queue.enqueue(b"x") for _ in range(64)])
+        assert zk.requests["Multi"] - before < 32
+        cut = [asyncio.ensure_future(queue.claim_many(4)) for _ in range(6)]
+        for number, each in enumerate(cut):
+            await asyncio.sleep(0)
+            if number % 2:
+                each.cancel()
+        for claims in await asyncio.gather(*cut, return_exceptions=True):
+            for claim in claims if isinstance(claims, list) else ():
+                await claim.complete()
+                names[claim.task.id] += 1
+
+        async def drain() -> None:
+            while (claim := await queue.claim(timeout=0.3)) is not None:
+                await claim.complete()
+                names[claim.task.id] += 1
+
+        await asyncio.gather(*[drain() for _ in range(64)])
+        assert set(names.values()) == {1}
+        assert set(ids) <= set(names)
+        assert {task.attempt for task in await queue.tasks()} == {1}
+
+
+# --- loops
+
+
+def test_a_loop_costs_about_one_request_a_task(zk: Zkmq, q: Queue) -> None:
     """One transaction for each, and one read for sixteen; the rest is what a client asks now and then."""
-    ids = fill(q, 200)
-    claims = q.claims(timeout=0, prefetch=prefetch)
-    done = [next(claims).task.id for _ in range(8)]
-    before, multis = requests_of(zk), zk.requests["Multi"]
-    done += [next(claims).task.id for _ in range(160)]
-    assert zk.requests["Multi"] - multis <= 162  # besides, the server's clock is asked for now and then
-    assert requests_of(zk) - before <= 1.5 * 160
-    done += [claim.task.id for claim in claims]
-    assert done == ids
-    assert q.counts()["finished"] == 200
-    assert {task.attempt for task in q.tasks(state="finished")} == {1}
+    for prefetch in (1, 8):
+        ids = fill(q, 120)
+        claims = q.claims(timeout=0, prefetch=prefetch)
+        done = [next(claims).task.id for _ in range(8)]
+        before, multis = requests_of(zk), zk.requests["Multi"]
+        done += [next(claims).task.id for _ in range(100)]
+        assert zk.requests["Multi"] - multis <= 102  # besides, the server's clock is asked for now and then
+        assert requests_of(zk) - before <= 1.5 * 100
+        done += [claim.task.id for claim in claims]
+        assert done == ids
+        handled_once(q, ids)
+        q.clear()
 
 
-def test_results_and_own_settlements(q: Queue) -> None:
-    """The body sets a result, or settles for itself."""
-    ids = fill(q, 4)
-    seen = []
-    for claim in q.claims(timeout=0):
+def test_results_and_own_settlements(q: Queue, front: Any) -> None:
+    """The body sets a result, or settles for itself; one by one and in groups, what is left is completed in order."""
+    queue = front.queue(q.name)
+    ids, seen = fill(q, 4), []
+    for claim in queue.claims(timeout=0):
         seen.append(claim.task.id)
         if claim.task.id == ids[1] and claim.task.attempt == 1:
             claim.fail("e", backoff=0)
@@ -62,7 +167,13 @@ def test_results_and_own_settlements(q: Queue) -> None:
         else:
             claim.result = "left"
     assert sorted(seen) == sorted([*ids, ids[1]])
-    assert [q.task(name).result for name in ids] == [b"left", b"left", b"in a transaction", b"left"]
+    assert [task.result for task in q.read_many(ids)] == [b"left", b"left", b"in a transaction", b"left"]
+    q.clear()
+    ids, seen = fill(q, 30), []
+    for claim in queue.claims(timeout=0, prefetch=8):
+        claim.result = b"set"
+        seen.append(claim.task.id)
+    assert (seen, {task.result for task in q.tasks()}) == (ids, {b"set"})
 
 
 @pytest.mark.parametrize("how", ["break", "exception", "close"])
@@ -90,42 +201,46 @@ def test_a_loop_that_is_left(q: Queue, how: str) -> None:
     assert sorted(claim.task.id for claim in q.claims(timeout=0)) == ids[1:]
 
 
-def test_a_lost_claim_is_told_by_the_next_step(zookeeper: str, root: str, q: Queue) -> None:
+async def test_an_awaited_loop_that_is_left(zookeeper: str, root: str, q: Queue) -> None:
+    """By its end, and by a cancellation while it waits: nothing is lost, and what was handled is completed."""
+    ids = fill(q, 5)
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
+        queue = zk.queue(q.name)
+        async with queue.claims(timeout=0, prefetch=3) as claims:
+            assert [(await anext(claims)).task.id for _ in range(2)] == ids[:2]
+        assert (await queue.counts())["claimed"] == 0
+        handled: list[str] = []
+
+        async def consume() -> None:
+            async for claim in queue.claims():
+                handled.append(claim.task.id)
+
+        job = asyncio.ensure_future(consume())
+        await queue.wait(ids, timeout=30)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        assert sorted(handled) == ids[1:]
+        await queue.enqueue(b"x", task_id="later")
+        assert (await queue.counts())["inserted"] == 1
+    assert [q.task(name).attempt for name in ids] == [1, 2, 1, 1, 1]
+    assert [claim.task.id for claim in q.claims(timeout=0)] == ["later"]
+
+
+def test_a_lost_claim_is_told_by_the_next_step(other: Zkmq, q: Queue) -> None:
     """The loop can be continued, with what it has claimed beside."""
     ids = fill(q, 3)
     claims = q.claims(timeout=0)
     next(claims)
-    with Zkmq.connect(zookeeper, root=root, gc=False) as other:
-        other.queue(q.name).cancel(ids[0])
+    other.queue(q.name).cancel(ids[0])
     with pytest.raises(ClaimLost):
         next(claims)
     assert [claim.task.id for claim in claims] == ids[1:]
     assert q.counts()["finished"] == 2
 
 
-def test_loops_of_several_clients_take_each_task_once(zookeeper: str, root: str, q: Queue) -> None:
-    """In both orders, one by one and in groups."""
-    for order, prefetch in (("default", 1), ("default", 8), ("fifo", 1), ("fifo", 4)):
-        q.configure(order=order)
-        ids = q.enqueue_many([Message(b"x") for _ in range(120)])
-        taken: list[str] = []
-
-        def drain(taken: list[str] = taken, prefetch: int = prefetch) -> None:
-            with Zkmq.connect(zookeeper, root=root, gc=False) as zk:
-                taken.extend(claim.task.id for claim in zk.queue(q.name).claims(timeout=0.3, prefetch=prefetch))
-
-        threads = [threading.Thread(target=drain) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert Counter(taken) == Counter(ids)
-        assert {q.task(name).attempt for name in ids[::10]} == {1}
-
-
-def test_a_loop_waits_for_what_comes(zk: Zkmq, q: Queue) -> None:
+def test_a_loop_waits_for_what_comes(q: Queue) -> None:
     """With a bound it ends when nothing came for so long; without one when it is stopped."""
-    q.configure()
     seen: list[str] = []
     began, stop = threading.Event(), threading.Event()
 
@@ -147,120 +262,88 @@ def test_a_loop_waits_for_what_comes(zk: Zkmq, q: Queue) -> None:
     assert list(q.claims(timeout=0.1)) == []
 
 
-async def awaited(zookeeper: str, root: str, name: str, prefetch: int) -> list[str]:
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
-        ids = []
-        async for claim in zk.queue(name).claims(timeout=0, prefetch=prefetch):
-            claim.result = b"awaited"
-            ids.append(claim.task.id)
-        return ids
-
-
-@pytest.mark.parametrize("prefetch", [1, 8])
-def test_the_awaited_loop(zookeeper: str, root: str, q: Queue, prefetch: int) -> None:
-    """The same on an event loop."""
-    ids = fill(q, 30)
-    assert asyncio.run(awaited(zookeeper, root, q.name, prefetch)) == ids
-    assert q.task(ids[-1]).result == b"awaited"
-
-
-def test_an_awaited_loop_that_is_left(zookeeper: str, root: str, q: Queue) -> None:
-    """By its end, and by a cancellation while it waits: nothing is lost, and what was handled is completed."""
-    ids = fill(q, 5)
-
-    async def leave() -> None:
-        async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
-            queue = zk.queue(q.name)
-            async with queue.claims(timeout=0, prefetch=3) as claims:
-                assert [(await anext(claims)).task.id for _ in range(2)] == ids[:2]
-            assert (await queue.counts())["claimed"] == 0
-            handled: list[str] = []
-
-            async def consume() -> None:
-                async for claim in queue.claims():
-                    handled.append(claim.task.id)
-
-            job = asyncio.ensure_future(consume())
-            await queue.wait(ids, timeout=30)
-            job.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await job
-            assert sorted(handled) == ids[1:]
-            await queue.enqueue(b"x", task_id="later")
-            assert (await queue.counts())["inserted"] == 1
-
-    asyncio.run(leave())
-    assert [q.task(name).attempt for name in ids] == [1, 2, 1, 1, 1]
-    assert [claim.task.id for claim in q.claims(timeout=0)] == ["later"]
-
-
-def handled_once(q: Queue, names: list[str]) -> None:
-    """Each of these is finished, with its one delivery."""
-    assert [(q.task(name).status, q.task(name).attempt) for name in names] == [(Status.DONE_AWAITING_GC, 1)] * len(
-        names
-    )
+# --- the end of a connection
 
 
 def test_closing_settles_what_a_loop_has_handled(q: Queue, zookeeper: str, root: str) -> None:
     """Its connection is closed in the moment in which it is left: what had been put down is not handled again."""
     ids = fill(q, 8)
-    with Zkmq.connect(zookeeper, root=root, gc=False) as other:
-        for claim in other.queue(q.name).claims(timeout=0, prefetch=8):
+    with Zkmq.connect(zookeeper, root=root, gc=False) as client:
+        for claim in client.queue(q.name).claims(timeout=0, prefetch=8):
             if claim.task.id == ids[5]:
                 break
     handled_once(q, ids[:5])
 
 
-@pytest.mark.parametrize("times", range(3))
-def test_closing_settles_what_a_worker_has_handled(q: Queue, zookeeper: str, root: str, times: int) -> None:
-    """It is stopped, joined and its connection closed while its handlers are fast."""
-    ids = fill(q, 600 + times)
+def test_closing_settles_what_a_worker_has_handled(q: Queue, zookeeper: str, root: str) -> None:
+    """It is stopped, joined and its connection closed while its handlers are fast; three times, with what is left."""
+    ids = fill(q, 1_800)
     done: list[str] = []
-    with Zkmq.connect(zookeeper, root=root, gc=False) as other:
-        worker = other.queue(q.name).worker(lambda task: done.append(task.id), threads=2)
-        worker.start()
-        eventually(lambda: len(done) > 50)
-        worker.stop()
-        worker.join()
-    assert len(done) == len(set(done)) < len(ids)
-    handled_once(q, done)
-    assert q.counts()["finished"] == len(done)
+    for _ in range(3):
+        before = len(done)
+        with Zkmq.connect(zookeeper, root=root, gc=False) as client:
+            worker = client.queue(q.name).worker(lambda task: done.append(task.id), threads=2)
+            worker.start()
+            eventually(lambda before=before: len(done) > before + 50)
+            worker.stop()
+            worker.join()
+        assert len(done) == len(set(done)) < len(ids)
+        handled_once(q, done)
 
 
-@pytest.mark.parametrize("times", range(3))
-async def test_closing_settles_what_an_async_worker_has_handled(zookeeper: str, root: str, times: int) -> None:
+async def test_closing_settles_what_an_async_worker_has_handled(zookeeper: str, root: str, q: Queue) -> None:
     """The same on an event loop."""
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as watcher:
-        q = watcher.queue("q")
-        await q.enqueue_many([Message(b"x", task_id=f"t{number}") for number in range(600 + times)])
-        done: list[str] = []
-        enough = asyncio.Event()
+    fill(q, 1_800)
+    done: list[str] = []
+    for _ in range(3):
+        before, enough = len(done), asyncio.Event()
 
-        async def handle(task: Running) -> None:
+        async def handle(task: Running, before: int = before, enough: asyncio.Event = enough) -> None:
             done.append(task.id)
-            if len(done) > 50:
+            if len(done) > before + 50:
                 enough.set()
 
-        async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as other:
-            worker = other.queue("q").worker(handle, threads=2)
+        async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as client:
+            worker = client.queue(q.name).worker(handle, threads=2)
             await worker.start()
             await enough.wait()
             worker.stop()
             await worker.join()
-        tasks = await q.tasks(state="finished")
-        assert sorted(task.id for task in tasks) == sorted(done)
-        assert {task.attempt for task in tasks} == {1}
+        await asyncio.to_thread(handled_once, q, done)
 
 
-def test_what_is_put_down_when_the_connection_is_closed_under_its_worker_is_told(zookeeper: str, root: str) -> None:
+def test_what_is_put_down_when_the_connection_is_closed_under_its_worker_is_told(q: Queue, other: Zkmq) -> None:
     """Nothing stays in its hand, and joining it ends."""
-    with Zkmq.connect(zookeeper, root=root, gc=False) as zk:
-        zk.queue("q").enqueue_many([Message(b"x") for _ in range(300)])
-        done: list[str] = []
-        worker = zk.queue("q").worker(lambda task: done.append(task.id), threads=2)
-        worker.start()
-        eventually(lambda: len(done) > 50)
-        zk.close()
+    fill(q, 300)
+    done: list[str] = []
+    worker = other.queue(q.name).worker(lambda task: done.append(task.id), threads=2)
+    worker.start()
+    eventually(lambda: len(done) > 50)
+    other.close()
     with pytest.raises(SessionLost):
         worker.join()
     eventually(lambda: not worker._deliveries)
+
+
+def test_stopping_a_worker_waits_for_its_running_handler(q: Queue) -> None:
+    """v3.3 waits for its poll loops only: here `join` returns when the handler has, its result kept."""
+    entered, go = threading.Event(), threading.Event()
+
+    def handler(_task: object) -> str:
+        entered.set()
+        assert go.wait(20)
+        return "done"
+
+    q.enqueue("x", task_id="m")
+    worker = q.worker(handler)
+    worker.start()
+    assert entered.wait(20)
+    assert worker.stop() is True
+    joined = threading.Thread(target=worker.join)
+    joined.start()
+    assert q.claim(timeout=0.5) is None
+    assert (joined.is_alive(), q.task("m").status) == (True, "locked")
+    go.set()
+    joined.join(20)
+    assert not joined.is_alive()
+    assert (q.task("m").status, q.task("m").result) == ("done-awaiting-gc", b"done")

@@ -1,94 +1,69 @@
-"""What is read of a queue on a real server, by either front."""
+"""What is read of a queue on a real server, by either front; and why nobody takes a task."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from airflow_provider_zkmq.engine import (
-    AsyncZkmq,
+    AnyOf,
     ConfigError,
     Message,
-    OrderedEnum,
     Queue,
     QueueConf,
     RetryPolicy,
+    String,
     Task,
     TaskNotFound,
     WaitTimeout,
     Zkmq,
 )
 from tests.integration.clients import end_session, spent
+from tests.integration.conftest import CLASSES, taken
 from tests.support import eventually
 
 
-class Blocking:
-    """A queue whose asynchronous twin is called, each call on an event loop of its own: the same names, blocking."""
-
-    def __init__(self, hosts: str, root: str, name: str) -> None:
-        self.hosts, self.root, self.queue_name = hosts, root, name
-
-    def __getattr__(self, verb: str) -> Any:
-        async def called(*args: Any, **options: Any) -> Any:
-            async with AsyncZkmq.connect(self.hosts, root=self.root, gc=False) as zk:
-                return await getattr(zk.queue(self.queue_name), verb)(*args, **options)
-
-        return lambda *args, **options: asyncio.run(called(*args, **options))
-
-
-@pytest.fixture(params=["blocking", "asynchronous"])
-def reads(request: pytest.FixtureRequest, zookeeper: str, root: str, q: Queue) -> Iterator[Any]:
+@pytest.fixture
+def reads(q: Queue, front: Any) -> Any:
     """The queue `q`, to be read by one of the fronts from a client that has read nothing yet."""
-    if request.param == "asynchronous":
-        yield Blocking(zookeeper, root, q.name)
-        return
-    with Zkmq.connect(zookeeper, root=root, gc=False) as other:
-        yield other.queue(q.name)
+    return front.queue(q.name)
 
 
-def test_the_configuration_is_told(q: Queue, reads: Any) -> None:
-    """What `configure` set, and what it left as it is by default."""
+def test_the_configuration_is_told(zk: Zkmq, root: str, q: Queue, reads: Any) -> None:
+    """What `configure` set, and what it left as it is by default; it stays under a watch and is read once."""
     q.configure(policy=RetryPolicy(attempts=2), lock=30, task_gc_lifetime=60)
     q.pause()
-    classes = OrderedEnum("low", "standard", "performance", "high_performance")
     policy = RetryPolicy(attempts=2)
-    assert reads.conf() == QueueConf({"performance_class": classes}, policy, 60, 300, 30, "default", True, None)
-
-
-def test_a_configuration_is_read_once(zk: Zkmq, q: Queue) -> None:
-    """It stays under watches: asked again, it costs nothing until it changes."""
+    assert reads.conf() == QueueConf({"performance_class": CLASSES}, policy, 60, 300, 30, "default", True, None)
     q.conf()
     assert spent(zk, q.conf) == {}
-    q.pause()
-    eventually(lambda: q.conf().paused)
+    reads.resume()
+    eventually(lambda: not q.conf().paused)
+    assert (reads.name, reads.root, zk.queues()) == ("census", root, [q.name])
 
 
-def test_consumers_are_told_until_they_are_buried(zookeeper: str, root: str, q: Queue, reads: Any) -> None:
+def test_consumers_are_told_until_they_are_buried(other: Zkmq, q: Queue, reads: Any) -> None:
     """A session that ends leaves a dead consumer with its tasks, until somebody looks after the queue."""
     ids = sorted(q.enqueue(b"x") for _ in range(2))
-    with Zkmq.connect(zookeeper, root=root, session_timeout=4, gc=False) as other:
-        claims = [q.claim(selector="performance_class==low"), q.claim(), other.queue(q.name).claim()]
-        assert claims[0] is None
-        by_id = {consumer.id: consumer for consumer in reads.consumers()}
-        mine, theirs = (by_id[q.task(claim.task.id).consumer] for claim in claims[1:] if claim is not None)
-        assert sorted([*mine.in_hand, *theirs.in_hand]) == ids
-        assert mine.alive
-        assert mine.accepts == ("performance_class==low", "all()")
-        assert mine.pid == theirs.pid
-        assert mine.host == theirs.host
-        end_session(other)
-        eventually(lambda: any(not consumer.alive for consumer in reads.consumers()))
-        eventually(lambda: q.claim() is not None)
-        eventually(lambda: [consumer.id for consumer in reads.consumers()] == [mine.id])
+    assert q.claim(selector="performance_class==low") is None
+    claims = [taken(q), taken(other.queue(q.name))]
+    by_id = {consumer.id: consumer for consumer in reads.consumers()}
+    mine, theirs = (by_id[q.task(claim.task.id).consumer] for claim in claims)
+    assert sorted([*mine.in_hand, *theirs.in_hand]) == ids
+    assert mine.alive
+    assert mine.accepts == ("performance_class==low", "all()")
+    assert (mine.pid, mine.host) == (theirs.pid, theirs.host)
+    end_session(other)
+    eventually(lambda: any(not consumer.alive for consumer in reads.consumers()))
+    eventually(lambda: q.claim() is not None)
+    eventually(lambda: [consumer.id for consumer in reads.consumers()] == [mine.id])
 
 
-def test_ids_of_states_and_selectors(q: Queue, reads: Any) -> None:
-    """Listings, and the records of what is listed."""
+def test_ids_and_tasks_are_listed_and_read(q: Queue, reads: Any) -> None:
+    """Ids of states and selectors; many tasks in the order of their ids, with or without their payloads; columns."""
     low = [q.enqueue(b"x", filters={"performance_class": "low"}) for _ in range(3)]
     high = q.enqueue(b"x", filters={"performance_class": "performance"})
     q.cancel(low[0])
@@ -98,26 +73,17 @@ def test_ids_of_states_and_selectors(q: Queue, reads: Any) -> None:
     assert reads.ids(state="dead") == []
     with pytest.raises(ConfigError, match="state 'lost' is unknown"):
         reads.ids("lost")
-
-
-def test_many_tasks_with_or_without_their_payloads(q: Queue, reads: Any) -> None:
-    """In the order of the ids; what is not there is left out."""
-    ids = [q.enqueue(f"{number}", metadata={"n": number}) for number in range(40)]
+    q.clear()
+    ids = q.enqueue_many(
+        [Message(b"" if n % 2 else b"x" * 9_000, task_id=f"t{n}", metadata={"n": n}) for n in range(400)]
+    )
+    taken(q, lease=60).complete(b"")
     tasks = reads.read_many([*ids, "never"])
-    assert [task.data for task in tasks] == [f"{number}".encode() for number in range(40)]
+    assert [(task.id, task.metadata) for task in tasks] == [(name, {"n": n}) for n, name in enumerate(ids)]
     assert tasks[3] == q.task(ids[3])
-    bare = reads.read_many(ids, parts=["metadata"])
-    assert bare == [replace(task, data=b"") for task in tasks]
-
-
-def test_columns_of_many_tasks(q: Queue, reads: Any) -> None:
-    """More than fit into the requests of one round; with empty and with large payloads."""
-    ids = q.enqueue_many([Message(b"" if n % 2 else b"x" * 9_000, task_id=f"t{n}") for n in range(400)])
-    q.claim(lease=60).complete(b"")  # type: ignore[union-attr]
+    assert reads.read_many(ids[1:], parts=["metadata"]) == [replace(task, data=b"") for task in tasks[1:]]
     scanned = reads.scan([*ids, "never"], ["id", "state", "data", "result", "enqueued_ms", "metadata"], in_flight=2)
-    tasks = q.read_many(ids)
     assert scanned.vanished == ("never",)
-    assert scanned.columns["id"] == ids
     for name, values in scanned.columns.items():
         assert values == [getattr(task, name) for task in tasks]
 
@@ -141,8 +107,7 @@ def test_a_task_is_followed_to_its_end(q: Queue, reads: Any) -> None:
     follower = threading.Thread(target=lambda: ended.append(reads.follow(task_id, tell, timeout=60)))
     follower.start()
     until("queued", None)
-    claim = q.claim()
-    assert claim is not None
+    claim = taken(q)
     until("locked", None)
     claim.progress(0.5, "half")
     until("locked", 0.5)
@@ -154,27 +119,22 @@ def test_a_task_is_followed_to_its_end(q: Queue, reads: Any) -> None:
 
 
 def test_following_gives_up_in_time(q: Queue, reads: Any) -> None:
-    """A time-out names the task; one that is not there is not found."""
+    """A time-out names the task and leaves no watch; one that is not there is not found."""
     task_id = q.enqueue(b"x")
     told: list[str] = []
     with pytest.raises(WaitTimeout) as late:
         reads.follow(task_id, lambda task: told.append(task.id), timeout=0.2)
     assert (late.value.left, told) == ((task_id,), [task_id])
+    assert not any(task_id in path for path in reads._context.listings.readings)
     with pytest.raises(TaskNotFound):
         reads.follow("never", print)
 
 
-def test_following_leaves_no_watch_behind(zk: Zkmq, q: Queue) -> None:
-    """Its watches go with it."""
-    task_id = q.enqueue(b"x")
-    with pytest.raises(WaitTimeout):
-        q.follow(task_id, lambda _task: None, timeout=0)
-    assert not any(task_id in path for path in q._context.listings.readings)
-    assert zk.queues() == [q.name]
+def test_what_an_archive_needs(q: Queue, reads: Any) -> None:
+    """A number of now, what ended up to it, and a pointer that only its reader may move; what left an archived queue.
 
-
-def test_what_an_archive_needs(zk: Zkmq, q: Queue, reads: Any) -> None:
-    """A number of now, what ended up to it, and a pointer that only its reader may move."""
+    A dead letter that was dropped is told as it was when it died, until clean-up has taken it.
+    """
     task_id = q.enqueue(b"x")
     before = q.zxid()
     q.cancel(task_id)
@@ -189,16 +149,10 @@ def test_what_an_archive_needs(zk: Zkmq, q: Queue, reads: Any) -> None:
     assert reads.archive() == replace(nothing, watermark=now, directory="/archive", run="r", version=0)
     with pytest.raises(ConfigError, match="changed by another archive run"):
         reads.publish_archive(nothing)
-
-
-def test_what_left_a_queue_is_told_to_its_archive(zk: Zkmq, q: Queue, reads: Any) -> None:
-    """Of an archived queue: a dead letter that was dropped, as it was when it died; by both fronts."""
     reads.configure(archive=True)
-    assert (reads.conf().archive, reads.conf().archived) == (True, 0)
+    assert (reads.conf().archive, reads.conf().archived) == (True, now)
     task_id = q.enqueue(b"x", metadata={"n": 1})
-    claim = q.claim()
-    assert claim is not None
-    claim.fail("no", retry=False)
+    taken(q).fail("no", retry=False)
     dead, before = q.task(task_id), q.zxid()
     reads.drop(task_id)
     (departed,) = reads.departed_between(before, q.zxid())
@@ -210,16 +164,14 @@ def test_what_left_a_queue_is_told_to_its_archive(zk: Zkmq, q: Queue, reads: Any
     assert reads.read_departed([departed]) == []
 
 
-def test_what_ended_is_told_and_read_by_both_fronts(zk: Zkmq, q: Queue, reads: Any) -> None:
+def test_what_ended_is_told_and_read_by_both_fronts(q: Queue, reads: Any) -> None:
     """Of a followed queue: each end once, standing or departed, up to the latest; what is trimmed is told."""
     reads.configure(follow=True)
     assert (reads.conf().follow, reads.trimmed().upto) == (True, 0)
-    began, ids = reads.latest_end(), []
+    began = reads.latest_end()
     for data in (b"one", b"two"):
-        ids.append(q.enqueue(data, task_id="a"))
-        claim = q.claim()
-        assert claim is not None
-        claim.complete(b"result of " + data)
+        q.enqueue(data, task_id="a")
+        taken(q).complete(b"result of " + data)
     first, second = ended = reads.ended_between(began, reads.latest_end())
     assert (first.id, second.id, second.place) == ("a", "a", None)
     assert [(task.data, task.result) for task in reads.read_ended(ended)] == [
@@ -232,17 +184,65 @@ def test_what_ended_is_told_and_read_by_both_fronts(zk: Zkmq, q: Queue, reads: A
     assert reads.ended_between(0) == []
 
 
-def test_a_queue_says_where_it_is(zk: Zkmq, root: str, q: Queue) -> None:
-    """Its name and its root."""
-    assert (q.name, q.root) == ("census", root)
-
-
-def test_reads_cost_few_requests(zk: Zkmq, root: str, q: Queue) -> None:
+def test_reads_cost_few_requests(zk: Zkmq, q: Queue) -> None:
     """Chunks of many tasks; two listings and two small reads for a consumer."""
     ids = [q.enqueue(b"x") for _ in range(40)]
-    assert q.claim() is not None
+    taken(q)
     q.conf()
     assert spent(zk, lambda: q.read_many(ids)) == {"GetMany": 2}
     assert spent(zk, lambda: q.read_many(ids, parts=["metadata"])) == {"GetMany": 1, "Exists": len(ids)}
     assert spent(zk, q.consumers) == {"Children": 2 + 1, "GetMany": 1}
     assert spent(zk, lambda: q.ids("dead")) == {"Children": 1}
+
+
+# --- why nobody takes a task
+
+
+def reasons(q: Any, task_id: str) -> str:
+    return "; ".join(q.explain(task_id).reasons)
+
+
+def test_a_refusing_filter_is_named_for_each_live_consumer(q: Queue, zookeeper: str, root: str) -> None:
+    """Each live consumer says by which of its conditions it refuses; who accepts it says so; who has left is gone."""
+    q.configure(filters={"performance_class": CLASSES, "region": String()})
+    q.enqueue(b"x", {"performance_class": "high_performance"}, task_id="a")
+    assert reasons(q, "a") == "no live consumer is registered"
+    with Zkmq.connect(zookeeper, root=root, gc=False) as client:
+        weak = client.queue("census")
+        assert weak.claim({"performance_class": "low"}, "at_least") is None
+        assert weak.claim(selector=AnyOf(2, "region==eu", "performance_class==low")) is None
+        told = q.explain("a")
+        assert told.reasons == ("no live consumer accepts it",)
+        (verdict,) = told.consumers
+        assert verdict.accepts == ("all(performance_class<=low)", "any(2, region==eu, performance_class==low)")
+        assert verdict.refuses == (
+            "performance_class<=low: the task's is 'high_performance'; only 0 of 2 match where 2 must: "
+            "region==eu: the task has no 'region'; performance_class==low: the task's is 'high_performance'"
+        )
+        q.enqueue(b"x", {"region": "eu"}, task_id="b")
+        taken(weak, selector="region==eu", timeout=20)
+        assert "it is with consumer" in reasons(q, "b")
+        q.enqueue(b"x", {"region": "eu"}, task_id="c")
+        told = q.explain("c")
+        assert (told.consumers[0].refuses, told.consumers[0].in_hand) == (None, 1)
+        assert told.reasons == ("it waits for its turn",)
+        assert "accepts it" in str(told)
+    assert reasons(q, "a") == "no live consumer is registered"
+
+
+def test_paused_backoff_and_dedupe_are_reasons(q: Queue, reads: Any) -> None:
+    """A pause, a delay, a backoff with its error and an open dedupe window are each told; so is how a task ended."""
+    q.enqueue(b"x", task_id="delayed", delay=60)
+    q.enqueue(b"x", task_id="failed")
+    taken(q).fail("broken pump", backoff=60)
+    q.enqueue(b"x", task_id="done")
+    taken(q).complete(dedupe=60)
+    q.pause()
+    assert "paused" in reasons(reads, "delayed")
+    assert "(its delay)" in reasons(reads, "delayed")
+    assert "backoff after: broken pump" in reasons(reads, "failed")
+    assert "dedupe window" in reasons(reads, "done")
+    q.cancel("delayed")
+    assert "cancelled" in reasons(reads, "delayed")
+    with pytest.raises(TaskNotFound):
+        reads.explain("missing")

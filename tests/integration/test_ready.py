@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import (
-    AsyncQueue,
-    AsyncZkmq,
-    ClaimLost,
-    Message,
-    Queue,
-    QueueNotFound,
-    String,
-    Zkmq,
-    ZkmqError,
-)
+from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, Message, Queue, QueueNotFound, String, Zkmq, ZkmqError
+from tests.integration.conftest import taken, waits
 from tests.support import eventually
 
 
@@ -29,94 +22,62 @@ def q(zk: Zkmq) -> Queue:
     return queue
 
 
-@pytest.fixture
-def looker(zookeeper: str, root: str) -> Iterator[Zkmq]:
-    with Zkmq.connect(zookeeper, root=root, gc=False) as client:
-        yield client
+@contextmanager
+def waiting(queue: Queue, *calls: Callable[[], object]) -> Iterator[list[object]]:
+    """Inside the block each call waits in a thread of its own; afterwards: what each has returned or raised."""
+    told: list[object] = []
+
+    def ask(call: Callable[[], object]) -> None:
+        try:
+            told.append(call())
+        except ZkmqError as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=ask, args=[call]) for call in calls]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        eventually(lambda number=number: waits(queue) == number)
+    yield told
+    for thread in threads:
+        thread.join(60)
+    assert len(told) == len(calls)
 
 
-def waits(queue: Queue | AsyncQueue) -> int:
-    """How many calls of a client wait for the queue to change."""
-    return len(queue._context.signal._callbacks)
-
-
-def test_who_waits_for_work_sends_nothing_while_there_is_none(q: Queue, looker: Zkmq) -> None:
+def test_who_waits_for_work_sends_nothing_while_there_is_none(q: Queue, other: Zkmq) -> None:
     """And is told at once when there is some; no consumer was there meanwhile but the one that claims."""
-    queue, told = looker.queue("q"), list[bool]()
-    thread = threading.Thread(target=lambda: told.append(queue.ready(timeout=None)))
-    thread.start()
-    eventually(lambda: waits(queue) == 1)
-    before = dict(looker.requests)
-    assert q.conf().order == "default"
-    assert dict(looker.requests) == before
-    assert q.consumers() == []
-    q.enqueue("x", task_id="a")
-    thread.join(30)
+    queue = other.queue("q")
+    with waiting(queue, lambda: queue.ready(timeout=None)) as told:
+        before = dict(other.requests)
+        assert q.conf().order == "default"
+        assert dict(other.requests) == before
+        assert q.consumers() == []
+        q.enqueue("x", task_id="a")
     assert told == [True]
     assert q.counts()["inserted"] == 1
 
 
-def test_one_who_looks_keeps_no_task_from_one_who_claims(q: Queue, looker: Zkmq) -> None:
+def test_one_who_looks_keeps_no_task_from_one_who_claims(q: Queue, other: Zkmq) -> None:
     """Threads of one client, of both kinds: each event reaches both."""
-    queue, got, told = looker.queue("q"), list[str](), list[bool]()
-
-    def claims() -> None:
-        claim = queue.claim(timeout=60)
-        got.append("nothing" if claim is None else claim.task.id)
-
-    threads = [threading.Thread(target=lambda: told.append(queue.ready(timeout=60))) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: waits(queue) == 5)
-    threads.append(threading.Thread(target=claims))
-    threads[-1].start()
-    eventually(lambda: waits(queue) == 6)
-    q.enqueue_many([Message("x", task_id=name) for name in "ab"])
-    for thread in threads:
-        thread.join(60)
-    assert got in (["a"], ["b"])
-    assert told == [True] * 5
+    queue = other.queue("q")
+    with waiting(queue, *[lambda: queue.ready(timeout=60)] * 5, lambda: taken(queue, timeout=60).task.id) as told:
+        q.enqueue_many([Message("x", task_id=name) for name in "ab"])
+    assert sorted(map(str, told)) in ([*["True"] * 5, name] for name in "ab")
 
 
-def test_a_wait_for_work_is_ended_by_a_wake(q: Queue, looker: Zkmq) -> None:
-    queue, stop, told = looker.queue("q"), threading.Event(), list[bool]()
-    thread = threading.Thread(target=lambda: told.append(queue.ready(timeout=None, stopping=stop.is_set)))
-    thread.start()
-    eventually(lambda: waits(queue) == 1)
-    stop.set()
-    queue.wake()
-    thread.join(30)
+def test_a_wait_for_work_is_ended_by_a_wake_or_with_its_connection(q: Queue, other: Zkmq) -> None:
+    """By a wake it is told that there is none; by the end of the connection with the library's own error."""
+    queue, stop = other.queue("q"), threading.Event()
+    with waiting(queue, lambda: queue.ready(timeout=None, stopping=stop.is_set)) as told:
+        stop.set()
+        queue.wake()
     assert told == [False]
-
-
-def test_closing_the_connection_ends_a_wait_for_work(q: Queue, zookeeper: str, root: str) -> None:
-    """With the library's own error, as it ends any call."""
-    zk, told = Zkmq.connect(zookeeper, root=root, gc=False), list[object]()
-    queue = zk.queue(q.name)
-
-    def look() -> None:
-        try:
-            told.append(queue.ready(timeout=None))
-        except ZkmqError as error:
-            told.append(error)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    eventually(lambda: waits(queue) == 1)
-    zk.close()
-    thread.join(60)
+    with waiting(queue, lambda: queue.ready(timeout=None)) as told:
+        other.close()
     assert isinstance(told[0], ZkmqError)
 
 
-def test_a_queue_that_is_not_there_is_told_of(zk: Zkmq) -> None:
-    with pytest.raises(QueueNotFound):
-        zk.queue("none").ready(timeout=5)
-    with pytest.raises(QueueNotFound):
-        zk.queue("none").claim_task("a")
-
-
 async def test_both_on_an_event_loop(q: Queue, zookeeper: str, root: str) -> None:
-    """A wait is cancelled like any other; what is ready is claimed by its id."""
+    """A wait is cancelled like any other; what is ready is claimed by its id; a missing queue is told of."""
     async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
         queue = zk.queue("q")
         waiting = asyncio.ensure_future(queue.ready(selector="k==y", timeout=None))
@@ -133,6 +94,9 @@ async def test_both_on_an_event_loop(q: Queue, zookeeper: str, root: str) -> Non
         assert (claim.task.id, claim.span) == ("b", 30)
         assert await queue.claim_task("b") is None
         await claim.complete()
+        for call in (zk.queue("none").ready(timeout=5), zk.queue("none").claim_task("a")):
+            with pytest.raises(QueueNotFound):
+                await call
     assert q.counts()["finished"] == 1
 
 
@@ -156,24 +120,21 @@ async def test_a_cancelled_claim_by_id_leaves_nothing_behind(q: Queue, zookeeper
     assert q.counts()["finished"] == 30
 
 
-async def test_a_claim_is_taken_over_on_both_fronts(q: Queue, zookeeper: str, root: str) -> None:
+def test_a_claim_is_taken_over_on_both_fronts(q: Queue, front: Any, zookeeper: str, root: str) -> None:
     """Where its maker is gone, too: it is extended, carried on and completed, as one delivery."""
     q.enqueue("x", task_id="a")
     with Zkmq.connect(zookeeper, root=root, gc=False) as maker:
-        made = maker.queue("q").claim(lease=60)
-        assert made is not None
-    taken = q.take_over("a", made.token)
-    assert taken is not None
-    taken.progress(0.5, "half")
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as client:
-        queue = client.queue("q")
-        mine = await queue.take_over("a", made.token)
-        assert mine is not None
-        assert (mine.task.data, mine.task.attempt, mine.token) == (b"x", 1, made.token)
-        await mine.extend(60)
-        await mine.complete("done")
-        assert await queue.take_over("a", made.token) is None
+        made = taken(maker.queue("q"), lease=60)
+    taken_over = q.take_over("a", made.token)
+    assert taken_over is not None
+    taken_over.progress(0.5, "half")
+    queue = front.queue("q")
+    mine = queue.take_over("a", made.token)
+    assert (mine.task.data, mine.task.attempt, mine.token) == (b"x", 1, made.token)
+    mine.extend(60)
+    mine.complete("done")
+    assert queue.take_over("a", made.token) is None
     with pytest.raises(ClaimLost):
-        taken.complete()
+        taken_over.complete()
     task = q.task("a")
     assert (task.state, task.result, task.attempt) == ("finished", b"done", 1)
