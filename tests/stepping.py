@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.fake_zookeeper import FakeZooKeeper, Faults, execute
+from tests.unit.world import FakeZooKeeper, Faults, execute
 
 
 class Stepper:

@@ -35,7 +35,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import (
     WriteOp,
     request_size,
 )
-from airflow_provider_zkmq.engine.errors import TaskTooLarge, ZkmqError
+from airflow_provider_zkmq.engine.errors import TaskTooLarge, Unavailable, ZkmqError
 
 START_MS: Final = 1_700_000_000_000
 #: What the server does not take for a znode's path.
@@ -44,6 +44,7 @@ _BAD_PATH: Final = re.compile(
     re.DOTALL,
 )
 REFUSED: Final = "ZooKeeper refused a request"
+ENDED: Final = "the session has ended"
 Event: TypeAlias = tuple[str, str]
 Deliver: TypeAlias = Callable[[int, Watch], None]
 
@@ -280,8 +281,11 @@ class Ensemble:
         self.at[session] = server
 
     def server(self, session: int) -> Server:
-        """The server that a session is connected to."""
-        return self.servers[self.at[session]]
+        """The server that a living session is connected to."""
+        try:
+            return self.servers[self.at[session]]
+        except KeyError:
+            raise Unavailable(ENDED) from None
 
     def end(self, session: int) -> None:
         """End a session: its ephemerals go, in one transaction."""
@@ -321,7 +325,9 @@ class Ensemble:
         self.catch_up(self.at[session], len(self.log))
 
     def multi(self, session: int, ops: tuple[WriteOp | CreateContainer, ...]) -> Outcome:
-        """One transaction: all or nothing."""
+        """One transaction: all or nothing. Session 0 is somebody's whose session does not matter."""
+        if session and session not in self.at:
+            raise Unavailable(ENDED)
         if (size := request_size([op for op in ops if not isinstance(op, CreateContainer)])) > MAX_REQUEST:
             msg = f"a transaction of {size:,} bytes was not sent"
             raise TaskTooLarge(msg)

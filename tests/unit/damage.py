@@ -20,8 +20,7 @@ from airflow_provider_zkmq.engine.core.reading import archiving
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.core.writing import place
 from airflow_provider_zkmq.engine.errors import Unavailable
-from tests.fake_zookeeper import FakeZooKeeper, Znode
-from tests.unit.world import Client, StrictZooKeeper, new_queue
+from tests.unit.world import Client, FakeZooKeeper, new_queue
 
 LONG: Final = "x" * 220
 #: So many digits are more than a float holds, and more than Python makes a number of.
@@ -103,19 +102,6 @@ def _remove(zk: FakeZooKeeper, path: str) -> None:
     zk.nodes[path.rpartition("/")[0]].children.discard(path.rpartition("/")[2])
 
 
-def _copied(node: Znode) -> Znode:
-    return replace(node, children=set(node.children))
-
-
-def copied(zk: FakeZooKeeper) -> StrictZooKeeper:
-    """The same tree, sessions included, on a server of its own that nobody watches."""
-    made = StrictZooKeeper()
-    made.nodes = {path: _copied(node) for path, node in zk.nodes.items()}
-    made.ms, made.zxid, made.next_session = zk.ms, zk.zxid, zk.next_session
-    made.sessions, made.containers, made.used = set(zk.sessions), set(zk.containers), set(zk.used)
-    return made
-
-
 @dataclass(frozen=True)
 class World:
     """A queue with a task in each state and place; ``tokens``: those of the claims that stand, by task."""
@@ -128,8 +114,8 @@ class World:
     def base(self) -> str:
         return self.client.context.paths.base
 
-    def copy(self) -> StrictZooKeeper:
-        return copied(self.zk)
+    def copy(self) -> FakeZooKeeper:
+        return self.zk.copy()
 
 
 @cache

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_zkmq.engine.core.model.letters import Letter
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Delete, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, Delete, SetData
 from airflow_provider_zkmq.engine.core.reading import archiving, inspect, letters, log, settings
 from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import collect
@@ -347,8 +347,7 @@ def test_clean_up_steps_over_what_is_no_letter() -> None:
     dead(client)
     client.do(operate.drop(client.context, "a"))
     bucket = client.context.paths.at("unarchived", departed(client)[0].place).rpartition("/")[0]
-    foreign = client.zk.nodes[client.context.paths.at("dlq")]
-    client.zk._put(f"{bucket}/foreign", replace(foreign, children=set()))
+    client.zk.multi(0, (Create(f"{bucket}/foreign"),))
     publish(client, mark(client))
     assert clean_up(client).ran
     assert (departed(client), client.zk.names(bucket)) == ([], ["foreign"])

@@ -206,16 +206,16 @@ def test_what_the_next_run_wrote_is_not_taken_for_the_run_before() -> None:
     client = followed()
     finish(client, "a", b"old")
     listed, other = ended(client), Client(client.zk)
-    real, once = client.zk.read, iter([True])
+    real, once = client.zk.perform, iter([True])
 
-    def torn(op: Any) -> Any:
+    def torn(session: int, op: Any) -> Any:
         if isinstance(op, GetMany) and op.paths[0].endswith("/a/state") and next(once, False):
-            record = real(GetMany(op.paths[:1]))
+            record = real(session, GetMany(op.paths[:1]))
             other.put(b"new", task_id="a")
-            return [*record, *real(GetMany(op.paths[1:]))]
-        return real(op)
+            return [*record, *real(session, GetMany(op.paths[1:]))]
+        return real(session, op)
 
-    client.zk.read = torn  # type: ignore[method-assign]
+    client.zk.perform = torn  # type: ignore[method-assign]
     (task,) = read(client, listed)
     assert (task.data, task.result, task.version) == (b"old", b"r", listed[0].version)
 
@@ -461,12 +461,11 @@ def test_what_is_no_bucket_and_no_entry_is_stepped_over() -> None:
     client = followed()
     end_each_way(client)
     client.do(operate.drop(client.context, "d"))
-    foreign = client.zk.nodes[client.context.paths.at("locks")]
     for parent in ("finished", "cancelled", "unarchived", "dlq"):
         path = client.context.paths.at(parent)
         names = [name for name in client.do(iter_children(path)) if parent != "dlq"]
         for where in [path, *(f"{path}/{name}" for name in names)]:
-            client.zk._put(f"{where}/foreign", replace(foreign, children=set()))
+            client.zk.multi(0, (Create(f"{where}/foreign"),))
     assert [each.id for each in ended(client)] == ["f", "d", "c"]
     assert latest(client) >= ended(client)[-1].version
 

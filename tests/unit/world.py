@@ -1,81 +1,235 @@
-"""Clients on an in-memory ZooKeeper that is as strict about paths as the real one, and faults at chosen operations."""
+"""Clients on the in-memory ZooKeeper of the simulator, faults at chosen operations, and the invariants of a tree."""
 
 from __future__ import annotations
 
-import copy
+import random
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
+from airflow_provider_zkmq.engine.core.model.letters import Letter, parse_letter
 from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.paths import Paths
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
-from airflow_provider_zkmq.engine.core.protocol.ops import Op, Pipeline, Post
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
-from airflow_provider_zkmq.engine.errors import ZkmqError
-from tests.fake_zookeeper import (
-    CRASHES,
-    LOST,
-    UNKNOWN,
-    Crash,
-    FakeZooKeeper,
-    Faults,
-    RandomLoss,
-    Znode,
-    check_tree,
-    drive,
-    entries,
-    execute,
-    new_context,
-    parent,
+from airflow_provider_zkmq.engine.core.model.states import ENDED, State
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    CreateContainer,
+    EnsureRoot,
+    Node,
+    Op,
+    Pipeline,
+    Post,
+    Reconnect,
+    Stat,
+    Sync,
+    Tell,
+    Wait,
+    Within,
 )
-
-__all__ = [
-    "BROKEN_OFF", "CRASHES", "LOST", "LOST_REPLY", "LOST_REQUEST", "NOT_SENT", "Client", "Crash", "FakeZooKeeper",
-    "Fatal", "Fault", "Faults", "RandomLoss", "StrictZooKeeper", "Znode", "at", "check_tree", "copy_of", "drive",
-    "entries", "execute", "new_context", "new_queue", "parent",
-]  # fmt: skip
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi, Outcome
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
+from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
+from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from tests.simulation.zookeeper import Ensemble, Znode
 
 #: Says what becomes of an operation: None for nothing, an error to throw instead of it, or one of the words below.
 Fault = Callable[[Op], Any]
 LOST_REPLY, LOST_REQUEST, BROKEN_OFF, NOT_SENT = "lost reply", "lost request", "broken off", "not sent"
-NO_TRIES = 2_000
-
+#: The request never arrives; its reply is lost; it arrives late, after whatever was written to find out.
+LOST = ("lost before", "lost after", "lost late")
+CRASHES = ("crash before", "crash after")
+UNKNOWN = Outcome(committed=False, unknown=True)
+NO_TRIES = 5_000
 
 #: What kazoo cannot send, and what ZooKeeper takes in no path.
 _NO_PATH = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
+
+
+class Crash(BaseException):
+    """The process died: nothing of it runs any more."""
 
 
 class Fatal(BaseException):
     """The end of a client, or of all that runs on its connection."""
 
 
-class StrictZooKeeper(FakeZooKeeper):
-    """Refuses what is no path, as the server does: not as a failure of the transaction but as a bad request."""
+class FakeZooKeeper(Ensemble):
+    """The simulator's server, alone. It takes no request with a path that none of our clients may ever send."""
 
-    def multi(self, session: int, ops: tuple[Any, ...]) -> Any:
-        for op in ops:
-            self._strict(op.path)
-        return super().multi(session, ops)
+    @property
+    def nodes(self) -> dict[str, Znode]:
+        return self.leader.nodes
 
-    def read(self, op: Any) -> Any:
-        for path in getattr(op, "paths", None) or (op.path,):
-            self._strict(path)
-        return super().read(op)
+    @property
+    def watches(self) -> dict[Any, Any]:
+        return self.leader.watches
 
-    def _strict(self, path: str) -> None:
-        if _NO_PATH.search(path):
-            msg = f"{path!a} would end the thread of the connection, or is refused by the server with the connection"
-            raise Fatal(msg)
-        if "//" in path or path.endswith("/") or "/../" in path + "/" or "/./" in path + "/":
-            msg = f"ZooKeeper refused a request: BadArgumentsError {path}"
-            raise ZkmqError(msg)
+    @property
+    def sessions(self) -> set[int]:
+        return set(self.at)
+
+    def node(self, path: str) -> Node | None:
+        return self.leader.node(path)
+
+    def stat(self, path: str) -> Stat | None:
+        found = self.node(path)
+        return None if found is None else found.stat
+
+    def names(self, path: str) -> list[str]:
+        return self.leader.names(path)
+
+    def expire(self, session: int) -> None:
+        self.end(session)
+
+    def perform(self, session: int, op: Any) -> Any:
+        whole = op.ops if isinstance(op, Multi) else (op,)
+        for path in [path for each in whole for path in getattr(each, "paths", None) or (each.path,)]:
+            if _NO_PATH.search(path):
+                raise Fatal(f"{path!a} would end the thread of the connection")
+        return super().perform(session, op)
+
+    def copy(self) -> FakeZooKeeper:
+        """The same tree and sessions on a server of its own, which nobody watches."""
+        made = FakeZooKeeper()
+        made.leader.nodes = {
+            path: Znode(
+                it.data, it.czxid, it.mzxid, it.ctime, it.mtime, it.owner, it.version, set(it.children), it.container,
+                it.used, it.made, it.pzxid,
+            )
+            for path, it in self.nodes.items()
+        }  # fmt: skip
+        made.ms, made.zxid, made._sessions = self.ms, self.zxid, self._sessions
+        made.at, made.ephemerals = dict(self.at), {session: set(mine) for session, mine in self.ephemerals.items()}
+        return made
+
+
+StrictZooKeeper = FakeZooKeeper
+copy_of = FakeZooKeeper.copy
+
+
+# --- carrying out
+
+
+@dataclass
+class Faults:
+    """What happens at the `at`-th Multi (from 0); None: nothing ever. `seen` counts the Multis."""
+
+    at: int | None = None
+    kind: str = ""
+    seen: int = 0
+    late: list[Any] = field(default_factory=list)
+
+    def draw(self) -> str:
+        self.seen += 1
+        return self.kind if self.seen - 1 == self.at else ""
+
+
+class RandomLoss(Faults):
+    """Lose replies at random."""
+
+    def __init__(self, rand: random.Random, share: float) -> None:
+        super().__init__()
+        self.rand, self.share = rand, share
+
+    def draw(self) -> str:
+        return self.rand.choice(LOST) if self.rand.random() < self.share else ""
+
+
+def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
+    match op:
+        case Within() | Reconnect() | Sync():
+            return None
+        case Wait(signal, seen, timeout):
+            if signal.count <= seen:
+                assert timeout is not None, "waits for ever: nobody else runs"
+                zk.advance(timeout + 0.001)
+            return signal.count > seen
+        case Pipeline(ops):
+            return [execute(zk, session, item, faults) for item in ops]
+        case Tell(call):
+            return call()
+        case EnsureRoot(path):
+            parts = path.strip("/").split("/")
+            for depth in range(1, len(parts) + 1):
+                zk.multi(session, (Create("/" + "/".join(parts[:depth])),))
+            return None
+        case Multi() | CreateContainer():
+            return _write(zk, session, op, faults)
+        case Post(multi, lost):
+            if not _write(zk, session, multi, faults).committed:
+                lost()
+            return True
+        case _:
+            return zk.perform(session, op)
+
+
+def _write(zk: FakeZooKeeper, session: int, op: Multi | CreateContainer, faults: Faults) -> Outcome:
+    fault = faults.draw()
+    if fault == "crash before":
+        raise Crash
+    delayed, faults.late = faults.late, [op] if fault == "lost late" else []
+    outcome = UNKNOWN
+    if fault not in {"lost before", "lost late"}:
+        outcome = replace(zk.perform(session, op), sent=zk.ms / 1000)
+    for each in delayed:
+        zk.perform(session, each)
+    if fault == "crash after":
+        raise Crash
+    return UNKNOWN if fault else outcome
+
+
+def drive(zk: FakeZooKeeper, session: int, procedure: Any, faults: Faults | None = None) -> Any:
+    """Carry a procedure out; a `Crash` leaves it where it is."""
+    chosen = faults or Faults()
+    try:
+        return carry_out(procedure, lambda op: execute(zk, session, op, chosen))
+    finally:
+        while chosen.late:
+            zk.perform(session, chosen.late.pop())
+
+
+def carry_out(procedure: Any, each: Callable[[Any], Any]) -> Any:
+    """What a procedure returns; what an operation raises is thrown into it."""
+    result: Any = None
+    error: Exception | None = None
+    try:
+        for _ in range(NO_TRIES):
+            op = procedure.send(result) if error is None else procedure.throw(error)
+            result, error = None, None
+            try:
+                result = each(op)
+            except Exception as raised:  # noqa: BLE001  it belongs to the procedure
+                error = raised
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        procedure.close()
+    raise AssertionError("the procedure does not end")
+
+
+def new_context(zk: FakeZooKeeper, session: int, queue: str = "q", name: str = "consumer") -> Context:
+    rand = random.Random(session)
+    run = Runtime(
+        monotonic=lambda: zk.ms / 1000,
+        wall_ms=lambda: zk.ms,
+        random=rand.random,
+        new_signal=ThreadSignal,
+        session=lambda: session,
+        report=lambda _path, _why: None,
+        zxid=lambda: zk.zxid,
+        unwatch=lambda path: zk.leader.unwatch(session, path),
+        pay=lambda: None,
+    )
+    return Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, ThreadSignal(), {"name": name})
 
 
 class Client:
@@ -94,22 +248,7 @@ class Client:
 
     def do(self, procedure: Any, fault: Fault = lambda _op: None) -> Any:
         """Carry a procedure out."""
-        result: Any = None
-        error: Exception | None = None
-        try:
-            for _ in range(NO_TRIES):
-                op = procedure.send(result) if error is None else procedure.throw(error)
-                result, error = None, None
-                try:
-                    result = self._execute(op, fault)
-                except Exception as raised:  # noqa: BLE001  it belongs to the procedure
-                    error = raised
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            procedure.close()
-        msg = "the procedure does not end"
-        raise AssertionError(msg)
+        return carry_out(procedure, lambda op: self._execute(op, fault))
 
     def _execute(self, op: Any, fault: Fault) -> Any:
         if isinstance(op, Pipeline):
@@ -175,20 +314,78 @@ def _unanswered(op: Any) -> Any:
 
 def new_queue(**conf: Any) -> Client:
     """A queue with its first client."""
-    client = Client(StrictZooKeeper())
+    client = Client(FakeZooKeeper())
     client.do(configure.configure(client.context, **({"policy": RetryPolicy(attempts=20, factor=0)} | conf)))
     return client
-
-
-def copy_of(zk: FakeZooKeeper) -> FakeZooKeeper:
-    """The same tree on a server of its own, which nobody watches."""
-    watches, zk.watches = zk.watches, {}
-    made = copy.deepcopy(zk)
-    zk.watches = watches
-    return made
 
 
 def at(number: int, effect: Any, kind: type = Multi) -> Fault:
     """The fault of the `number`-th operation of a kind (from 0)."""
     seen = iter(range(NO_TRIES))
     return lambda op: effect if isinstance(op, kind) and next(seen) == number else None
+
+
+# --- what holds of every tree
+
+
+def check_tree(zk: FakeZooKeeper, context: Context) -> dict[str, TaskState]:
+    """Every task is in exactly the place its record says, and no entry stands for anything else."""
+    paths = context.paths
+    expected: set[str] = set()
+    states: dict[str, TaskState] = {}
+    for task in zk.names(paths.at("tasks")):
+        path = paths.task(task, "state")
+        assert path in zk.nodes, f"{task} has no record"
+        state = states[task] = TaskState.decode(path, zk.nodes[path].data)
+        claim = paths.task(task, "claim") in zk.nodes
+        assert (paths.task(task, "result") in zk.nodes) == state.result, task
+        assert state.result or state.state is not State.FINISHED, task
+        assert (paths.task(task, "requeue") in zk.nodes) == state.requeue, task
+        assert zk.names(paths.task(task, "filters")) == sorted(state.filters), task
+        if state.batch and state.state in {State.INSERTED, State.CLAIMED}:
+            expected.add(paths.batch(state.batch, "open", task))
+        if state.state is State.CLAIMED:
+            expected |= set(notes_of(context, task, state))
+            assert claim or state.bound or state.lease is None, f"{task}: a leased claim without its znode"
+        else:
+            assert not claim, f"{task} is {state.state} and has a claim"
+            expected.add(paths.entry(state.place) if state.index is None else paths.at(state.index))
+            kept = {State.INSERTED: None if state.index is None else "scheduled", State.DEAD: "dlq"}
+            if state.requeue:
+                kept[State.FINISHED] = "requeued"
+            place = kept.get(state.state, str(state.state))
+            assert (None if state.index is None else state.index.split("/")[0]) == place, task
+    assert expected == entries(zk, paths)
+    check_letters(zk, paths, states)
+    return states
+
+
+def check_letters(zk: FakeZooKeeper, paths: Paths, states: dict[str, TaskState]) -> None:
+    """Each letter holds the run that its name tells, once; none of them still stands."""
+    kept: set[tuple[str, int]] = set()
+    for bucket in zk.names(paths.at("unarchived")):
+        for entry in zk.names(paths.at("unarchived", bucket)):
+            path = paths.at("unarchived", bucket, entry)
+            name, letter = parse_letter(entry), Letter.decode(path, zk.nodes[path].data)
+            assert name is not None
+            assert (letter.task_id, letter.version) == (name.task_id, name.version), path
+            assert letter.state.state in ENDED, path
+            kept.add((name.task_id, letter.version or zk.nodes[path].czxid))
+    ended = {task: state.ended_zxid for task, state in states.items() if state.state in ENDED}
+    stand = {(task, zxid or zk.nodes[paths.task(task, "state")].mzxid) for task, zxid in ended.items()}
+    assert not kept & stand
+    assert len(kept) == sum(len(zk.names(paths.at("unarchived", each))) for each in zk.names(paths.at("unarchived")))
+
+
+def entries(zk: FakeZooKeeper, paths: Paths) -> set[str]:
+    """All that lists a task somewhere."""
+    found = set()
+    depths = {"queue": 3, "scheduled": 2, "finished": 2, "cancelled": 2, "dlq": 1, "leases": 1, "consumers": 3}
+    depths |= {"requeued": 2, "locks": 1}
+    for path in zk.nodes:
+        if path.startswith(paths.base + "/"):
+            top, *rest = path[len(paths.base) + 1 :].split("/")
+            member = top == "batches" and len(rest) == 3 and rest[1] == "open" and rest[2] != WRITING
+            if member or depths.get(top) == len(rest):
+                found.add(path)
+    return found
