@@ -7,10 +7,10 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -33,6 +33,7 @@ from airflow_provider_zkmq.engine.core.tasks import bulk, enqueue
 from airflow_provider_zkmq.engine.core.tasks.batches import Batch
 from airflow_provider_zkmq.engine.core.writing import transitions
 from tests.integration.clients import clients, end_session, spent, together
+from tests.integration.conftest import taken
 from tests.support import eventually
 
 MEMBERS = int(os.environ.get("ZKMQ_BATCH_TASKS", "10000"))
@@ -45,13 +46,6 @@ def q(zk: Zkmq) -> Queue:
     queue = zk.queue("census")
     queue.configure(policy=ConsumeTimes(2))
     return queue
-
-
-@pytest.fixture
-def waiter(zookeeper: str, root: str) -> Iterator[Zkmq]:
-    """A client that only waits."""
-    with Zkmq.connect(zookeeper, root=root, gc=False) as client:
-        yield client
 
 
 def _messages(count: int) -> list[Message]:
@@ -95,17 +89,16 @@ def _follower(queue: Queue, ids: list[str]) -> Task:
     return tasks[follower]
 
 
-def test_a_big_batch_costs_its_waiter_one_watch(zookeeper: str, root: str, q: Queue, waiter: Zkmq) -> None:
+def test_a_big_batch_costs_its_waiter_one_watch(zookeeper: str, root: str, q: Queue, other: Zkmq) -> None:
     """10 000 members, failing, retried, dead, cancelled, one whose consumer's session ends: six requests, one wake-up.
 
     Who follows is enqueued once, after the last member has ended; the failed ones are the dead and the cancelled.
     """
     with clients(zookeeper, root, 2) as (dying, busy):
         ids = q.enqueue_many(_messages(MEMBERS), batch="big", then=Message("all done"))
-        waiting = _Waiting(waiter, "big")
+        waiting = _Waiting(other, "big")
         eventually(waiting.asleep)
-        orphan = dying.queue("census").claim()
-        assert orphan is not None
+        orphan = taken(dying.queue("census"))
         rng, handled = random.Random(11), Counter[str]()
 
         def handle(task: Task) -> str:
@@ -137,21 +130,31 @@ def test_a_big_batch_costs_its_waiter_one_watch(zookeeper: str, root: str, q: Qu
     assert q.task(orphan.task.id).history[0].outcome == "rescued"
 
 
-def test_a_small_batch_costs_the_same(q: Queue, waiter: Zkmq) -> None:
-    """Waiting for three members costs what waiting for ten thousand does."""
-    q.enqueue_many(_messages(3), batch="small")
-    waiting = _Waiting(waiter, "small")
-    eventually(waiting.asleep)
-    _work(q)
-    assert waiting.end() == Batch("small", 3, 0, (), done=True)
-    assert waiting.cost == WAITING
+def test_a_small_batch_costs_the_same(q: Queue, front: Any) -> None:
+    """Waiting for three members costs what waiting for ten thousand does, on both fronts; a wait times out."""
+    queue = front.queue("census")
+    ids = queue.enqueue_many(_messages(3), batch="small", then=Message("after"))
+    with pytest.raises(WaitTimeout, match=r"3 task\(s\) open"):
+        queue.wait_batch("small", timeout=0.1)
+    with pytest.raises(TaskNotFound):
+        queue.wait_batch("unknown")
+    with clients(front.config.hosts, front.config.root, 1) as (client,):
+        waiting = _Waiting(client, "small")
+        eventually(waiting.asleep)
+        for task_id in ids:
+            claim = taken(queue, timeout=10)
+            assert claim.task.id == task_id
+            claim.fail("no", retry=False) if task_id == ids[0] else claim.complete()
+        assert waiting.end() == queue.wait_batch("small", timeout=10) == Batch("small", 3, 0, (ids[0],), done=True)
+        assert waiting.cost == WAITING
+    assert _follower(q, ids).data == b"after"
 
 
-def test_waiters_of_one_process_share_the_watch(q: Queue, waiter: Zkmq) -> None:
-    """Ten waiters for one batch are one read under one watch, and two looks each."""
+def test_waiters_of_one_process_share_the_watch(q: Queue, other: Zkmq) -> None:
+    """Ten others for one batch are one read under one watch, and two looks each."""
     q.enqueue_many(_messages(3), batch="shared")
-    queue = waiter.queue("census")
-    before = waiter.requests
+    queue = other.queue("census")
+    before = other.requests
     with pytest.raises(WaitTimeout):
         queue.wait_batch("shared", timeout=0)
     jobs = [partial(queue.wait_batch, "shared", timeout=60) for _ in range(10)]
@@ -163,74 +166,61 @@ def test_waiters_of_one_process_share_the_watch(q: Queue, waiter: Zkmq) -> None:
         _work(q)
 
     assert {batch.done for batch in together(*jobs, finish)[:10]} == {True}
-    assert waiter.requests["Get"] - before.get("Get", 0) == 2
+    assert other.requests["Get"] - before.get("Get", 0) == 2
 
 
 def _snapshot(queue: Queue) -> dict[str, tuple[object, ...]]:
     return {task.id: (task.state, task.attempt, task.version, task.enqueued_ms) for task in queue.tasks()}
 
 
-def test_an_interrupted_call_can_be_repeated(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def _killed(*_args: object) -> object:
+    raise KeyboardInterrupt
+
+
+def _killed_at(where: object, name: str, call: Callable[[], object], instead: Callable[..., object] = _killed) -> None:
+    """Make a call whose process is killed when it comes to a function."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, instead)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+
+
+def test_an_interrupted_call_can_be_repeated(q: Queue) -> None:
     """Half of the members were written, some of them done, when the producer broke off: the second call adds the rest.
 
-    What the first one wrote is untouched; the batch cannot end before it is complete.
+    It is killed before it says so: the batch does not end, though all have, until the third call. What was written
+    before is untouched.
     """
-    windows = islice((False, False, True), 3)
+    windows = iter((False, False, True))
     real = bulk._write
-
-    def breaking(*args: object) -> object:
-        if next(windows):
-            msg = "the producer breaks off"
-            raise KeyboardInterrupt(msg)
-        return real(*args)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(bulk, "_write", breaking)
-        with pytest.raises(KeyboardInterrupt):
-            q.enqueue_many(_messages(600), batch="b", then=Message("after"))
+    write = lambda: q.enqueue_many(_messages(600), batch="b", then=Message("after"))
+    _killed_at(bulk, "_write", write, lambda *args: _killed() if next(windows) else real(*args))
     written = _snapshot(q)
     assert 0 < len(written) < 600
     for _ in range(5):
-        claim = q.claim()
-        assert claim is not None
-        claim.complete()
+        taken(q).complete()
     before = _snapshot(q)
     assert (q.batch("b").done, q.batch("b").open) == (False, len(written) - 5)
-    ids = q.enqueue_many(_messages(600), batch="b", then=Message("after"))
+    _killed_at(enqueue, "seal_batch", write)
     after = _snapshot(q)
-    assert sorted(after) == sorted(ids)
     assert {task_id: after[task_id] for task_id in before} == before
-    assert (q.batch("b").total, q.batch("b").open) == (600, 595)
+    assert (len(after), q.batch("b").open, q.batch("b").done) == (600, 595, False)
     _work(q, threads=4)
-    assert q.wait_batch("b", timeout=60) == Batch("b", 600, 0, (), done=True)
-    assert _follower(q, ids).attempt == 1
-
-
-def test_a_batch_that_was_never_sealed_does_not_end(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All members written and handled, the producer killed before it said so: a repeated call ends the batch."""
-
-    def killed(*_args: object) -> object:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(enqueue, "seal_batch", killed)
-        with pytest.raises(KeyboardInterrupt):
-            q.enqueue_many(_messages(30), batch="b", then=Message("after"))
-    _work(q)
     with pytest.raises(WaitTimeout, match="'b'"):
         q.wait_batch("b", timeout=0.2)
     assert (q.batch("b").open, q.batch("b").done) == (0, False)
     before = _snapshot(q)
-    ids = q.enqueue_many(_messages(30), batch="b", then=Message("after"))
-    assert q.batch("b") == Batch("b", 30, 0, (), done=True)
+    ids = write()
+    assert sorted(ids) == sorted(after)
+    assert q.batch("b") == Batch("b", 600, 0, (), done=True)
     assert {task_id: seen for task_id, seen in _snapshot(q).items() if task_id in before} == before
-    assert _follower(q, ids).state == "inserted"
+    assert (_follower(q, ids).state, _follower(q, ids).attempt) == ("inserted", 0)
 
 
-def test_a_redriven_member_is_waited_for_again(q: Queue, waiter: Zkmq) -> None:
-    """A waiter gets the batch with its failed member; once that is redriven another one waits for its second end."""
+def test_a_redriven_member_is_waited_for_again(q: Queue, other: Zkmq) -> None:
+    """A other gets the batch with its failed member; once that is redriven another one waits for its second end."""
     ids = q.enqueue_many(_messages(3), batch="b", then=Message("after"))
-    waiting = _Waiting(waiter, "b")
+    waiting = _Waiting(other, "b")
 
     def fail_first(task: Task) -> object:
         return Error("no") if task.id == ids[0] else None
@@ -239,8 +229,8 @@ def test_a_redriven_member_is_waited_for_again(q: Queue, waiter: Zkmq) -> None:
     assert waiting.end() == Batch("b", 3, 0, (ids[0],), done=True)
     follower = _follower(q, ids)
     q.redrive(ids[0])
-    assert waiter.queue("census").batch("b") == Batch("b", 3, 1, (), done=False)
-    again = _Waiting(waiter, "b")
+    assert other.queue("census").batch("b") == Batch("b", 3, 1, (), done=False)
+    again = _Waiting(other, "b")
     _work(q)
     assert again.end() == Batch("b", 3, 0, (), done=True)
     assert [task.id for task in q.tasks() if task.id not in ids] == [follower.id]
@@ -267,29 +257,19 @@ def test_two_producers_of_one_batch_write_it_once(zookeeper: str, root: str, q: 
     assert _follower(q, ids).attempt == 1
 
 
-def test_a_completer_that_dies_leaves_the_end_to_others(
-    zookeeper: str, root: str, q: Queue, waiter: Zkmq, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed between the last completion and the batch's end: who rescues it ends the batch, and the waiter wakes."""
+def test_a_completer_that_dies_leaves_the_end_to_others(zookeeper: str, root: str, q: Queue, other: Zkmq) -> None:
+    """Killed between the last completion and the batch's end: who rescues it ends the batch, and the other wakes."""
     (task_id,) = q.enqueue_many(_messages(1), batch="b", then=Message("after"))
-    waiting = _Waiting(waiter, "b")
+    waiting = _Waiting(other, "b")
     eventually(waiting.asleep)
 
-    def killed(*_args: object) -> object:
-        raise KeyboardInterrupt
-
     with clients(zookeeper, root, 1) as (dying,):
-        claim = dying.queue("census").claim()
-        assert claim is not None
-        with monkeypatch.context() as patch:
-            patch.setattr(transitions, "close_after", killed)
-            with pytest.raises(KeyboardInterrupt):
-                claim.complete()
+        claim = taken(dying.queue("census"))
+        _killed_at(transitions, "close_after", claim.complete)
         assert (q.task(task_id).state, q.batch("b").done) == ("finished", False)
         end_session(dying)
-        after = q.claim(timeout=30)
+        after = taken(q, timeout=30)
     assert waiting.end().done
-    assert after is not None
     assert after.task.data == b"after"
     assert _follower(q, [task_id]).id == after.task.id
 
@@ -335,19 +315,46 @@ async def test_writers_of_both_fronts_write_one_batch(zookeeper: str, root: str,
     assert q.wait_batch("b", timeout=30).done
 
 
-async def test_batches_on_an_event_loop(zookeeper: str, root: str, q: Queue) -> None:
-    """AsyncZkmq enqueues, reads and waits for batches, too; its wait times out and is refused in the same words."""
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
-        queue = zk.queue("census")
-        ids = await queue.enqueue_many(_messages(3), batch="b", then=Message("after"))
-        with pytest.raises(WaitTimeout, match=r"3 task\(s\) open"):
-            await queue.wait_batch("b", timeout=0.1)
-        with pytest.raises(TaskNotFound):
-            await queue.wait_batch("unknown")
-        for task_id in ids:
-            claim = await queue.claim(timeout=10)
-            assert claim is not None
-            assert claim.task.id == task_id
-            await (claim.complete() if task_id != ids[0] else claim.fail("no", retry=False))
-        assert await queue.wait_batch("b", timeout=10) == Batch("b", 3, 0, (ids[0],), done=True)
-    assert _follower(q, ids).data == b"after"
+def test_a_member_whose_run_failed_has_failed_though_another_follows(q: Queue) -> None:
+    """A batch counts the run it was enqueued with: its failure is told, and the run in escrow is no member."""
+    q.enqueue_many([Message(b"1", task_id="a")], batch="b")
+    claim = taken(q)
+    q.enqueue(b"2", task_id="a", requeue=True)
+    claim.fail("no", retry=False)
+    batch = q.wait_batch("b", timeout=20)
+    assert (batch.failed, batch.done) == (("a",), True)
+    assert (q.task("a").data, q.task("a").batch) == (b"2", None)
+
+
+def test_a_batch_takes_only_what_it_can_keep(q: Queue) -> None:
+    """The same call again is fine until it is written; another message for a member's id, or an update, is refused.
+
+    One that nobody finished is deleted, and its members with it, once they have ended and been kept long enough.
+    """
+    with pytest.raises(ConfigError, match="update or requeue"):
+        q.enqueue_many([Message(b"1")], batch="b", then=Message(b"2", task_id="x", update=True))
+    q.enqueue(b"in use", task_id="taken")
+    messages = [Message(b"1"), Message(b"2", task_id="taken")]
+    for name in ("b", "unfinished"):
+        with pytest.raises(DuplicateTask):
+            q.enqueue_many(messages, batch=name)
+    with pytest.raises(WaitTimeout, match="never written to its end"):
+        q.wait_batch("b", timeout=0)
+    with pytest.raises(DuplicateTask):
+        q.enqueue_many([Message(b"other data")], batch="b")
+    q.cancel("taken")
+    assert q.enqueue_many(messages, batch="b") == ["b.000000", "taken"]
+    with pytest.raises(WaitTimeout) as caught:
+        q.wait_batch("b", timeout=0)
+    assert caught.value.left == ("b.000000", "taken")
+    q.cancel("unfinished.000000")
+    q.collect_garbage(3600)
+    assert q.batch("unfinished").written is False
+
+    def gone() -> bool:
+        with suppress(TaskNotFound):
+            return q.collect_garbage(0).ran and q.batch("unfinished") is None
+        return True
+
+    eventually(gone)
+    eventually(lambda: q.collect_garbage(0).ran and sorted(q.ids()) == ["b.000000", "taken"])

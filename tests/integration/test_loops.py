@@ -145,7 +145,7 @@ def test_a_loop_costs_about_one_request_a_task(zk: Zkmq, q: Queue) -> None:
         done = [next(claims).task.id for _ in range(8)]
         before, multis = requests_of(zk), zk.requests["Multi"]
         done += [next(claims).task.id for _ in range(100)]
-        assert zk.requests["Multi"] - multis <= 102  # besides, the server's clock is asked for now and then
+        assert zk.requests["Multi"] - multis <= 115  # the clock is asked for now and then, and no slow body waited for
         assert requests_of(zk) - before <= 1.5 * 100
         done += [claim.task.id for claim in claims]
         assert done == ids
