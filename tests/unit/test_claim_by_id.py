@@ -1,4 +1,4 @@
-"""A task claimed by its id: this one and no other, and given back like any claim that its caller never got."""
+"""A task claimed by its id, this one and no other; a claim taken over by its token, as its maker has it."""
 
 from __future__ import annotations
 
@@ -6,77 +6,67 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import by_id, claim
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine import ClaimLost, ConfigError, CorruptRecord
+from airflow_provider_zkmq.engine.core.claiming import claim, over
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Reconnect, Sync, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, Outcome
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Sync, Wait
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.explain import explain
-from airflow_provider_zkmq.engine.core.tasks import beginning, configure, operate, settle
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, Unavailable
-from tests.fake_zookeeper import LOST, Faults, drive
-from tests.stepping import Stepper
+from airflow_provider_zkmq.engine.core.tasks import beginning, configure, enqueue, operate, settle
+from tests.unit.claiming import ANY, another, asked_by_id, delivered, queue_of, step
 from tests.unit.world import Client, new_queue
-
-ANY = Wanted(EVERYTHING)
-UNKNOWN = Outcome(committed=False, unknown=True)
-
-
-def asked(client: Client, task_id: str = "a", **options: Any) -> Any:
-    """As the fronts carry it out, for a caller that gets what was claimed."""
-    ask = yield from by_id.ask_by_id(client.context, task_id, **options)
-    claims = yield from ask.claiming(Caller())
-    for claimed in claims:
-        client.context.claims.deliver(claimed)
-    return claims[0] if claims else None
 
 
 def take(client: Client, task_id: str = "a", **options: Any) -> Claimed | None:
-    claimed: Claimed | None = client.do(asked(client, task_id, **options))
-    return claimed
+    claims = client.do(asked_by_id(client, task_id, **options))
+    return claims[0] if claims else None
 
 
-def another(client: Client) -> Client:
-    return Client(client.zk, "another")
+def claimed(client: Client, task_id: str = "a", **options: Any) -> Claimed:
+    taken = take(client, task_id, **options)
+    assert taken is not None
+    assert taken.task_id == task_id
+    return taken
 
 
-@pytest.mark.parametrize("order", ["default", "fifo"])
-def test_the_task_is_claimed_wherever_it_stands(order: str) -> None:
-    """Others of higher priority, and those before it, stay where they are."""
-    client = new_queue(order=order)
-    for task_id in ("before", "a", "after"):
-        client.put(task_id=task_id)
+def take_over(client: Client, token: Any, task_id: str = "a", **options: Any) -> Claimed | None:
+    claims = client.do(delivered(client, over.ask_over(client.context, task_id, token, **options)))
+    return claims[0] if claims else None
+
+
+@pytest.mark.parametrize(
+    ("order", "verb", "rest"),
+    [
+        ("default", settle.complete, ["urgent", "before", "after"]),
+        ("fifo", settle.complete, ["urgent", "before", "after"]),
+        ("fifo", settle.release, ["urgent", "before", "a", "after"]),
+    ],
+)
+def test_the_task_is_claimed_wherever_it_stands(order: str, verb: Any, rest: list[str]) -> None:
+    """Others of higher priority, and those before it, stay where they are; given back, it stands where it stood."""
+    client = queue_of(("before", "a", "after"), order=order)
     client.put(task_id="urgent", priority=5)
-    claimed = take(client)
-    assert claimed is not None
-    assert (claimed.task_id, claimed.data, claimed.state.attempt) == ("a", b"x", 1)
-    client.complete(claimed)
-    assert client.work() == ["urgent", "before", "after"]
+    taken = claimed(client)
+    assert (taken.data, taken.state.attempt) == (b"x", 1)
+    client.do(verb(client.context, taken))
+    assert client.work() == rest
     client.check()
 
 
-def test_in_strict_order_it_comes_back_to_where_it_stood() -> None:
-    client = new_queue(order="fifo")
-    for task_id in ("before", "a", "after"):
-        client.put(task_id=task_id)
-    claimed = take(client)
-    assert claimed is not None
-    client.do(settle.release(client.context, claimed))
-    assert client.work() == ["before", "a", "after"]
-
-
 def test_none_where_it_cannot_be_claimed() -> None:
-    """Not there, in hand, ended, or not due; nothing is changed, and nobody else's task is taken."""
-    client = new_queue()
-    client.put(task_id="other")
+    """Not there, in hand, ended, not due, or in a paused queue; nothing is changed, and nobody else's task is taken."""
+    client = queue_of(["other"])
     assert take(client, "nobodys") is None
     client.put(task_id="later", delay=60)
     assert take(client, "later") is None
-    held = take(client, "other")
-    assert held is not None
+    client.do(configure.pause(client.context))
+    assert take(client, "other") is None
+    client.do(configure.resume(client.context))
+    held = claimed(client, "other")
     assert take(client, "other") is None
     assert take(another(client), "other") is None
     client.complete(held)
@@ -87,221 +77,100 @@ def test_none_where_it_cannot_be_claimed() -> None:
 def test_a_task_that_has_come_due_is_claimed() -> None:
     """However many others have come due before it, and are to be promoted."""
     client = new_queue()
-    for number in range(300):
-        client.put(task_id=f"t{number}", delay=5)
+    client.do(enqueue.enqueue_many(client.context, [Message(b"x", delay=5) for _ in range(300)]))
     client.put(task_id="a", delay=6)
     client.zk.advance(7)
-    claimed = take(client)
-    assert claimed is not None
-    assert claimed.task_id == "a"
+    claimed(client)
     client.check()
 
 
 def test_only_the_delivery_that_is_asked_for() -> None:
-    client = new_queue()
-    client.put(task_id="a")
+    """Another number of delivery is not there; where no attempts are left, the task goes to the dead letters."""
+    client = queue_of("a")
     assert take(client, attempt=2) is None
-    claimed = take(client, attempt=1)
-    assert claimed is not None
-    client.fail(claimed)
+    client.fail(claimed(client, attempt=1))
     assert take(client, attempt=1) is None
-    claimed = take(client, attempt=2)
-    assert claimed is not None
-    assert claimed.state.attempt == 2
-
-
-@pytest.mark.parametrize(
-    ("task_id", "options"), [("a/b", {}), ("a", {"attempt": 0}), ("a", {"lease": 0}), ("a", {"ahead": "all"})]
-)
-def test_what_is_no_id_no_attempt_or_no_lease_is_refused(task_id: str, options: dict[str, Any]) -> None:
-    client = new_queue()
-    with pytest.raises(ConfigError):
-        take(client, task_id, **options)
-
-
-def test_a_paused_queue_hands_out_nothing_by_id_either() -> None:
-    client = new_queue()
-    client.put(task_id="a")
-    client.do(configure.pause(client.context))
-    assert take(client) is None
-    client.do(configure.resume(client.context))
-    assert take(client) is not None
-
-
-def test_a_task_whose_attempts_are_used_up_is_not_delivered() -> None:
-    """The policy was lowered: it goes to the dead letters."""
-    client = new_queue()
-    client.put(task_id="a")
-    client.fail(client.claimed())
+    taken = claimed(client, attempt=2)
+    assert taken.state.attempt == 2
+    client.fail(taken)
     client.do(configure.configure(client.context, policy=RetryPolicy(attempts=1)))
     assert take(client) is None
     assert client.check()["a"].state is State.DEAD
 
 
 def test_the_task_of_a_dead_consumer_is_claimed_without_anybody_else() -> None:
-    """Its claim is the look that gives it back."""
-    client = new_queue()
-    client.put(task_id="a")
-    assert take(client) is not None
-    other = another(client)
-    client.zk.expire(client.session)
-    claimed = take(other)
-    assert claimed is not None
-    assert claimed.state.attempt == 2
-
-
-def test_a_leased_claim_outlives_its_session() -> None:
-    client = new_queue()
-    client.put(task_id="a")
-    claimed = take(client, lease=60)
-    assert claimed is not None
-    other = another(client)
-    client.zk.expire(client.session)
-    assert take(other) is None
-    client.zk.advance(61)
-    assert take(other, attempt=2) is not None
-    other.check()
+    """Its claim is the look that gives it back; a leased claim outlives its session, until its lease ends."""
+    for lease in (None, 60):
+        client = queue_of("a")
+        claimed(client, lease=lease)
+        other = another(client)
+        client.zk.expire(client.session)
+        if lease:
+            assert take(other) is None
+            client.zk.advance(61)
+        assert claimed(other, attempt=2).state.attempt == 2
+        other.check()
 
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_claimed_ahead_it_counts_once_it_has_begun(ahead: bool) -> None:
     """Else the end of its lease counts nothing, as of every claim that is taken for somebody else."""
-    client = new_queue(policy=RetryPolicy(attempts=2, factor=0))
-    client.put(task_id="a")
-    claimed = take(client, lease=5, ahead=ahead)
-    assert claimed is not None
-    assert (claimed.ahead, claimed.state.attempt) == (ahead, 1)
+    client = queue_of("a", policy=RetryPolicy(attempts=2, factor=0))
+    taken = claimed(client, lease=5, ahead=ahead)
+    assert (taken.ahead, taken.state.attempt) == (ahead, 1)
     client.zk.ms += 60_000
     other = another(client)
-    again = take(other, ahead=ahead)
-    assert again is not None
+    again = claimed(other, ahead=ahead)
     assert again.state.attempt == (1 if ahead else 2)
     other.do(beginning.begin_for(other.context, again))
     other.complete(again)
     other.check()
 
 
-def test_a_server_that_lags_behind_is_asked_to_catch_up() -> None:
-    """Whoever was told of a task by another client may know more than its own server."""
+def test_what_others_do_under_way_is_heeded() -> None:
+    """A server that lags behind catches up, a record that changes is read again, and another may be faster."""
     client = new_queue()
-    stepper = Stepper(client.zk, client.session, asked(client))
+    stepper = step(client, asked_by_id(client))
     stepper.until(Sync)
     another(client).put(task_id="a")
-    claimed = stepper.finish()
-    assert claimed is not None
-    assert claimed.task_id == "a"
-
-
-def test_a_record_that_changes_between_the_read_and_the_write_is_read_again() -> None:
-    client = new_queue()
-    client.put(task_id="a")
-    stepper = Stepper(client.zk, client.session, asked(client))
+    [taken] = stepper.finish()
+    assert taken.task_id == "a"
+    client = queue_of("a")
+    stepper = step(client, asked_by_id(client))
     stepper.until(Multi, "tasks/a/claim")
     client.do(operate.replace_data(another(client).context, "a", b"new"))
-    assert stepper.finish().data == b"new"
-
-
-def test_another_that_is_faster_has_it() -> None:
-    client = new_queue()
-    client.put(task_id="a")
-    stepper = Stepper(client.zk, client.session, asked(client))
+    [taken] = stepper.finish()
+    assert taken.data == b"new"
+    client = queue_of("a")
+    stepper = step(client, asked_by_id(client))
     stepper.until(Multi, "tasks/a/claim")
-    assert take(another(client)) is not None
-    assert stepper.finish() is None
+    claimed(another(client))
+    assert stepper.finish() == []
     assert not client.context.claims.handovers
     client.check()
 
 
-@pytest.mark.parametrize("order", ["default", "fifo"])
-@pytest.mark.parametrize("kind", LOST)
-def test_a_claim_whose_reply_is_lost_is_handed_out(order: str, kind: Any) -> None:
-    spy = new_queue(order=order)
-    spy.put(task_id="a")
-    faults = Faults()
-    drive(spy.zk, spy.session, asked(spy), faults)
-    for at in range(faults.seen):
-        client = new_queue(order=order)
-        client.put(task_id="a")
-        claimed = drive(client.zk, client.session, asked(client), Faults(at, kind))
-        assert claimed is not None
-        assert (claimed.task_id, claimed.state.attempt) == ("a", 1)
-        client.complete(claimed)
-        assert client.check()["a"].state is State.FINISHED
-
-
-@pytest.mark.parametrize("carried_out", [True, False])
-def test_a_call_cut_off_at_any_operation_leaves_nothing_behind(carried_out: bool) -> None:
-    """What it took is handed out by the client's next claim, and the delivery that nobody got is not counted."""
-    for at in range(60):
-        client = new_queue()
-        client.put(task_id="a")
-        stepper = Stepper(client.zk, client.session, asked(client))
-        for _ in range(at):
-            if not stepper.over:
-                stepper.step()
-        if stepper.over:
-            break
-        if carried_out and isinstance(stepper.op, Multi):
-            client.zk.multi(client.session, stepper.op.ops)
-        stepper.cut()
-        claimed = client.take()
-        assert claimed is not None, f"cut off at operation {at}, the task is in nobody's hand"
-        assert claimed.state.attempt == 1
-        assert not client.context.claims.handovers
-        client.check()
-    else:
-        pytest.fail("the claim has more operations than this test cuts")
-
-
-def test_a_claim_of_unknown_outcome_is_given_back() -> None:
-    client = new_queue()
-    client.put(task_id="a")
-    stepper = Stepper(client.zk, client.session, asked(client))
-    stepper.until(Multi, "tasks/a/claim")
-    client.zk.multi(client.session, stepper.op.ops)
-    stepper.answer(UNKNOWN)
-    assert isinstance(stepper.op, Reconnect)
-    with pytest.raises(OutcomeUnknown):
-        stepper.fail(Unavailable("no server answered"))
-    claimed = take(client)
-    assert claimed is not None
-    assert claimed.state.attempt == 1
-
-
-def test_a_session_that_is_no_consumer_any_more_registers_again() -> None:
-    """It was taken for dead while it was away."""
-    client = new_queue()
-    client.put(task_id="a")
+def test_damage_is_told_and_is_no_loop() -> None:
+    """Without its entry, a task is not to be had; a record that cannot be read is told; a lost session registers."""
+    client = queue_of("a")
     assert take(client, "nobodys") is None
     assert client.context.registration.consumer is not None
     client.zk.multi(0, (Delete(client.context.paths.live(client.context.registration.consumer.id)),))
-    assert take(client) is not None
+    client.do(settle.release(client.context, claimed(client)))
     client.check()
-
-
-def test_a_task_that_cannot_be_read_is_told_of() -> None:
-    client = new_queue()
-    client.put(task_id="a")
+    client.zk.multi(0, (Delete(client.context.paths.entry(client.state("a").place)),))
+    ops: list[Any] = []
+    assert client.do(asked_by_id(client), lambda op: ops.append(op)) == []
+    assert len(ops) < 50
     client.zk.nodes[client.context.paths.task("a", "state")].data = b"nonsense"
     with pytest.raises(CorruptRecord, match="tasks/a/state"):
         take(client)
 
 
-def test_what_cannot_be_taken_although_it_is_pending_is_no_loop() -> None:
-    """Its entry is missing, which is damage: the call ends."""
-    client = new_queue()
-    client.put(task_id="a")
-    client.zk.multi(0, (Delete(client.context.paths.entry(client.state("a").place)),))
-    ops: list[Any] = []
-    assert client.do(asked(client), lambda op: ops.append(op)) is None
-    assert len(ops) < 50
-
-
 def test_whoever_claims_by_id_announces_no_selector() -> None:
     """Who asks why nobody takes a task is not told that this consumer does."""
-    client = new_queue()
-    client.put(task_id="a")
-    take(client)
+    client = queue_of("a")
+    claimed(client)
     client.put(task_id="b")
     why = client.do(explain(client.context, "b"))
     assert [verdict.refuses for verdict in why.consumers] == ["it has announced nothing that it accepts"]
@@ -311,27 +180,103 @@ def test_whoever_claims_by_id_announces_no_selector() -> None:
 
 
 def test_it_costs_one_read_and_one_transaction() -> None:
-    """Of a client that has claimed before."""
-    client = new_queue()
-    client.put(task_id="a")
-    client.put(task_id="b")
+    """Of a client that has claimed before. Who waits for work is not kept from what was not asked for by its id."""
+    client = queue_of("ab")
     client.complete(client.claimed())
     assert take(client, "nobodys") is None
     ops: list[Any] = []
-    assert client.do(asked(client, "b"), lambda op: ops.append(op)) is not None
+    assert client.do(asked_by_id(client, "b"), lambda op: ops.append(op))
     assert [type(op) for op in ops if not isinstance(op, Wait)][-2:] == [GetMany, Multi]
     assert len(ops) <= 6
-
-
-def test_a_claimer_that_waits_is_not_kept_from_other_work() -> None:
-    """It sleeps until there is some, and takes what was not asked for by its id."""
-    client = new_queue()
-    waiter = Stepper(client.zk, client.session, claim.claim(client.context, ANY, 30))
+    waiter = step(client, claim.claim(client.context, ANY, 30))
     waiter.until(Wait)
     other = another(client)
-    other.put(task_id="a")
-    other.put(task_id="b")
-    assert take(other) is not None
+    other.put(task_id="c")
+    other.put(task_id="d")
+    claimed(other, "c")
     waiter.answer(True)
-    assert waiter.finish().task_id == "b"
+    assert waiter.finish().task_id == "d"
     client.check()
+
+
+# --- taken over by its token
+
+
+def made(**options: Any) -> tuple[Client, Client, Claimed]:
+    """Who claimed the task, another client, and the claim."""
+    client = new_queue()
+    client.put(task_id="a", metadata={"k": "v"})
+    return client, another(client), claimed(client, **options)
+
+
+def test_the_claim_is_as_its_maker_has_it_and_nothing_is_written() -> None:
+    """Whoever has taken it over completes it; its maker has lost it then. In one process it is one and the same."""
+    maker, other, its = made(lease=60)
+    before = maker.zk.zxid
+    assert take_over(maker, its.token) is its
+    taken = take_over(other, its.token)
+    assert taken is not None
+    assert (maker.zk.zxid, its.lost) == (before, False)
+    names = ("task_id", "token", "version", "state", "created", "data", "metadata", "span", "ahead")
+    assert {name: getattr(taken, name) for name in names} == {name: getattr(its, name) for name in names}
+    other.complete(taken)
+    with pytest.raises(ClaimLost):
+        maker.complete(its)
+    assert (maker.work(), maker.check()["a"].state) == ([], "finished")
+
+
+def test_what_is_not_the_current_claim_is_none_and_stays_as_it_is() -> None:
+    """Another token, no such task, a claim that is over, also in its maker's process, and one that came after it."""
+    maker, other, its = made(lease=60)
+    assert take_over(other, its.token + 1) is None
+    assert take_over(other, its.token, "gone") is None
+    maker.do(settle.release(maker.context, its))
+    assert take_over(other, its.token) is None
+    again = claimed(maker, lease=60)
+    assert take_over(other, its.token) is None
+    assert (again.lost, maker.state("a").state) == (False, "claimed")
+    maker.zk.advance(61)
+    bound = other.claimed()
+    assert take_over(maker, again.token) is None
+    with pytest.raises(ConfigError, match="ends with the session"):
+        take_over(maker, bound.token)
+
+
+def test_it_holds_as_long_as_is_asked_for() -> None:
+    """A worker extends it by that, and as often; the claim that is there for its maker is as it was."""
+    maker, other, its = made(lease=60)
+    taken = take_over(other, its.token, lease=7)
+    assert taken is not None
+    assert (taken.span, its.span) == (7, 60)
+    maker.zk.advance(8)
+    assert another(maker, "third").claimed().state.attempt == 2
+    assert take_over(other, its.token) is None
+
+
+def test_one_taken_ahead_counts_when_it_begins() -> None:
+    """Until then it is ahead for whoever takes it over; afterwards it is for nobody."""
+    maker, other, its = made(lease=60, ahead=True)
+    taken = take_over(other, its.token)
+    assert taken is not None
+    assert taken.ahead
+    other.do(beginning.begin(other.context, taken))
+    later = take_over(another(maker, "third"), its.token)
+    assert later is not None
+    assert not later.ahead
+
+
+def test_what_is_no_id_attempt_lease_or_token_is_refused() -> None:
+    """Nor can a claim that ends with its session be another's: it would end although whoever took it over lives."""
+    maker, other, its = made()
+    for task_id, options in (("a/b", {}), ("a", {"attempt": 0}), ("a", {"lease": 0}), ("a", {"ahead": "all"})):
+        with pytest.raises(ConfigError):
+            take(other, task_id, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="ends with the session that made it: claim with a lease"):
+        take_over(other, its.token)
+    for lease in (0, -1, "soon"):
+        with pytest.raises(ConfigError, match="lease"):
+            take_over(other, its.token, lease=lease)
+    for task_id, token in (("a", "1"), ("a", True), ("a/b", 1)):
+        with pytest.raises(ConfigError):
+            take_over(other, token, task_id)
+    maker.complete(its)

@@ -2,346 +2,294 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
-from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi, Outcome
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
+from airflow_provider_zkmq.engine.core.tasks import giveback, settle, transaction
 from airflow_provider_zkmq.engine.core.writing import combining
-from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, Unavailable
-from tests.fake_zookeeper import LOST, FakeZooKeeper, Faults, check_tree, drive, new_context
-from tests.stepping import Stepper
+from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown
+from tests.unit.claiming import (
+    ANY,
+    LEASED,
+    ORDERS,
+    another,
+    asked_by_id,
+    cut_anywhere,
+    ids,
+    in_doubt,
+    lost_anywhere,
+    many,
+    queue_of,
+    step,
+)
+from tests.unit.world import UNKNOWN, Client, new_context
 
-UNKNOWN = Outcome(committed=False, unknown=True)
-KINDS = [take.Wanted(EVERYTHING), take.Wanted(EVERYTHING, 30)]
-
-
-class World:
-    def __init__(self, order, attempts):
-        self.zk = FakeZooKeeper()
-        self.session = self.zk.connect()
-        self.context = new_context(self.zk, self.session)
-        policy = RetryPolicy(attempts=attempts, factor=0)
-        self.do(configure.configure(self.context, policy=policy, order=order))
-        self.do(enqueue.enqueue(self.context, Message(b"x", task_id="a")))
-
-    def do(self, procedure, faults=None):
-        return drive(self.zk, self.session, procedure, faults)
-
-    def stepper(self, procedure):
-        return Stepper(self.zk, self.session, procedure)
-
-
-def fresh(order="default", attempts=1):
-    return World(order, attempts)
-
-
-def writes(world, procedure):
-    """How many transactions a procedure makes up to and with the claim's."""
-    faults = Faults()
-    world.do(procedure, faults)
-    return faults.seen
+#: Calls that claim, and what each claims of the tasks a, b, c and d.
+CALLS: dict[str, tuple[Callable[[Client], Any], list[str]]] = {
+    "bound": (lambda client: claim.claim_many(client.context, ANY, 1), ["a"]),
+    "leased": (lambda client: claim.claim_many(client.context, LEASED, 1), ["a"]),
+    "by its id": (asked_by_id, ["a"]),
+    "a group": (lambda client: claim.claim_many(client.context, ANY, 3), ["a", "b", "c"]),
+    "a leased group": (lambda client: claim.claim_many(client.context, LEASED, 3), ["a", "b", "c"]),
+}
+CASES = [(order, name, call, expected) for order in ORDERS for name, (call, expected) in CALLS.items()]
 
 
-@pytest.mark.parametrize("order", ["default", "fifo"])
-@pytest.mark.parametrize("kind", LOST)
-@pytest.mark.parametrize("wanted", KINDS, ids=["bound", "leased"])
-def test_a_claim_whose_reply_is_lost_is_handed_out(order, kind, wanted):
-    """The caller gets the task that its first try, or its second, has claimed; nothing stays behind."""
-    spy = fresh(order)
-    count = writes(spy, claim.claim(spy.context, wanted))
-    for at in range(count):
-        world = fresh(order)
-        claimed = world.do(claim.claim(world.context, wanted), Faults(at, kind))
-        assert claimed is not None, f"the caller got nothing when write {at} lost its reply"
-        assert (claimed.task_id, claimed.state.attempt) == ("a", 1)
-        assert not world.context.claims.handovers
-        world.do(settle.complete(world.context, claimed))
-        assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
+def fresh(order: str = "default", attempts: int = 1, names: str = "a") -> Client:
+    return queue_of(names, order=order, policy=RetryPolicy(attempts=attempts, factor=0))
 
 
-@pytest.mark.parametrize("order", ["default", "fifo"])
-@pytest.mark.parametrize("wanted", KINDS, ids=["bound", "leased"])
-@pytest.mark.parametrize("carried_out", [True, False])
-def test_a_claim_cut_off_at_any_operation_is_given_back(order, wanted, carried_out):
-    """Cut off before or after any of its operations, the task is handed out by the client's next claim.
+def test_a_claim_whose_reply_is_lost_is_handed_out(subtests: pytest.Subtests) -> None:
+    """The caller gets what its first try, or its second, has claimed, a group whole; nothing stays behind."""
+    for order, name, call, expected in CASES:
+        with subtests.test(order=order, claim=name):
+            for client, claims in lost_anywhere(lambda order=order: fresh(order, names="abcd"), call):  # type: ignore[misc]
+                assert [(each.task_id, each.state.attempt) for each in claims] == [(each, 1) for each in expected]
+                assert not client.context.claims.handovers
+                for each in claims:
+                    client.complete(each)
+                states = client.check()
+                assert {states[each].state for each in expected} == {State.FINISHED}
+
+
+def test_a_claim_cut_off_at_any_operation_is_given_back(subtests: pytest.Subtests) -> None:
+    """The client's next claim finds all of it, and nobody else registers in vain.
 
     There is one attempt in all, which shows that the one nobody got was not counted.
     """
-    for at in range(60):
-        world = fresh(order)
-        stepper = world.stepper(claim.claim(world.context, wanted))
-        for _ in range(at):
-            if not stepper.over:
-                stepper.step()
-        if stepper.over:
-            break
-        if carried_out and isinstance(stepper.op, Multi):
-            world.zk.multi(world.session, stepper.op.ops)
-        stepper.cut()
-        claimed = world.do(claim.claim(world.context, wanted))
-        assert claimed is not None, f"cut off at operation {at}, the task is in nobody's hand"
-        assert claimed.state.attempt == 1
-        assert not world.context.claims.handovers
-        world.do(settle.complete(world.context, claimed))
-        assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
-    else:
-        pytest.fail("the claim has more operations than this test cuts")
+    for order, name, call, _ in CASES:
+        with subtests.test(order=order, claim=name):
+            for client, where in cut_anywhere(lambda order=order: fresh(order, names="abcd"), call):  # type: ignore[misc]
+                assert not client.context.registration.joining
+                claims = many(client, 5)
+                assert sorted(ids(claims)) == list("abcd"), f"{where}, some are in nobody's hand"
+                assert {each.state.attempt for each in claims} == {1}
+                assert not client.context.claims.handovers
+                for each in claims:
+                    client.complete(each)
+                assert {state.state for state in client.check().values()} == {State.FINISHED}
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-def test_a_claim_of_unknown_outcome_is_resolved_before_the_next(arrived):
-    """The server is away longer than the caller waits: `OutcomeUnknown`, and the next claim begins with its end."""
-    world = fresh()
-    stepper = world.stepper(claim.claim(world.context, KINDS[0]))
-    stepper.until(Multi, "tasks/a/claim")
-    if arrived:
-        world.zk.multi(world.session, stepper.op.ops)
+def test_a_claim_of_unknown_outcome_is_resolved_before_the_next(arrived: bool, subtests: pytest.Subtests) -> None:
+    """The server is away longer than the caller waits: `OutcomeUnknown`, and the next claim begins with its end.
+
+    Where giving a group back is cut off in the middle, too, the next look goes on with the rest.
+    """
+    for order, name, call, expected in CASES:
+        with subtests.test(order=order, claim=name):
+            client = fresh(order, names="abcd")
+            in_doubt(client, step(client, call(client)), "tasks/a/claim", arrived=arrived)
+            assert len(client.context.claims.handovers) == 1
+            if len(expected) > 1:
+                back = step(client, giveback.give_back(client.context))
+                back.until(Multi, "tasks/b/claim")
+                back.step()
+                back.until(Multi, "tasks/b/claim")
+                back.cut()
+            claims = client.do(call(client))
+            assert [(each.task_id, each.state.attempt) for each in claims] == [(each, 1) for each in expected]
+            assert not client.context.claims.handovers
+            client.check()
+
+
+def test_of_a_group_whose_reply_is_lost_one_may_be_taken_away_meanwhile() -> None:
+    """The first of them was cancelled before the outcome is asked for: the others are known to be ours all the same."""
+    client = fresh(names="abcde")
+    stepper = step(client, claim.claim_many(client.context, ANY, 3))
+    stepper.until(Multi, "/claim")
+    client.zk.multi(client.session, stepper.op.ops)
+    another(client).cancel("a")
     stepper.answer(UNKNOWN)
     assert isinstance(stepper.op, Reconnect)
-    with pytest.raises(OutcomeUnknown):
-        stepper.fail(Unavailable("no server answered"))
-    assert len(world.context.claims.handovers) == 1
-    claimed = world.do(claim.claim(world.context, KINDS[0]))
-    assert (claimed.task_id, claimed.state.attempt) == ("a", 1)
-    check_tree(world.zk, world.context)
+    claims = stepper.finish()
+    assert ids(claims) == ["a", "b", "c"]
+    for each in claims[1:]:
+        client.complete(each)
+    assert client.check()["b"].state is State.FINISHED
 
 
-def test_a_caller_that_is_interrupted_while_it_gets_its_claim_leaves_it_to_its_client():
-    """Nothing is delivered until the caller says so; who went away says so, too."""
-    world = fresh()
-    caller = Caller()
-    claimed = world.do(claim.claim(world.context, KINDS[0], caller=caller))
-    assert list(world.context.claims.handovers) == [claimed.state.nonce]
-    assert world.do(claim.claim(world.context, KINDS[0])) is None, "it is on its way: not to be taken away"
-    caller.left = True
-    assert world.do(claim.claim(world.context, KINDS[0])).task_id == "a"
-
-
-@pytest.mark.parametrize("order", ["default", "fifo"])
-@pytest.mark.parametrize("timeout", [0, 60])
-def test_nothing_is_claimed_for_a_caller_that_has_left(order, timeout):
-    """The client gives back what is owed and claims again; a call that nobody waits for must not claim after that."""
-    for at in range(60):
-        world = fresh(order)
-        caller = Caller()
-        stepper = world.stepper(claim.claim(world.context, KINDS[0], timeout, lambda it=caller: it.left, caller))
-        for _ in range(at):
-            stepper.step()
+def test_claims_are_delivered_by_one_statement() -> None:
+    """Before it, all of them are on their way, given back if their caller leaves; after it, they are the caller's."""
+    for names in ("a", "abc"):
+        client, caller = fresh(names=names), Caller()
+        claims = client.do(claim.claim_many(client.context, ANY, 3, caller=caller))
+        assert list(client.context.claims.handovers) == [claims[0].state.nonce]
+        assert many(client, 5) == []
         caller.left = True
-        if isinstance(stepper.op, Multi) and "tasks/a/claim" in repr(stepper.op):
-            break  # sent by now: that is given back
-        assert stepper.finish() is None
-        assert not world.context.claims.handovers
-        assert check_tree(world.zk, world.context)["a"].state is State.INSERTED
-    else:
-        pytest.fail("the claim is not sent by then")
+        assert sorted(ids(many(client, 5))) == list(names)
+        client, caller = fresh(names=names), Caller()
+        claims = client.do(claim.claim_many(client.context, ANY, 3, caller=caller))
+        client.context.claims.deliver(claims[-1])
+        caller.left = True
+        assert many(client, 5) == []
+        for each in claims:
+            client.complete(each)
+        client.check()
 
 
-def test_a_delivered_claim_stays_with_its_caller():
-    """Once delivered, going away takes nothing back: the task is the caller's to settle."""
-    world = fresh()
-    caller = Caller()
-    claimed = world.do(claim.claim(world.context, KINDS[0], caller=caller))
-    world.context.claims.deliver(claimed)
-    caller.left = True
-    assert world.do(claim.claim(world.context, KINDS[0])) is None
-    world.do(settle.complete(world.context, claimed))
-
-
-def taken(world):
-    """A transaction that has taken the task."""
-    claimed = world.do(claim.claim(world.context, KINDS[0]))
-    return transaction.Transaction(taken=[(world.context, claimed)])
-
-
-@pytest.mark.parametrize("carried_out", [True, False])
-def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim(carried_out):
-    """Who left the transaction cannot roll back again; its client does, once: the taking counts as one delivery."""
-    for at in range(60):
-        world = fresh(attempts=3)
-        stepper = world.stepper(transaction.rollback(taken(world)))
-        for _ in range(at):
-            if not stepper.over:
+def test_nothing_is_claimed_for_a_caller_that_has_left() -> None:
+    """The client gives back what is owed and claims again; a call that nobody waits for must not claim after that."""
+    for order, timeout in product(ORDERS, (0, 60)):
+        for number in range(60):
+            client, caller = fresh(order), Caller()
+            stepper = step(client, claim.claim(client.context, ANY, timeout, lambda it=caller: it.left, caller))  # type: ignore[misc]
+            for _ in range(number):
                 stepper.step()
-        if stepper.over:
-            break
-        if carried_out and isinstance(stepper.op, Multi):
-            world.zk.multi(world.session, stepper.op.ops)
-        stepper.cut()
-        claimed = world.do(claim.claim(world.context, KINDS[0]))
-        assert claimed is not None, f"cut off at operation {at}, the task is in nobody's hand"
+            caller.left = True
+            if isinstance(stepper.op, Multi) and "tasks/a/claim" in repr(stepper.op):
+                break  # sent by now: that is given back
+            assert stepper.finish() is None
+            assert not client.context.claims.handovers
+            assert client.check()["a"].state is State.INSERTED
+        else:
+            pytest.fail("the claim is not sent by then")
+
+
+def rolling_back(client: Client) -> Any:
+    """The end of a transaction that has taken the task."""
+    return transaction.rollback(transaction.Transaction(taken=[(client.context, client.claimed())]))
+
+
+def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim() -> None:
+    """Who left the transaction cannot roll back again; its client does, once: the taking counts as one delivery."""
+    for client, where in cut_anywhere(lambda: fresh(attempts=3), rolling_back):
+        claimed = client.take()
+        assert claimed is not None, f"{where}, the task is in nobody's hand"
         assert claimed.state.attempt == 2
-        assert not world.context.claims.owed
-        check_tree(world.zk, world.context)
-    else:
-        pytest.fail("the rollback has more operations than this test cuts")
+        assert not client.context.claims.owed
+        client.check()
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_claim(arrived):
+def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_claim(arrived: bool) -> None:
     """Whoever comes first, the caller or the next claim; the other finds nothing left to do."""
     for again in (True, False):
-        world = fresh(attempts=3)
-        it = taken(world)
-        stepper = world.stepper(transaction.rollback(it))
-        stepper.until(Multi, "tasks/a/state")
-        if arrived:
-            world.zk.multi(world.session, stepper.op.ops)
-        stepper.answer(UNKNOWN)
-        with pytest.raises(OutcomeUnknown):
-            stepper.fail(Unavailable("no server answered"))
+        client = fresh(attempts=3)
+        it = transaction.Transaction(taken=[(client.context, client.claimed())])
+        in_doubt(client, step(client, transaction.rollback(it)), "tasks/a/state", arrived=arrived)
         if again:
-            world.do(transaction.rollback(it))
-        claimed = world.do(claim.claim(world.context, KINDS[0]))
+            client.do(transaction.rollback(it))
+        claimed = client.claimed()
         assert (claimed.task_id, claimed.state.attempt) == ("a", 2)
-        world.do(transaction.rollback(it))
-        world.do(settle.complete(world.context, claimed))
-        assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
+        client.do(transaction.rollback(it))
+        client.complete(claimed)
+        assert client.check()["a"].state is State.FINISHED
 
 
-@pytest.mark.parametrize("verb", ["complete", "fail", "release"])
+VERBS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], State]] = {
+    "complete": (settle.complete, (b"r",), State.FINISHED),
+    "fail": (settle.fail, ("e",), State.INSERTED),
+    "release": (settle.release, (), State.INSERTED),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("arrived", [True, False])
-def test_settling_again_after_an_unknown_outcome_tells_what_happened(verb, arrived):
+def test_settling_again_after_an_unknown_outcome_tells_what_happened(verb: str, arrived: bool) -> None:
     """The same verb succeeds, whether the first try had been carried out or not; another verb is told that it lost."""
-    call = {
-        "complete": lambda world, claimed: settle.complete(world.context, claimed, b"r"),
-        "fail": lambda world, claimed: settle.fail(world.context, claimed, "e"),
-        "release": lambda world, claimed: settle.release(world.context, claimed),
-    }[verb]
-    for again in (verb, "other"):
-        world = fresh(attempts=3)
-        claimed = world.do(claim.claim(world.context, KINDS[0]))
-        stepper = world.stepper(call(world, claimed))
-        stepper.until(Multi, "finished/" if verb == "complete" else "tasks/a/state")
-        if verb == "complete":  # the first try found no bucket for what has finished
-            stepper.step()
+    procedure, arguments, ended = VERBS[verb]
+    for same in (True, False):
+        client = fresh(attempts=3)
+        claimed = client.claimed()
+        stepper = step(client, procedure(client.context, claimed, *arguments))
+        if verb == "complete":  # the first try finds no bucket for what has finished
             stepper.until(Multi, "finished/")
-        if arrived:
-            assert world.zk.multi(world.session, stepper.op.ops).committed
-        stepper.answer(UNKNOWN)
-        with pytest.raises(OutcomeUnknown):
-            stepper.fail(Unavailable("no server answered"))
-        expected = {"complete": State.FINISHED, "fail": State.INSERTED, "release": State.INSERTED}[verb]
-        if again == verb:
-            world.do(call(world, claimed))
+            stepper.step()
+        in_doubt(client, stepper, "finished/" if verb == "complete" else "tasks/a/state", arrived=arrived)
+        other = settle.release if verb == "complete" else settle.complete
+        again = procedure(client.context, claimed, *arguments) if same else other(client.context, claimed)
+        if arrived and not same:
+            with pytest.raises(ClaimLost):
+                client.do(again)
         else:
-            other = settle.release if verb == "complete" else settle.complete
-            if arrived:
-                with pytest.raises(ClaimLost):
-                    world.do(other(world.context, claimed))
-            else:
-                world.do(other(world.context, claimed))
-                expected = State.INSERTED if verb == "complete" else State.FINISHED
-        assert check_tree(world.zk, world.context)["a"].state is expected
+            client.do(again)
+        swapped = State.INSERTED if verb == "complete" else State.FINISHED
+        assert client.check()["a"].state is (ended if same or arrived else swapped)
         assert not claimed.claim or claimed.lost
 
 
 @pytest.mark.parametrize("arrived", [True, False])
 @pytest.mark.parametrize("others", [3, 4])
-def test_what_the_record_has_forgotten_is_never_told_as_known(arrived, others):
+def test_what_the_record_has_forgotten_is_never_told_as_known(arrived: bool, others: int) -> None:
     """Four settlements later nobody can tell whether an earlier try has settled the claim: both answers say so."""
-    world = fresh(attempts=9)
-    claimed = world.do(claim.claim(world.context, KINDS[0]))
-    stepper = world.stepper(settle.release(world.context, claimed))
-    stepper.until(Multi, "tasks/a/state")
-    ops = stepper.op.ops
-    if arrived:
-        assert world.zk.multi(world.session, ops).committed
-    stepper.answer(UNKNOWN)
-    with pytest.raises(OutcomeUnknown):
-        stepper.fail(Unavailable("no server answered"))
+    client = fresh(attempts=9)
+    claimed = client.claimed()
+    in_doubt(client, step(client, settle.release(client.context, claimed)), "tasks/a/state", arrived=arrived)
     if not arrived:  # somebody else ends the claim
-        world.do(settle.release(new_context(world.zk, world.session), replace(claimed, nonces={}, unsure=False)))
-        others -= 1
-    for _ in range(others):
-        world.do(settle.release(world.context, world.do(claim.claim(world.context, KINDS[0]))))
-    again = lambda: world.do(settle.release(world.context, claimed))
-    if others + (not arrived) < 4:
-        again() if arrived else raises(ClaimLost, "changed nothing", again)
+        client.do(settle.release(new_context(client.zk, client.session), replace(claimed, nonces={}, unsure=False)))
+    for _ in range(others if arrived else others - 1):
+        client.do(settle.release(client.context, client.claimed()))
+
+    def refused(kind: type[Exception], text: str, verb: Any = settle.release) -> None:
+        with pytest.raises(kind, match=text):
+            client.do(verb(client.context, claimed))
+
+    if others == 4:
+        refused(OutcomeUnknown, "cannot be told any more")
+        refused(ClaimLost, "cannot be told any more")
+        refused(ClaimLost, "cannot be told any more", settle.complete)
+    elif arrived:
+        client.do(settle.release(client.context, claimed))
     else:
-        raises(OutcomeUnknown, "cannot be told any more", again)
-        raises(ClaimLost, "cannot be told any more", again)
-        raises(ClaimLost, "cannot be told any more", lambda: world.do(settle.complete(world.context, claimed)))
-    last = world.do(claim.claim(world.context, KINDS[0]))
-    world.do(settle.complete(world.context, last))
-    assert check_tree(world.zk, world.context)["a"].state is State.FINISHED
-    assert not any((world.context.claims.owed, world.context.claims.handovers, world.context.claims.unsure))
+        refused(ClaimLost, "changed nothing")
+    client.complete(client.claimed())
+    assert client.check()["a"].state is State.FINISHED
+    assert not any((client.context.claims.owed, client.context.claims.handovers, client.context.claims.unsure))
 
 
-def raises(kind, text, call):
-    with pytest.raises(kind, match=text):
-        call()
-
-
-def test_of_two_threads_that_settle_the_same_claim_one_does():
+def test_of_two_threads_that_settle_the_same_claim_one_does() -> None:
     """They come one after the other: the second is told that the claim is over, and its result is not kept."""
-    world = fresh()
-    claimed = world.do(claim.claim(world.context, KINDS[0]))
-    one = world.stepper(settle.complete(world.context, claimed, b"A"))
+    client = fresh()
+    claimed = client.claimed()
+    one = step(client, settle.complete(client.context, claimed, b"A"))
     one.until(Multi, "tasks/a/state")
-    two = world.stepper(settle.complete(world.context, claimed, b"B"))
+    two = step(client, settle.complete(client.context, claimed, b"B"))
     assert isinstance(two.op, Wait)
     one.finish()
     with pytest.raises(ClaimLost):
         two.answer(True)
-    assert world.zk.node(world.context.paths.task("a", "result")).data == b"A"
+    assert client.zk.nodes[client.context.paths.task("a", "result")].data == b"A"
 
 
-@pytest.mark.parametrize("order", ["default", "fifo"])
-def test_a_foreign_znode_below_an_entry_stops_nobody(order):
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_foreign_znode_below_an_entry_stops_nobody(order: str) -> None:
     """The entry is reported once and stepped over; who waits sends no request for it again and again."""
-    world = fresh(order)
-    reports = []
-    world.context.run.report = lambda path, _why: reports.append(path)
-    states = check_tree(world.zk, world.context)
-    entry = world.context.paths.entry(states["a"].place)
-    world.zk.multi(world.session, (Create(f"{entry}/foreign"),))
-    world.do(enqueue.enqueue(world.context, Message(b"x", task_id="b")))
-    assert world.do(claim.claim(world.context, KINDS[0])).task_id == "b"
-    stepper = world.stepper(claim.claim(world.context, KINDS[0], 30))
+    client = fresh(order)
+    entry = client.context.paths.entry(client.state("a").place)
+    client.zk.multi(client.session, (Create(f"{entry}/foreign"),))
+    client.put(task_id="b")
+    assert client.claimed().task_id == "b"
+    stepper = step(client, claim.claim(client.context, ANY, 30))
     stepper.finish()
     assert len(stepper.done) < 20
-    assert reports == [entry]
+    assert [path for path, _why in client.reports] == [entry]
 
 
-def test_a_registration_that_is_cut_off_keeps_nobody_waiting():
-    """Whoever was cut off while it registered its client leaves no sign that somebody is at it."""
-    for at in range(20):
-        world = fresh()
-        stepper = world.stepper(claim.claim(world.context, KINDS[0]))
-        for _ in range(at):
-            if not stepper.over:
-                stepper.step()
-        if stepper.over:
-            return
-        stepper.cut()
-        assert not world.context.registration.joining
-        assert world.do(claim.claim(world.context, KINDS[0])) is not None
-
-
-def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one(monkeypatch):
+def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease ended while its reply was on its way, and the same client claimed the task again: that claim holds."""
     monkeypatch.setattr(combining, "ON_THEIR_WAY", 2)  # else the later one waits for the reply, too
-    world = fresh("fifo", attempts=3)  # whose consumers try what others of the client try
-    late = world.stepper(claim.claim(world.context, KINDS[1]))
+    client = fresh("fifo", attempts=3)  # whose consumers try what others of the client try
+    late = step(client, claim.claim(client.context, LEASED))
     late.until(Multi, "tasks/a/claim")
-    reply = world.zk.multi(world.session, late.op.ops)
-    world.zk.advance(40)
-    claimed = world.do(claim.claim(world.context, KINDS[0]))
+    reply = client.zk.multi(client.session, late.op.ops)
+    client.zk.advance(40)
+    claimed = client.claimed()
     assert claimed.state.attempt == 2
     late.answer(reply)
     assert late.finish().lost
     assert not claimed.lost
-    world.do(settle.complete(world.context, claimed, b"r"))
+    client.complete(claimed, result=b"r")
     with pytest.raises(ClaimLost):
-        world.do(settle.complete(world.context, late.result, b"late"))
-    assert world.zk.node(world.context.paths.task("a", "result")).data == b"r"
+        client.complete(late.result, result=b"late")
+    assert client.zk.nodes[client.context.paths.task("a", "result")].data == b"r"

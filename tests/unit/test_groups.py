@@ -1,4 +1,4 @@
-"""Several tasks claimed together: in the queue's order, in few transactions, all or none on their way to the caller."""
+"""Several tasks claimed together: in the queue's order, in few requests, read ahead, and within a bound of leases."""
 
 from __future__ import annotations
 
@@ -7,207 +7,90 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim
+from airflow_provider_zkmq.engine.core.claiming import ask, claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.claims import Caller
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.memory.readahead import MOST, MOST_KINDS, Paces, ReadAhead
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
-from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi, Outcome
-from airflow_provider_zkmq.engine.core.tasks import enqueue, giveback, operate, settle
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Wait
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
+from airflow_provider_zkmq.engine.core.tasks import operate, settle
 from airflow_provider_zkmq.engine.core.writing import plan
-from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
-from tests.stepping import Stepper
-from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, new_queue
+from airflow_provider_zkmq.engine.errors import ConfigError
+from tests.unit.claiming import ANY, ORDERS, another, ids, many, queue_of, step
+from tests.unit.world import Client, new_queue
 
-UNKNOWN = Outcome(committed=False, unknown=True)
-BOUND, LEASED = Wanted(EVERYTHING), Wanted(EVERYTHING, 30)
-
-
-def filled(order: str = "default", names: str = "abcde") -> Client:
-    client = new_queue(order=order)
-    client.do(enqueue.enqueue_many(client.context, [Message(b"x", task_id=name) for name in names]))
-    return client
+IN_BOTH_ORDERS = pytest.mark.parametrize("order", ORDERS)
+COLOURS = {"c": OrderedEnum("low", "high")}
 
 
-def many(client: Client, most: int, **options: Any) -> list[str]:
-    return [each.task_id for each in client.do(claim.claim_many(client.context, BOUND, most, **options))]
-
-
-def counting(counts: Counter[str]) -> Any:
-    """A fault that strikes nothing, and counts requests."""
-
-    def count(op: Any) -> None:
-        kind = type(op).__name__
-        if not isinstance(op, Wait):
-            counts[kind] += 1
-
-    return count
-
-
-@pytest.mark.parametrize("order", ["default", "fifo"])
+@IN_BOTH_ORDERS
 def test_a_group_is_one_read_and_one_transaction(order: str) -> None:
     """In the queue's order, with one token; each is settled by itself."""
-    client = filled(order)
+    client = queue_of("abcde", order=order)
     client.complete(client.claimed())  # it knows the queue from now on
     counts: Counter[str] = Counter()
-    claims = client.do(claim.claim_many(client.context, BOUND, 3), counting(counts))
-    assert [each.task_id for each in claims] == ["b", "c", "d"]
+    counting = lambda op: isinstance(op, Wait) or counts.update([type(op).__name__])
+    claims = client.do(claim.claim_many(client.context, ANY, 3), lambda op: counting(op) and None)
+    assert ids(claims) == ["b", "c", "d"]
     assert len({each.token for each in claims}) == 1
     assert (counts["GetMany"], counts["Multi"]) == (1, 1)
     client.complete(claims[1])
     client.do(settle.release(client.context, claims[0]))
-    assert {name: state.state for name, state in client.check().items()} == {
-        "a": State.FINISHED, "b": State.INSERTED, "c": State.FINISHED, "d": State.CLAIMED, "e": State.INSERTED,
-    }  # fmt: skip
-    assert many(client, 5) == ["b", "e"]
-    assert client.do(claim.claim_many(client.context, BOUND, 5)) == []
+    states = [state.state for _, state in sorted(client.check().items())]
+    assert states == [State.FINISHED, State.INSERTED, State.FINISHED, State.CLAIMED, State.INSERTED]
+    assert ids(many(client, 5)) == ["b", "e"]
+    assert many(client, 5) == []
 
 
-@pytest.mark.parametrize("order", ["default", "fifo"])
+@IN_BOTH_ORDERS
 def test_a_group_goes_on_with_other_priorities_and_lanes(order: str) -> None:
     """Until there are as many as were asked for, or nothing more."""
     client = new_queue(order=order)
     for number, priority in enumerate((0, 5, 0, 5, 0)):
         client.put(task_id=f"{priority}-{number}", priority=priority)
-    assert many(client, 4) == ["5-1", "5-3", "0-0", "0-2"]
-    assert many(client, 4) == ["0-4"]
+    assert ids(many(client, 4)) == ["5-1", "5-3", "0-0", "0-2"]
+    assert ids(many(client, 4)) == ["0-4"]
     client.check()
 
 
-@pytest.mark.parametrize("order", ["default", "fifo"])
+@IN_BOTH_ORDERS
 def test_a_lost_race_costs_one_request(order: str) -> None:
     """Somebody takes one of them after they were read: the others are sent again, in strict order those before it."""
-    client = filled(order)
-    other = Client(client.zk, "other")
+    client = queue_of("abcde", order=order)
+    other = another(client)
     client.complete(client.claimed())
     if order == "fifo":
-        client.do(claim.claim_many(other.context, BOUND, 1))  # learns the ranks
-    stepper = Stepper(client.zk, client.session, claim.claim_many(client.context, BOUND, 4))
+        many(other, 1)  # learns the ranks
+    stepper = step(client, claim.claim_many(client.context, ANY, 4))
     stepper.until(Multi, "/claim")
     names = [op.path.split("/")[-2] for op in stepper.op.ops if isinstance(op, Create) and op.path.endswith("/claim")]
-    lost = client.state(names[1])
-    assert lost.state is State.INSERTED
-    client.do(operate.cancel(other.context, names[1]))
+    assert client.state(names[1]).state is State.INSERTED
+    other.cancel(names[1])
     claims = stepper.finish()
-    assert [each.task_id for each in claims] == [name for name in names if name != names[1]]
+    assert ids(claims) == [name for name in names if name != names[1]]
     assert client.check()[names[1]].state is State.CANCELLED
     for each in claims:
         client.complete(each)
 
 
-@pytest.mark.parametrize("wanted", [BOUND, LEASED], ids=["bound", "leased"])
-@pytest.mark.parametrize("order", ["default", "fifo"])
-@pytest.mark.parametrize("kind", [LOST_REPLY, LOST_REQUEST])
-def test_a_group_whose_reply_is_lost_is_handed_out_whole(order: str, kind: str, wanted: Wanted) -> None:
-    """Whichever try carried it out."""
-    for number in range(6):
-        client, seen = filled(order), iter(range(100))
-        fault = lambda op, seen=seen, number=number: kind if isinstance(op, Multi) and next(seen) == number else None
-        claims = client.do(claim.claim_many(client.context, wanted, 3), fault)
-        assert [each.task_id for each in claims] == ["a", "b", "c"]
-        assert not client.context.claims.handovers
-        for each in claims:
-            client.complete(each)
-        client.check()
-
-
-def test_of_a_group_whose_reply_is_lost_one_may_be_taken_away_meanwhile() -> None:
-    """The first of them was cancelled before the outcome is asked for: the others are known to be ours all the same."""
-    client, other = filled(), None
-    stepper = Stepper(client.zk, client.session, claim.claim_many(client.context, BOUND, 3))
-    stepper.until(Multi, "/claim")
-    client.zk.multi(client.session, stepper.op.ops)
-    other = Client(client.zk, "other")
-    other.cancel("a")
-    stepper.answer(UNKNOWN)
-    assert isinstance(stepper.op, Reconnect)
-    claims = stepper.finish()
-    assert [each.task_id for each in claims] == ["a", "b", "c"]
-    for each in claims[1:]:
-        client.complete(each)
-    assert client.check()["b"].state is State.FINISHED
-
-
-@pytest.mark.parametrize("order", ["default", "fifo"])
-@pytest.mark.parametrize("arrived", [True, False])
-def test_a_group_cut_off_anywhere_is_given_back_whole(order: str, *, arrived: bool) -> None:
-    """The next claim of the client finds all of it, with no delivery counted."""
-    for at in range(40):
-        client = filled(order, "abcd")
-        stepper = Stepper(client.zk, client.session, claim.claim_many(client.context, BOUND, 3))
-        for _ in range(at):
-            if not stepper.over:
-                stepper.step()
-        if stepper.over:
-            break
-        if arrived and isinstance(stepper.op, Multi):
-            client.zk.multi(client.session, stepper.op.ops)
-        stepper.cut()
-        claims = client.do(claim.claim_many(client.context, BOUND, 4))
-        assert sorted(each.task_id for each in claims) == ["a", "b", "c", "d"], f"cut off at operation {at}"
-        assert {each.state.attempt for each in claims} == {1}
-        assert not client.context.claims.handovers
-        client.check()
-    else:
-        pytest.fail("the claim has more operations than this test cuts")
-
-
-@pytest.mark.parametrize("arrived", [True, False])
-def test_a_group_of_unknown_outcome_is_resolved_before_the_next(*, arrived: bool) -> None:
-    """Giving back is cut off in the middle, too: the next look goes on with the rest."""
-    client = filled()
-    stepper = Stepper(client.zk, client.session, claim.claim_many(client.context, BOUND, 3))
-    stepper.until(Multi, "/claim")
-    if arrived:
-        client.zk.multi(client.session, stepper.op.ops)
-    stepper.answer(UNKNOWN)
-    with pytest.raises(OutcomeUnknown):
-        stepper.fail(Unavailable("no server answered"))
-    back = Stepper(client.zk, client.session, giveback.give_back(client.context))
-    back.until(Multi, "tasks/b/claim")
-    back.step()
-    back.until(Multi, "tasks/b/claim")
-    back.cut()
-    assert sorted(many(client, 5)) == ["a", "b", "c", "d", "e"]
-    assert not client.context.claims.handovers
-    client.check()
-
-
-def test_a_group_is_delivered_by_one_statement() -> None:
-    """Before it, all of them are the client's to give back; after it, all of them are the caller's."""
-    client, caller = filled(), Caller()
-    claims = client.do(claim.claim_many(client.context, BOUND, 3, caller=caller))
-    assert len(client.context.claims.handovers) == 1
-    caller.left = True
-    assert sorted(many(client, 5)) == ["a", "b", "c", "d", "e"]
-    client, caller = filled(), Caller()
-    claims = client.do(claim.claim_many(client.context, BOUND, 3, caller=caller))
-    client.context.claims.deliver(claims[2])
-    caller.left = True
-    assert many(client, 5) == ["d", "e"]
-    for each in claims:
-        client.complete(each)
-    client.check()
-
-
-@pytest.mark.parametrize("order", ["default", "fifo"])
+@IN_BOTH_ORDERS
 def test_what_cannot_be_claimed_keeps_no_group_from_the_others(order: str) -> None:
     """A foreign entry, one without a task and a corrupt record are reported, and stepped over."""
-    client = filled(order)
+    client = queue_of("abcde", order=order)
     lane, segment, entry = client.state("b").place.split("/")
     path = client.context.paths.at("queue", lane, segment)
     client.zk.multi(client.session, (Create(f"{path}/foreign"), Create(f"{path}/{entry.rpartition('~')[0]}~gone")))
     client.zk.nodes[client.context.paths.task("c", "state")].data = b"{"
-    assert many(client, 5) == ["a", "b", "d", "e"]
+    assert ids(many(client, 5)) == ["a", "b", "d", "e"]
     assert len(client.reports) == 3
 
 
 def test_a_group_goes_no_further_than_a_segment_in_strict_order() -> None:
     """Of a lane with later segments only the first is read: what other lanes have may not pass what follows there."""
-    client = new_queue(order="fifo", filters={"c": OrderedEnum("low", "high")})
+    client = new_queue(order="fifo", filters=COLOURS)
     client.put(task_id="a", filters={"c": "low"})
     client.put(task_id="b", filters={"c": "high"})
     lane = client.state("a").place.split("/")[0]
@@ -218,27 +101,219 @@ def test_a_group_goes_no_further_than_a_segment_in_strict_order() -> None:
     client.put(task_id="c", filters={"c": "low"})
     client.put(task_id="d", filters={"c": "high"})
     assert client.state("c").place.split("/")[1] != slot.segment
-    assert many(client, 4) == ["a", "b", "c", "d"]
+    assert ids(many(client, 4)) == ["a", "b", "c", "d"]
 
 
-def test_a_large_group_is_split_by_what_fits_into_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records may be long: what does not fit is claimed by the next transaction."""
-    client = filled(names="abcdef")
+def test_a_large_group_is_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request reads 32 candidates; what does not fit into one transaction is claimed by the next."""
+    client, seen = queue_of(f"{number:02}" for number in range(70)), []
+    noting = lambda op: seen.append(len(op.paths)) if isinstance(op, GetMany) else None
+    assert len(client.do(claim.claim_many(client.context, ANY, 64), noting)) == 64
+    assert [size for size in seen if size > 3] == [96, 96]
     monkeypatch.setattr(plan, "MAX_REQUEST", 3_000)
-    claims = client.do(claim.claim_many(client.context, BOUND, 6))
-    assert [each.task_id for each in claims] == list("abcdef")
+    claims = many(client, 6)
+    assert ids(claims) == [str(number) for number in range(64, 70)]
     assert 1 < len({each.token for each in claims}) < 6
     client.check()
 
 
-def test_candidates_are_read_together() -> None:
-    """However many: one request for 32 of them."""
-    client = new_queue()
-    client.do(enqueue.enqueue_many(client.context, [Message(b"x") for _ in range(64)]))
-    seen: list[int] = []
-    claims = client.do(
-        claim.claim_many(client.context, BOUND, 64),
-        lambda op: seen.append(len(op.paths)) if isinstance(op, GetMany) else None,
-    )
-    assert len(claims) == 64
-    assert [size for size in seen if size > 3] == [96, 96]
+# --- no more than leave the queue with so many leases
+
+
+def bounded(client: Client, most: int, bound: int | None) -> list[Claimed]:
+    return many(client, most, Wanted(EVERYTHING, 5, "all", bound))
+
+
+def leases(client: Client) -> int:
+    return len(client.zk.names(client.context.paths.at("leases")))
+
+
+@IN_BOTH_ORDERS
+def test_no_more_are_claimed_than_leave_so_many_leases(order: str) -> None:
+    """Whoever holds the leases; a full queue gives none, and what is settled or expires makes room."""
+    client = queue_of("abcdefgh", order=order)
+    assert len(bounded(client, 2, None)) == 2
+    claims = bounded(client, 8, 5)
+    assert (len(claims), leases(client)) == (3, 5)
+    assert bounded(client, 8, 5) == []
+    client.complete(claims[0])
+    other = another(client)
+    assert (len(bounded(other, 8, 5)), leases(client)) == (1, 5)
+    assert bounded(other, 8, 1) == []
+    client.zk.ms += 60_000
+    assert (len(bounded(other, 8, 5)), leases(client)) == (5, 5)
+    client.check()
+
+
+@IN_BOTH_ORDERS
+def test_two_who_saw_the_same_room(order: str) -> None:
+    """One of them is refused although none of its tasks is taken; it looks again, and the bound holds.
+
+    Where the last room is lost so, nothing is claimed, nothing is owed, and both can go on once there is room.
+    """
+    client = queue_of("abcdefghi", order=order)
+    other = another(client)
+    stepper = step(client, claim.claim_many(client.context, Wanted(EVERYTHING, 5, "all", 5), 4))
+    stepper.until(Multi, "/leases")
+    taken = bounded(other, 4, 5)
+    assert (len(taken), len(stepper.finish()), leases(client)) == (4, 1, 5)
+    states = Counter(state.state for state in client.check().values())
+    assert states == {State.CLAIMED: 5, State.INSERTED: 4}
+    stepper = step(client, claim.claim_many(client.context, Wanted(EVERYTHING, 5, "all", 6), 1))
+    stepper.until(Multi, "/leases")
+    assert len(bounded(other, 1, 6)) == 1
+    assert stepper.finish() == []
+    assert not client.context.claims.handovers
+    other.complete(taken[0])
+    assert len(bounded(client, 1, 6)) == 1
+
+
+def test_a_damaged_place_of_leases_keeps_nobody_from_claiming() -> None:
+    """The missing znode is made again; what is foreign there, or cannot be read, never ends, and takes no room."""
+    client = queue_of("abcdef")
+    path = client.context.paths.at("leases")
+    del client.zk.nodes[path]
+    client.complete(bounded(client, 1, 1)[0])
+    client.zk.multi(client.session, (Create(f"{path}/foreign"), Create(f"{path}/t9~nobody", b"?")))
+    for _ in range(2):
+        client.zk.ms += 60_000
+        assert len(bounded(client, 4, 2)) == 2
+        assert bounded(client, 4, 2) == []
+    assert {"foreign", "t9~nobody"} <= set(client.zk.names(path))
+
+
+def test_a_bounded_claim_that_is_not_understood_or_wanted_takes_nothing() -> None:
+    """What is not understood is refused before a task is read; a caller that is gone leaves the room to others."""
+    client = queue_of("a")
+    for asked, told in (
+        ({"max_leases": 1}, "goes with a lease"),
+        ({"max_leases": 0, "lease": 5}, "max_leases 0 is not allowed"),
+        ({"ahead": "some"}, "ahead 'some' is not allowed"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            client.do(ask.ask_many(client.context, 1, **asked))  # type: ignore[arg-type]
+    wanted = Wanted(EVERYTHING, 5, "all", 1)
+    assert client.do(claim.claim_many(client.context, wanted, 1, caller=Caller(left=True))) == []
+    assert leases(client) == 0
+
+
+# --- claims that follow one another read their candidates ahead
+
+
+def thirty(order: str, data: bytes = b"x", count: int = 30) -> Client:
+    return queue_of([f"t{number:02}" for number in range(count)], data, order=order, filters=COLOURS)
+
+
+def reads(client: Client, seconds: float = 0.0) -> int:
+    """How many candidates are asked for by the next claim, which is completed."""
+    seen: list[str] = []
+
+    def note(op: Any) -> None:
+        if isinstance(op, GetMany):
+            seen.extend(path for path in op.paths if path.endswith("/state"))
+
+    client.zk.ms += int(seconds * 1000)
+    (claimed,) = client.do(claim.claim_many(client.context, ANY, 1), note)
+    client.complete(claimed)
+    return len(seen)
+
+
+@IN_BOTH_ORDERS
+def test_claims_that_follow_one_another_read_for_those_to_come(order: str) -> None:
+    """More and more at once, as far as they are small; each task comes once, in order.
+
+    Claims far between read their own candidate only, and what was read a second ago is read again.
+    """
+    client = thirty(order)
+    assert [reads(client, 60) for _ in range(5)] == [1] * 5
+    client = thirty(order)
+    assert [reads(client) for _ in range(13)] == [1, 4, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]
+    large = thirty(order, data=b"x" * 50_000)
+    assert sum(reads(large) for _ in range(13)) == 13
+    assert max(large.context.paces.kinds.values(), key=lambda one: one.asked_at).most == 1
+    for one in (client, large):
+        assert one.work() == [f"t{number:02}" for number in range(13, 30)]
+        assert {state.attempt for state in one.check().values()} == {1}
+    client = thirty("default")
+    assert [reads(client), reads(client), reads(client, 0.9), reads(client, 0.9)] == [1, 4, 0, 8]
+    assert len(client.work()) == 26
+
+
+@IN_BOTH_ORDERS
+def test_what_was_read_ahead_is_no_promise(order: str) -> None:
+    """Changed, cancelled or taken by another client meanwhile: each is handled as it is by then."""
+    client = thirty(order)
+    other = another(client)
+    assert [reads(client) for _ in range(2)] == [1, 4]  # t02, t03 and t04 have been read
+    other.cancel("t02")
+    other.do(operate.replace_data(other.context, "t03", b"new"))
+    other.complete(other.claimed())
+    client.zk.ms += 500
+    data = {}
+    while (claimed := client.take()) is not None:
+        data[claimed.task_id] = claimed.data
+        client.complete(claimed)
+    assert (len(data), data.get("t03", b"new")) == (26, b"new")
+    states = client.check()
+    assert states.pop("t02").state is State.CANCELLED
+    assert {(state.state, state.attempt) for state in states.values()} == {(State.FINISHED, 1)}
+
+
+@IN_BOTH_ORDERS
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_is_not_judged_by_what_was_read_before_it(order: str, *, damaged: bool) -> None:
+    """Its id was gone when it was read ahead, or its record was corrupt; by then it has been enqueued anew."""
+    client = thirty(order, count=6)
+    other = another(client)
+    assert reads(client) == 1
+    stepper = step(client, claim.claim_many(client.context, ANY, 1))
+    stepper.until(GetMany, "/state")
+    record = client.zk.nodes[client.context.paths.task("t03", "state")]
+    if damaged:
+        sound, record.data = record.data, b"no record"
+        stepper.step()
+        record.data = sound
+    other.do(operate.drop(other.context, "t03"))
+    client.complete(stepper.finish()[0])
+    client.zk.ms += 300  # names that were listed before are not used any more, what was read then is
+    other.put(b"new", task_id="t03")
+    assert client.work() == ["t02", "t04", "t05", "t03"]
+    assert client.reports == []
+    assert {state.state for state in client.check().values()} == {State.FINISHED}
+
+
+@IN_BOTH_ORDERS
+def test_a_task_that_two_listings_show_is_read_once(order: str) -> None:
+    """It was enqueued anew with other filters, and an older listing of its first lane is still in use."""
+    client = thirty(order)
+    other = another(client)
+    done = [client.claimed() for _ in range(25)]
+    for name in ("t27", "t28"):
+        other.cancel(name)
+        other.put(task_id=name, filters={"c": "low"}, requeue=True)
+    for claimed in done:
+        client.complete(claimed)
+    (ahead,) = client.context.paces.kinds.values()
+    ahead.tasks.clear()
+    ahead.most = MOST
+    assert sorted(client.work()) == ["t25", "t26", "t27", "t28", "t29"]
+    assert {state.state for state in client.check().values()} == {State.FINISHED}
+
+
+def test_a_client_remembers_what_it_read_for_a_second_and_a_few_kinds_of_claims() -> None:
+    """As much is read as is small, by what came before; what is read later makes nothing younger."""
+    ahead = ReadAhead()
+    for size, most in ((100, MOST), (10 * 64_000, 1), (10, 2), (10, 4), (0, 8), (10, MOST)):
+        ahead.learn(10, size, 0.0)
+        assert ahead.most == most
+    ahead = ReadAhead()
+    for name, now in (("early", 1.0), ("late", 1.9)):
+        ahead.learn(1, 10, now)
+        ahead.tasks[name] = ()
+    ahead.forget_old(2.1)
+    assert not ahead.tasks
+    paces = Paces(lambda: 5.0)
+    for number in range(3 * MOST_KINDS):
+        assert paces.ask(number) is None
+    assert list(paces.kinds) == list(range(2 * MOST_KINDS, 3 * MOST_KINDS))
+    assert paces.ask(3 * MOST_KINDS - 1) is paces.kinds[3 * MOST_KINDS - 1]

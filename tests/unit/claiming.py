@@ -1,0 +1,107 @@
+"""Claims on the in-memory ZooKeeper: asked for as the fronts do, cut off anywhere, of lost replies, in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.claiming import by_id, claim
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Reconnect
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
+from airflow_provider_zkmq.engine.core.tasks import enqueue
+from airflow_provider_zkmq.engine.core.upkeep import rescue
+from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
+from tests.stepping import Stepper
+from tests.unit.world import LOST, UNKNOWN, Client, Faults, drive, new_queue
+
+ORDERS = ("default", "fifo")
+ANY, LEASED = Wanted(EVERYTHING), Wanted(EVERYTHING, 30)
+
+
+def queue_of(names: Iterable[str], data: bytes = b"x", **conf: Any) -> Client:
+    """The first client of a queue, which has enqueued these."""
+    client = new_queue(**conf)
+    client.do(enqueue.enqueue_many(client.context, [Message(data, task_id=name) for name in names]))
+    return client
+
+
+def another(client: Client, name: str = "other") -> Client:
+    return Client(client.zk, name)
+
+
+def step(client: Client, procedure: Any) -> Stepper:
+    return Stepper(client.zk, client.session, procedure)
+
+
+def delivered(client: Client, ask: Any) -> Procedure[list[Claimed]]:
+    """What was asked for, as the fronts carry it out, for a caller that gets it."""
+    claims = yield from (yield from ask).claiming(Caller())
+    for claimed in claims:
+        client.context.claims.deliver(claimed)
+    return claims
+
+
+def asked_by_id(client: Client, task_id: str = "a", **options: Any) -> Procedure[list[Claimed]]:
+    return delivered(client, by_id.ask_by_id(client.context, task_id, **options))
+
+
+def many(client: Client, most: int, wanted: Wanted = ANY) -> list[Claimed]:
+    claims: list[Claimed] = client.do(claim.claim_many(client.context, wanted, most))
+    return claims
+
+
+def ids(claims: Iterable[Claimed]) -> list[str]:
+    return [claimed.task_id for claimed in claims]
+
+
+def after_rescue(client: Client, count: int = 1) -> Client:
+    """Another client, which has given so many tasks back."""
+    other = another(client)
+    assert other.do(rescue.tend(other.context)) == count
+    return other
+
+
+def lost_anywhere(new: Callable[[], Client], call: Callable[[Client], Any]) -> Iterator[tuple[Client, Any]]:
+    """Clients and what each got of its call, whose transactions lost their request or reply in turn."""
+    spy, faults = new(), Faults()
+    drive(spy.zk, spy.session, call(spy), faults)
+    for kind in LOST:
+        for number in range(faults.seen):
+            client = new()
+            yield client, drive(client.zk, client.session, call(client), Faults(number, kind))
+
+
+def cut_anywhere(new: Callable[[], Client], call: Callable[[Client], Any]) -> Iterator[tuple[Client, str]]:
+    """Clients whose call was cut off before or after each of its operations; where that was."""
+    for arrived in (True, False):
+        for number in range(60):
+            client = new()
+            stepper = step(client, call(client))
+            for _ in range(number):
+                if not stepper.over:
+                    stepper.step()
+            if stepper.over:
+                break
+            if arrived and isinstance(stepper.op, Multi):
+                client.zk.multi(client.session, stepper.op.ops)
+            stepper.cut()
+            yield client, f"cut off at operation {number}"
+        else:
+            pytest.fail("the call has more operations than are cut")
+
+
+def in_doubt(client: Client, stepper: Stepper, about: str, *, arrived: bool) -> None:
+    """Its next transaction about that is carried out or not; who called is told that nobody knows."""
+    stepper.until(Multi, about)
+    if arrived:
+        assert client.zk.multi(client.session, stepper.op.ops).committed
+    stepper.answer(UNKNOWN)
+    assert isinstance(stepper.op, Reconnect)
+    with pytest.raises(OutcomeUnknown):
+        stepper.fail(Unavailable("no server answered"))
