@@ -60,19 +60,25 @@ class Awaited:
 
 
 @contextmanager
+def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop that runs in a thread of its own, as long as the block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
+
+
+@contextmanager
 def connected(kind: str, hosts: str, **options: Any) -> Iterator[Any]:
     """A client of one of the two fronts, to be called as the blocking one."""
     if kind == "blocking":
         with Zkmq.connect(hosts, **options) as client:
             yield client
-        return
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        with Awaited(AsyncZkmq.connect(hosts, **options), loop) as client:
+    else:
+        with event_loop() as loop, Awaited(AsyncZkmq.connect(hosts, **options), loop) as client:
             yield client
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(60)
-        loop.close()

@@ -5,12 +5,12 @@ The seconds asserted here are those that users set, and the two more that every 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,16 @@ import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import (
-    AsyncQueue,
     AsyncZkmq,
     HostNotFound,
     Message,
     OutcomeUnknown,
-    Queue,
     TransportError,
     Unavailable,
     Zkmq,
 )
+from tests.integration.conftest import taken
+from tests.integration.fronts import KINDS, Awaited, connected, event_loop
 from tests.support import eventually, fresh_root
 
 CALLERS = 50
@@ -78,18 +78,17 @@ def dropping() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
+@dataclass
 class Ended:
     """How a call ended: after how many seconds, and with which error."""
 
-    def __init__(self, name: str, seconds: float, error: BaseException | None) -> None:
-        self.name, self.seconds, self.error = name, seconds, error
-
-    def __repr__(self) -> str:
-        return f"{self.name}: {self.seconds:.1f} s, {self.error!r}"
+    name: str
+    seconds: float
+    error: BaseException | None
 
 
 def all_at_once(calls: dict[str, Callable[[], Any]]) -> list[Ended]:
-    """Each call in a thread of its own."""
+    """Each call in a thread of its own; those of an asynchronous client are tasks of one loop."""
     ended: list[Ended] = []
 
     def do(name: str, call: Callable[[], Any]) -> None:
@@ -109,20 +108,6 @@ def all_at_once(calls: dict[str, Callable[[], Any]]) -> list[Ended]:
     return ended
 
 
-async def all_on_a_loop(calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]]) -> list[Ended]:
-    """Each call as a task of one loop."""
-
-    async def do(name: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> Ended:
-        began, error = time.monotonic(), None
-        try:
-            await call()
-        except BaseException as raised:  # noqa: BLE001  it is looked at
-            error = raised
-        return Ended(name, time.monotonic() - began, error)
-
-    return list(await asyncio.gather(*(do(*item) for item in calls.items())))
-
-
 def judge(ended: list[Ended], limit: str, seconds: float) -> None:
     """Each ended in its time, and its error names the limit and how long that is."""
     late = [one for one in ended if one.seconds > seconds + MORE]
@@ -136,25 +121,21 @@ def judge(ended: list[Ended], limit: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("hole", [silent, dropping])
 def test_connecting_into_a_black_hole_ends_in_time(hole: Any) -> None:
-    """Nobody answers, at once or ever: fifty that connect end within `connect_timeout`, and nothing is left of them."""
+    """Nobody answers, at once or ever: fifty that connect end within `connect_timeout`, and nothing is left of them.
+
+    The same holds for fifty clients of one event loop, which have few threads to share.
+    """
+    options: dict[str, Any] = {"connect_timeout": 1, "session_timeout": 30, "gc": False}
     before = threading.active_count()
     with hole() as hosts:
-        options = {"connect_timeout": 1, "session_timeout": 30, "gc": False}
         ended = all_at_once({f"{at}": lambda: Zkmq.connect(hosts, **options) for at in range(CALLERS)})
         judge(ended, "connect_timeout (1 s)", 1)
         assert all(isinstance(one.error, Unavailable) and hosts in str(one.error) for one in ended)
         eventually(lambda: threading.active_count() <= before)
-
-
-async def test_connecting_into_a_black_hole_on_an_event_loop() -> None:
-    """The same for fifty clients of one loop, which have few threads to share."""
-    with silent() as hosts:
-        options: dict[str, Any] = {"connect_timeout": 1, "session_timeout": 30, "gc": False}
-
-        async def connect() -> None:
-            await AsyncZkmq.connect(hosts, **options)
-
-        judge(await all_on_a_loop({f"{at}": connect for at in range(CALLERS)}), "connect_timeout (1 s)", 1)
+    if hole is silent:
+        with hole() as hosts, event_loop() as loop:
+            connect = lambda: Awaited(AsyncZkmq.connect(hosts, **options), loop).start()
+            judge(all_at_once({f"{at}": connect for at in range(CALLERS)}), "connect_timeout (1 s)", 1)
 
 
 def test_a_host_that_is_not_there_leaves_time_for_the_others(server: EmbeddedServer) -> None:
@@ -167,16 +148,12 @@ def test_a_host_that_is_not_there_leaves_time_for_the_others(server: EmbeddedSer
                     assert zk.queues() == []
 
 
-def test_a_name_that_is_not_known_is_said_at_once() -> None:
-    """The error is one of its own, and says which name."""
-    began = time.monotonic()
-    with pytest.raises(HostNotFound, match="no-such-host.invalid"):
-        Zkmq.connect("no-such-host.invalid:2181", connect_timeout=30)
-    assert time.monotonic() - began < MORE
-
-
-def test_a_name_that_is_not_known_hides_no_other(server: EmbeddedServer) -> None:
-    """Whoever can be reached is."""
+def test_a_name_that_is_not_known_is_said_at_once(server: EmbeddedServer) -> None:
+    """The error is one of its own, and says which name; beside one that can be reached it hides nothing."""
+    (ended,) = all_at_once({"": lambda: Zkmq.connect("no-such-host.invalid:2181", connect_timeout=30)})
+    assert isinstance(ended.error, HostNotFound)
+    assert "no-such-host.invalid" in str(ended.error)
+    assert ended.seconds < MORE
     with Zkmq.connect(f"no-such-host.invalid:2181,{server.hosts}", root=fresh_root(), gc=False) as zk:
         assert zk.queues() == []
 
@@ -184,35 +161,35 @@ def test_a_name_that_is_not_known_hides_no_other(server: EmbeddedServer) -> None
 # --- a frozen server
 
 
-def blocking_calls(q: Queue, ids: list[str]) -> dict[str, Callable[[], Any]]:
-    """Fifty calls of all kinds; each would be answered at once by a server that goes on."""
-    claims = [q.claim() for _ in range(5)]
+def calls_of_all_kinds(q: Any, ids: list[str]) -> dict[str, Callable[[], Any]]:
+    """Fifty calls; each would be answered at once by a server that goes on."""
+    claims = [taken(q) for _ in range(5)]
     makers: list[Callable[[int], Callable[[], Any]]] = [
         lambda at: lambda: q.enqueue(b"new", task_id=f"new{at}"),
-        lambda _: lambda: q.claim(),
+        lambda _: q.claim,
         lambda _: lambda: q.claim(timeout=20),
         lambda at: lambda: q.wait([ids[at % len(ids)]], timeout=20),
         lambda _: q.counts,
         lambda at: lambda: q.task(ids[at % len(ids)]),
-        lambda _: lambda: q.tasks(),
-        lambda at: claims[at % 5].complete,  # type: ignore[union-attr]
+        lambda _: q.tasks,
+        lambda at: claims[at % 5].complete,
         lambda _: q.pause,
         lambda at: lambda: q.cancel(ids[-1 - at % 3]),
     ]
     return {f"{at} of kind {at % len(makers)}": makers[at % len(makers)](at) for at in range(CALLERS)}
 
 
-@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
-def test_fifty_callers_of_a_frozen_server_end_together(server: EmbeddedServer, warm: bool) -> None:
-    """Threads of one client do not wait for each other's time to be over: each ends within `request_timeout`.
+@pytest.mark.parametrize(("kind", "warm"), [("blocking", True), ("blocking", False), ("asynchronous", True)])
+def test_fifty_callers_of_a_frozen_server_end_together(server: EmbeddedServer, kind: str, warm: bool) -> None:
+    """Callers of one client do not wait for each other's time to be over: each ends within `request_timeout`.
 
     Afterwards each task is in one place, what was claimed meanwhile is given back, and everybody goes on.
     """
     root = fresh_root()
-    with Zkmq.connect(server.hosts, root=root, request_timeout=2, session_timeout=30, gc=False) as zk:
+    with connected(kind, server.hosts, root=root, request_timeout=2, session_timeout=30, gc=False) as zk:
         q = zk.queue("q")
         ids = q.enqueue_many([Message(b"x")] * 20)
-        calls = blocking_calls(q, ids)
+        calls = calls_of_all_kinds(q, ids)
         if not warm:
             zk._contexts["q"].configuration.watch = None
             zk._contexts["q"].registration.consumer = None
@@ -220,83 +197,31 @@ def test_fifty_callers_of_a_frozen_server_end_together(server: EmbeddedServer, w
         with frozen(server):
             ended = all_at_once(calls)
         judge([one for one in ended if "kind 2" not in one.name or one.error], "request_timeout (2 s)", 2)
-        _everything_is_in_its_place(root, server, q)
+        q.resume()
+        names = []
+        while (claim := q.claim()) is not None:
+            names.append(claim.task.id)
+            claim.complete()
+        assert len(names) == len(set(names))
+        with Zkmq.connect(server.hosts, root=root, gc=False) as other:
+            states = [str(task.state) for task in other.queue("q").tasks()]
+            assert set(states) <= {"finished", "cancelled", "claimed"}
+            assert states.count("claimed") <= 5, "those that the test itself had claimed"
+            assert other.queue("q").counts()["inserted"] == 0
 
 
-def _everything_is_in_its_place(root: str, server: EmbeddedServer, q: Queue) -> None:
-    """The queue hands out every task that is pending, once; those in hand of the first client included."""
-    q.resume()
-    taken = []
-    while (claim := q.claim()) is not None:
-        taken.append(claim.task.id)
-        claim.complete()
-    assert len(taken) == len(set(taken))
-    with Zkmq.connect(server.hosts, root=root, gc=False) as other:
-        states = {task.id: str(task.state) for task in other.queue("q").tasks()}
-        assert set(states.values()) <= {"finished", "cancelled", "claimed"}
-        assert list(states.values()).count("claimed") <= 5, "those that the test itself had claimed"
-        assert other.queue("q").counts()["inserted"] == 0
-
-
-@pytest.mark.parametrize("front", ["threads", "loop"])
-def test_claims_that_meet_a_frozen_server_queue_behind_nobody(server: EmbeddedServer, front: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_claims_that_meet_a_frozen_server_queue_behind_nobody(server: EmbeddedServer, kind: str) -> None:
     """Eight that claim from one queue: none waits for another's claim to be given back, or for its registration."""
-    options: dict[str, Any] = {"root": fresh_root(), "request_timeout": 2, "session_timeout": 30, "gc": False}
-    with Zkmq.connect(server.hosts, **options) as zk:
-        zk.queue("q").enqueue_many([Message(b"x")] * 30)
-        if front == "threads":
-            assert zk.queue("q").claim() is not None
-            with frozen(server):
-                judge(all_at_once({f"{at}": zk.queue("q").claim for at in range(8)}), "request_timeout (2 s)", 2)
-                judge(all_at_once({f"{at}": zk.queue("q").claim for at in range(8)}), "request_timeout (2 s)", 2)
-        else:
-            asyncio.run(_claims_on_a_loop(server, options))
-        eventually(lambda: zk.queue("q").counts()["claimed"] <= 1)
-        assert zk.queue("q").claim() is not None
-
-
-async def _claims_on_a_loop(server: EmbeddedServer, options: dict[str, Any]) -> None:
-    async with AsyncZkmq.connect(server.hosts, **options) as zk:
+    with connected(kind, server.hosts, root=fresh_root(), request_timeout=2, session_timeout=30, gc=False) as zk:
         q = zk.queue("q")
-        claim = await q.claim()
-        assert claim is not None
-        await claim.release()
+        q.enqueue_many([Message(b"x")] * 30)
+        taken(q)
         with frozen(server):
             for _ in range(2):
-                calls: dict[str, Any] = {f"{at}": q.claim for at in range(8)}
-                judge(await all_on_a_loop(calls), "request_timeout (2 s)", 2)
-        assert (await q.claim()) is not None
-
-
-async def test_fifty_coroutines_of_a_frozen_server_end_together(server: EmbeddedServer) -> None:
-    """The same on an event loop, which goes on meanwhile."""
-    async with AsyncZkmq.connect(
-        server.hosts, root=fresh_root(), request_timeout=2, session_timeout=30, gc=False
-    ) as zk:
-        q = zk.queue("q")
-        ids = await q.enqueue_many([Message(b"x")] * 20)
-        kinds: list[Callable[[int], Callable[[], Coroutine[Any, Any, Any]]]] = [
-            lambda at: lambda: q.enqueue(b"new", task_id=f"new{at}"),
-            lambda _: lambda: q.claim(),
-            lambda at: lambda: q.wait([ids[at % len(ids)]], timeout=20),
-            lambda _: q.counts,
-            lambda at: lambda: q.task(ids[at % len(ids)]),
-        ]
-        with frozen(server):
-            judge(
-                await all_on_a_loop({f"{at} of kind {at % 5}": kinds[at % 5](at) for at in range(CALLERS)}),
-                "request_timeout (2 s)",
-                2,
-            )
-        await _goes_on(q, len(ids))
-
-
-async def _goes_on(q: AsyncQueue, least: int) -> None:
-    taken = []
-    while (claim := await q.claim()) is not None:
-        taken.append(claim.task.id)
-        await claim.complete()
-    assert len(taken) == len(set(taken)) >= least
+                judge(all_at_once({f"{at}": q.claim for at in range(8)}), "request_timeout (2 s)", 2)
+        eventually(lambda: q.counts()["claimed"] <= 1)
+        taken(q)
 
 
 def test_a_call_s_own_timeout_binds_its_requests_too(server: EmbeddedServer) -> None:
@@ -312,21 +237,27 @@ def test_a_call_s_own_timeout_binds_its_requests_too(server: EmbeddedServer) -> 
         }
         with frozen(server):
             judge(all_at_once(calls), "timeout (1 s)", 1)
-        claim = q.claim()
-        assert claim is not None
-        assert claim.task.id == task_id
+        assert taken(q).task.id == task_id
 
 
-def test_calls_of_one_transaction_end_together(server: EmbeddedServer) -> None:
-    """They are carried out one after the other; with a frozen server each waits for its own limit only."""
+def test_what_one_after_the_other_meets_a_frozen_server_ends_together(server: EmbeddedServer) -> None:
+    """Calls of one transaction, which are carried out in turn: each waits for its own limit only.
+
+    An enqueue that was sent is never said not to have been: its outcome is unknown, and asked again it tells.
+    """
     with Zkmq.connect(server.hosts, root=fresh_root(), request_timeout=2, session_timeout=30, gc=False) as zk:
-        zk.queue("q").enqueue_many([Message(b"x")] * 10)
+        q = zk.queue("q")
+        q.enqueue_many([Message(b"x")] * 10)
         tx = zk.transaction()
         assert tx.try_take("q") is not None
+        calls: dict[str, Callable[[], Any]] = {f"{at}": lambda: tx.try_take("q") for at in range(8)}
         with frozen(server):
-            judge(all_at_once({f"{at}": lambda: tx.try_take("q") for at in range(8)}), "request_timeout (2 s)", 2)
+            ended = all_at_once(calls | {"enqueue": lambda: q.enqueue(b"y", task_id="y")})
+        judge(ended, "request_timeout (2 s)", 2)
+        assert [type(one.error) for one in ended if one.name == "enqueue"] == [OutcomeUnknown]
         tx.rollback()
-        eventually(lambda: zk.queue("q").counts()["inserted"] == 10)
+        assert q.enqueue(b"y", task_id="y") == "y"
+        eventually(lambda: q.counts()["inserted"] == 11)
 
 
 @pytest.mark.parametrize("state", ["frozen", "away"])
@@ -336,22 +267,11 @@ def test_closing_ends_in_time(tmp_path: Path, state: str) -> None:
         zk = Zkmq.connect(own.hosts, request_timeout=1, session_timeout=30)
         for name in ("a", "b", "c", "d"):
             zk.queue(name).enqueue(b"x")
-            assert zk.queue(name).claim() is not None
+            taken(zk.queue(name))
         own.pause(0) if state == "frozen" else own.kill(0)
-        ended = all_at_once({"close": zk.close})
-        assert ended[0].error is None
-        assert ended[0].seconds < 1 + MORE
-
-
-def test_a_write_that_was_sent_is_never_said_not_to_have_been(server: EmbeddedServer) -> None:
-    """Of a frozen server an enqueue hears nothing: its outcome is unknown, and asked again it tells."""
-    with Zkmq.connect(server.hosts, root=fresh_root(), request_timeout=1, session_timeout=30, gc=False) as zk:
-        q = zk.queue("q")
-        q.enqueue(b"x")
-        with frozen(server), pytest.raises(OutcomeUnknown, match=r"request_timeout \(1 s\)"):
-            q.enqueue(b"y", task_id="y")
-        assert q.enqueue(b"y", task_id="y") == "y"
-        assert q.counts()["inserted"] == 2
+        (ended,) = all_at_once({"close": zk.close})
+        assert ended.error is None
+        assert ended.seconds < 1 + MORE
 
 
 def test_closing_waits_no_second_time_for_a_server_that_did_not_answer(server: EmbeddedServer) -> None:
@@ -360,5 +280,5 @@ def test_closing_waits_no_second_time_for_a_server_that_did_not_answer(server: E
     with frozen(server):
         with pytest.raises(Unavailable):
             zk.queue("q").counts()
-        ended = all_at_once({"close": zk.close})
-    assert ended[0].seconds < 1 + MORE
+        (ended,) = all_at_once({"close": zk.close})
+    assert ended.seconds < 1 + MORE
