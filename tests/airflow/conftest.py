@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +22,15 @@ os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="zkmq-airflow-"))
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 
+from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time.xcom import XCom
+from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import Integer, Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.hooks import deferring
+from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 
 
 class Pushed:
@@ -81,6 +87,13 @@ def queue(zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield made
 
 
+@pytest.fixture(scope="session")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A ZooKeeper that tests kill; each starts it again."""
+    with EmbeddedServer(Path(tmp_path_factory.mktemp("mortal")), force_sync=False) as server:
+        yield server
+
+
 @pytest.fixture
 def context() -> dict[str, Any]:
     """The least of a context that the operators need."""
@@ -102,17 +115,58 @@ def finish(queue: Queue, result: bytes | str | None = None) -> str:
     return claim.task.id
 
 
+def enqueuing(**arguments: Any) -> ZkmqEnqueueOperator:
+    """An operator that enqueues, as the Airflow task ``t``."""
+    return ZkmqEnqueueOperator(task_id="t", **arguments)
+
+
+def deferral(call: Callable[..., Any], *arguments: Any, **more: Any) -> TaskDeferred:
+    """Call it; return the deferral with which it ends."""
+    with pytest.raises(TaskDeferred) as deferred:
+        call(*arguments, **more)
+    return deferred.value
+
+
+def rebuilt(trigger: BaseTrigger) -> Any:
+    """The trigger as a triggerer makes it of what Airflow has stored."""
+    return type(trigger)(**json.loads(json.dumps(trigger.serialize()[1])))
+
+
+async def fire(trigger: BaseTrigger) -> list[Any]:
+    """What a trigger's events tell, once it has ended."""
+    return [event.payload async for event in trigger.run()]
+
+
+def fired(trigger: BaseTrigger) -> TriggerEvent:
+    """The one event of a trigger that was stored, on a loop of its own."""
+
+    async def run() -> list[TriggerEvent]:
+        return [event async for event in rebuilt(trigger).run()]
+
+    (event,) = asyncio.run(run())
+    return event
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Let the loop turn until `condition` holds."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
 class Heard:
     """Takes the place of a log, and keeps what it was told."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.warnings: list[str] = []
 
     def info(self, text: str, *values: object) -> None:
         self.lines.append(text % values)
 
     def warning(self, text: str, *values: object) -> None:
-        """Keep nothing: Airflow warns of each `execute` outside of its task runner."""
+        """Keep it apart: Airflow warns of each `execute` outside of its task runner."""
+        self.warnings.append(text % values)
 
     def error(self, text: str, *values: object) -> None:
         """Keep it, marked as an error."""
