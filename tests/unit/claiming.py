@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Reconnect
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Reconnect, Wait, Within
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.core.upkeep import rescue
@@ -105,3 +106,8 @@ def in_doubt(client: Client, stepper: Stepper, about: str, *, arrived: bool) -> 
     assert isinstance(stepper.op, Reconnect)
     with pytest.raises(OutcomeUnknown):
         stepper.fail(Unavailable("no server answered"))
+
+
+def counting(counts: Counter[str]) -> Callable[[Any], None]:
+    """A fault that strikes nothing, and counts requests."""
+    return lambda op: None if isinstance(op, Wait | Within) else counts.update([type(op).__name__])

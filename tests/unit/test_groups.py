@@ -14,12 +14,12 @@ from airflow_provider_zkmq.engine.core.memory.readahead import MOST, MOST_KINDS,
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
 from airflow_provider_zkmq.engine.core.tasks import operate, settle
 from airflow_provider_zkmq.engine.core.writing import plan
 from airflow_provider_zkmq.engine.errors import ConfigError
-from tests.unit.claiming import ANY, ORDERS, another, ids, many, queue_of, step
+from tests.unit.claiming import ANY, ORDERS, another, counting, ids, many, queue_of, step
 from tests.unit.world import Client, new_queue
 
 IN_BOTH_ORDERS = pytest.mark.parametrize("order", ORDERS)
@@ -32,8 +32,7 @@ def test_a_group_is_one_read_and_one_transaction(order: str) -> None:
     client = queue_of("abcde", order=order)
     client.complete(client.claimed())  # it knows the queue from now on
     counts: Counter[str] = Counter()
-    counting = lambda op: isinstance(op, Wait) or counts.update([type(op).__name__])
-    claims = client.do(claim.claim_many(client.context, ANY, 3), lambda op: counting(op) and None)
+    claims = client.do(claim.claim_many(client.context, ANY, 3), counting(counts))
     assert ids(claims) == ["b", "c", "d"]
     assert len({each.token for each in claims}) == 1
     assert (counts["GetMany"], counts["Multi"]) == (1, 1)

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count, product
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming.loop import LEFT, go_on
+from airflow_provider_zkmq.engine.core.claiming.loop import LEFT, Loop, go_on
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Wait, Within
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
+from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Wait
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.tasks import configure, departing, giveback, settle
 from airflow_provider_zkmq.engine.core.upkeep import debts
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, OutcomeUnknown, TaskTooLarge, Unavailable
 from tests.stepping import Stepper
+from tests.unit.claiming import ORDERS, another, counting, step
 from tests.unit.looping import filled, following, handed_out, loop_of, rest
-from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client
+from tests.unit.world import LOST_REPLY, LOST_REQUEST, UNKNOWN, Client
 
-ORDERS = pytest.mark.parametrize("order", ["default", "fifo"])
-GROUPS = pytest.mark.parametrize("prefetch", [1, 2, 8])
-UNKNOWN = Outcome(committed=False, unknown=True)
+IN_BOTH_ORDERS = pytest.mark.parametrize("order", ORDERS)
+IN_GROUPS = pytest.mark.parametrize("prefetch", [1, 2, 8])
 
 
-def counting(counts: Counter[str]) -> Any:
-    """A fault that strikes nothing, and counts requests."""
+def begun(names: str = "abcde", **options: Any) -> tuple[Client, Loop]:
+    """A loop over these tasks whose body has the first one in hand."""
+    client = filled(names=names)
+    loop = loop_of(client, **options)
+    assert following(client, loop) is not None
+    return client, loop
 
-    def count(op: Any) -> None:
-        if not isinstance(op, Wait | Within):
-            counts[type(op).__name__] += 1
 
-    return count
+def unavailable(op: Any) -> Exception | None:
+    """A fault: no transaction meets a server."""
+    return Unavailable("gone") if isinstance(op, Multi) else None
 
 
 def all_finished(client: Client, names: str = "abcde") -> None:
@@ -45,13 +49,12 @@ def all_finished(client: Client, names: str = "abcde") -> None:
     assert client.work() == ["later"]
 
 
-@ORDERS
-@GROUPS
+@IN_BOTH_ORDERS
+@IN_GROUPS
 def test_what_the_body_leaves_is_completed(order: str, prefetch: int) -> None:
     """In the queue's order; with the result that the body set, if it did."""
     client = filled(order)
-    loop = loop_of(client, prefetch=prefetch)
-    ids = []
+    loop, ids = loop_of(client, prefetch=prefetch), []
     while (claimed := following(client, loop)) is not None:
         ids.append(claimed.task_id)
         loop.result = f"result of {claimed.task_id}" if claimed.task_id != "c" else None
@@ -63,9 +66,7 @@ def test_what_the_body_leaves_is_completed(order: str, prefetch: int) -> None:
 
 def test_a_warm_step_is_one_request() -> None:
     """The settlement and the claim are one transaction; the candidates were read ahead."""
-    client = filled(names="abcdefgh")
-    loop, counts = loop_of(client), Counter[str]()
-    assert following(client, loop) is not None
+    (client, loop), counts = begun("abcdefgh"), Counter[str]()
     for _ in range(7):
         assert following(client, loop, counting(counts)) is not None
     assert counts == {"Multi": 7}
@@ -73,60 +74,63 @@ def test_a_warm_step_is_one_request() -> None:
     all_finished(client, "abcdefgh")
 
 
-def test_a_step_within_a_group_waits_for_no_request() -> None:
-    """It says that the next one begins, and goes on; the next group comes with the completion of the one before."""
-    client = filled(names="abcdefgh")
-    loop, counts = loop_of(client, prefetch=4), Counter[str]()
-    assert following(client, loop) is not None
-    for _ in range(7):
+def test_a_group_is_completed_with_the_claim_of_the_next_one() -> None:
+    """In one transaction, which is one request; a step within a group posts that it begins, and waits for nothing."""
+    (client, loop), counts = begun("abcdefgh", prefetch=4), Counter[str]()
+    for number in range(1, 8):
+        if number == 4:
+            assert [client.state(name).state for name in "abcd"] == [State.CLAIMED] * 4
         claimed = following(client, loop, counting(counts))
         assert claimed is not None
         assert not claimed.ahead
-    assert counts == {"Multi": 1, "Post": 6}
+        assert counts == ({"Post": number} if number < 4 else {"Multi": 1} | ({"Post": number - 1}))
+        if number == 4:
+            states = [client.state(name).state for name in "abcdefgh"]
+            assert states == [State.FINISHED] * 4 + [State.CLAIMED] * 4
     assert following(client, loop) is None
     all_finished(client, "abcdefgh")
 
 
-@GROUPS
+@IN_GROUPS
 def test_the_body_may_settle_for_itself(prefetch: int) -> None:
     """What it completed, failed or gave back is left as it is."""
     client = filled()
     loop = loop_of(client, prefetch=prefetch)
-    for verb in (settle.complete, settle.release, settle.fail):
-        claimed = following(client, loop)
-        assert claimed is not None
-        client.do(
-            verb(client.context, claimed, *(("e",) if verb is settle.fail else (60,) if verb is settle.release else ()))
-        )
+    for verb, arguments in ((settle.complete, ()), (settle.release, (60,)), (settle.fail, ("e",))):
+        client.do(verb(client.context, following(client, loop), *arguments))  # type: ignore[operator]
     assert rest(client, loop)[:2] == ["d", "e"]
     states = client.check()
     assert (states["a"].attempt, states["b"].attempt, states["b"].state) == (1, 0, State.INSERTED)
     assert states["c"].attempt >= 1
 
 
-@GROUPS
-def test_what_others_do_costs_no_task(prefetch: int) -> None:
-    """Candidates read ahead are updated, cancelled or taken by others: each task is handled once, as it is by then."""
-    client = filled()
-    other = Client(client.zk, "other")
-    loop = loop_of(client, prefetch=prefetch)
-    assert following(client, loop) is not None
-    if prefetch == 1:
-        other.cancel("b")
-        assert sorted(other.work()) == ["c", "d", "e"]
-    assert rest(client, loop) == ([] if prefetch == 1 else list("bcde"))
+def test_what_others_do_costs_no_task() -> None:
+    """What was read ahead is no promise: others may take it, cancel it, also once it is claimed ahead, or go first."""
+    client, loop = begun()
+    other = another(client)
+    other.cancel("b")
+    client.put(task_id="urgent", priority=5)
+    claimed = following(client, loop)
+    assert claimed is not None
+    assert claimed.task_id == "urgent"
+    assert sorted(other.work()) == ["c", "d", "e"]
+    assert rest(client, loop) == []
     states = client.check()
-    assert [states[name].state for name in "acde"] == [State.FINISHED] * 4
-    assert all(states[name].attempt == 1 for name in "acde")
+    assert states.pop("b").state is State.CANCELLED
+    assert {(state.state, state.attempt) for state in states.values()} == {(State.FINISHED, 1)}
+    client, loop = begun(prefetch=5)
+    for name in "bc":
+        another(client).cancel(name)
+    client.zk.ms += 2_000  # what was claimed just now begins without being asked for
+    assert rest(client, loop) == ["d", "e"]
+    assert [state.state for state in client.check().values()].count(State.FINISHED) == 4
 
 
-@GROUPS
+@IN_GROUPS
 def test_a_lost_claim_is_told_by_the_step_that_finds_out(prefetch: int) -> None:
     """The next one, or that after the group; what it claimed meanwhile is not lost: the loop goes on."""
-    client = filled()
-    loop = loop_of(client, prefetch=prefetch)
-    assert following(client, loop) is not None
-    Client(client.zk, "other").cancel("a")
+    client, loop = begun(prefetch=prefetch)
+    another(client).cancel("a")
     ids = [claimed.task_id for _ in range(min(prefetch, 5) - 1) if (claimed := following(client, loop)) is not None]
     with pytest.raises(ClaimLost):
         following(client, loop)
@@ -137,33 +141,15 @@ def test_a_lost_claim_is_told_by_the_step_that_finds_out(prefetch: int) -> None:
     assert all(state.state is State.FINISHED and state.attempt == 1 for state in states.values())
 
 
-def test_a_group_is_completed_with_the_claim_of_the_next_one() -> None:
-    """In one transaction, which is one request; what begins in between is one small write each."""
-    client = filled(names="abcdefgh")
-    loop, counts = loop_of(client, prefetch=4), Counter[str]()
-    for _ in range(4):
-        assert following(client, loop) is not None
-    assert [client.state(name).state for name in "abcd"] == [State.CLAIMED] * 4
-    assert following(client, loop, counting(counts)) is not None
-    assert [client.state(name).state for name in "abcdefgh"] == [State.FINISHED] * 4 + [State.CLAIMED] * 4
-    assert counts == {"Multi": 1}
-    assert rest(client, loop) == ["f", "g", "h"]
-    all_finished(client, "abcdefgh")
-
-
 def test_what_was_handled_waits_for_no_slow_body() -> None:
     """It is completed in the background, though its loop does not come back; once."""
-    client = filled()
-    loop = loop_of(client, prefetch=3)
-    for _ in range(2):
-        assert following(client, loop) is not None
-    assert debts.in_debt(client.context)
-    assert client.state("a").state is State.CLAIMED
-    client.do(debts.pay_debts(client.context))
-    assert client.state("a").state is State.CLAIMED  # it may still go with others
-    client.zk.ms += 1000
-    client.do(debts.pay_debts(client.context))
-    assert client.state("a").state is State.FINISHED
+    client, loop = begun(prefetch=3)
+    assert following(client, loop) is not None
+    for seconds, state in ((0, State.CLAIMED), (1, State.FINISHED)):  # before that it may still go with others
+        assert debts.in_debt(client.context)
+        client.zk.ms += seconds * 1000
+        client.do(debts.pay_debts(client.context))
+        assert client.state("a").state is state
     assert not debts.in_debt(client.context)
     assert rest(client, loop) == ["c", "d", "e"]
     all_finished(client)
@@ -171,23 +157,17 @@ def test_what_was_handled_waits_for_no_slow_body() -> None:
 
 def test_a_settlement_that_another_call_has_is_waited_for_at_the_end() -> None:
     """The loop does not end before it is known; where that call is cut off, the loop settles it."""
-    for cut in (False, True):
-        client = filled(names="a")
-        loop = loop_of(client)
-        assert following(client, loop) is not None
-        step = Stepper(client.zk, client.session, go_on(loop, Caller()))
-        step.until(Multi)
-        other = Stepper(client.zk, client.session, departing.settle_leaving(client.context))
-        assert other.over
-        step.cut()
-        paying = Stepper(client.zk, client.session, departing.settle_leaving(client.context))
+    for end in (Stepper.finish, Stepper.cut):
+        client, loop = begun("a")
+        first = step(client, go_on(loop, Caller()))
+        first.until(Multi)
+        assert step(client, departing.settle_leaving(client.context)).over
+        first.cut()
+        paying = step(client, departing.settle_leaving(client.context))
         paying.until(Multi)
-        ending = Stepper(client.zk, client.session, go_on(loop, Caller()))
+        ending = step(client, go_on(loop, Caller()))
         ending.until(Wait)
-        if cut:
-            paying.cut()
-        else:
-            paying.finish()
+        end(paying)
         ending.answer(reply=True)
         assert ending.finish() is False
         all_finished(client, "a")
@@ -196,13 +176,11 @@ def test_a_settlement_that_another_call_has_is_waited_for_at_the_end() -> None:
 @pytest.mark.parametrize("asks", ["the loop", "the body"])
 def test_a_claim_that_is_lost_while_no_server_answers_is_told(asks: str) -> None:
     """Its completion was not sent, and its session has ended by the next try: the step says that it was not settled."""
-    client = filled()
-    loop = loop_of(client)
-    first = following(client, loop)
-    assert first is not None
-    settling = go_on(loop, Caller()) if asks == "the loop" else settle.complete(client.context, first)
+    client, loop = begun()
+    assert loop.hand is not None
+    settling = go_on(loop, Caller()) if asks == "the loop" else settle.complete(client.context, loop.hand)
     with pytest.raises(Unavailable):
-        client.do(settling, lambda op: Unavailable("gone") if isinstance(op, Multi) else None)
+        client.do(settling, unavailable)
     client.zk.expire(client.session)
     client.session = client.zk.connect()
     client.context.run.session = lambda: client.session
@@ -214,57 +192,53 @@ def test_a_claim_that_is_lost_while_no_server_answers_is_told(asks: str) -> None
 
 def test_a_result_that_is_too_large_keeps_the_task_in_hand() -> None:
     """The step says so; the body settles it, and the loop goes on with what was claimed beside it."""
-    client = filled()
-    loop = loop_of(client)
-    first = following(client, loop)
-    assert first is not None
+    client, loop = begun()
+    assert loop.hand is not None
     loop.result = b"x" * 1_100_000
     for _ in range(2):
         with pytest.raises(TaskTooLarge):
             client.do(go_on(loop, Caller()))
-    client.fail(first, "too large", retry=False)
+    client.fail(loop.hand, "too large", retry=False)
     assert rest(client, loop) == ["b", "c", "d", "e"]
     assert client.check()["a"].state is State.DEAD
 
 
-@ORDERS
-@GROUPS
-@pytest.mark.parametrize("kind", [LOST_REPLY, LOST_REQUEST])
-def test_whatever_reply_is_lost_each_task_is_handled_once(order: str, prefetch: int, kind: str) -> None:
+@IN_BOTH_ORDERS
+@IN_GROUPS
+def test_whatever_reply_is_lost_each_task_is_handled_once(order: str, prefetch: int) -> None:
     """Of one request or of several in a row: settlement and claim are resolved by themselves."""
-    for number in range(12):
-        for many in (1, 2, 3):
-            client, seen = filled(order), iter(range(1_000))
+    for kind, many in product((LOST_REPLY, LOST_REQUEST), (1, 2, 3)):
+        for number in range(100):
+            client, seen = filled(order), count()
             struck = range(number, number + many)
-            fault = lambda op, seen=seen, struck=struck: (
+            fault = lambda op, kind=kind, seen=seen, struck=struck: (
                 kind if isinstance(op, Multi) and next(seen) in struck else None
             )
             loop, ids = loop_of(client, prefetch=prefetch), []
             while (claimed := following(client, loop, fault)) is not None:
                 ids.append(claimed.task_id)
-            assert ids == list("abcde"), (number, many)
+            assert ids == list("abcde"), (kind, number, many)
             all_finished(client)
+            if next(seen) <= number:
+                break  # there are no more requests
+        assert number > 1
 
 
-@ORDERS
-@GROUPS
+@IN_BOTH_ORDERS
+@IN_GROUPS
 def test_without_a_server_the_step_is_repeated(order: str, prefetch: int) -> None:
     """Whether the request was sent or not: the step says what it does not know, and the next one finds out."""
-    for number in range(14):
-        for arrived in (None, True, False):
+    for arrived in (None, True, False):
+        for number in range(100):
             client = filled(order)
-            loop, ids = loop_of(client, prefetch=prefetch), []
-            met = 0
+            loop, ids, met = loop_of(client, prefetch=prefetch), [], count()
             while len(ids) < 20:
-                stepper = Stepper(client.zk, client.session, go_on(loop, Caller()))
+                stepper = step(client, go_on(loop, Caller()))
                 try:
                     while not stepper.over:
-                        if isinstance(stepper.op, Multi) and met <= number:
-                            met += 1
-                        if met == number + 1 and isinstance(stepper.op, Multi):
-                            met += 1
+                        if isinstance(stepper.op, Multi) and next(met) == number:
                             lose(client, stepper, arrived=arrived)
-                        elif not stepper.over:
+                        else:
                             stepper.step()
                 except (OutcomeUnknown, Unavailable):
                     continue
@@ -273,6 +247,9 @@ def test_without_a_server_the_step_is_repeated(order: str, prefetch: int) -> Non
                 ids.append(handed_out(loop).task_id)
             assert ids == list("abcde"), (number, arrived)
             all_finished(client)
+            if next(met) <= number:
+                break  # there are no more requests
+        assert number > 1
 
 
 def lose(client: Client, stepper: Stepper, *, arrived: bool | None) -> None:
@@ -287,54 +264,58 @@ def lose(client: Client, stepper: Stepper, *, arrived: bool | None) -> None:
         stepper.fail(Unavailable("no server answered"))
 
 
-@ORDERS
-@GROUPS
-@pytest.mark.parametrize("arrived", [True, False])
-def test_a_loop_cut_off_anywhere_loses_nothing(order: str, prefetch: int, *, arrived: bool) -> None:
+@IN_BOTH_ORDERS
+@IN_GROUPS
+def test_a_loop_cut_off_anywhere_loses_nothing(order: str, prefetch: int) -> None:
     """What had been handled is completed, what was never handed out counts no attempt: each task is handled once."""
-    for at in range(60):
-        client = filled(order)
-        loop = loop_of(client, prefetch=prefetch)
-        ids, left, more = [], at, True
-        while more and left is not None:
-            stepper = Stepper(client.zk, client.session, go_on(loop, Caller()))
-            while not stepper.over and left:
-                stepper.step()
-                left -= 1
-            if not stepper.over:
-                if arrived and isinstance(stepper.op, Multi | Pipeline):
-                    for op in stepper.op.ops if isinstance(stepper.op, Pipeline) else (stepper.op,):
-                        client.zk.multi(client.session, op.ops)
-                stepper.cut()
+    for arrived in (True, False):
+        for at in range(100):
+            client = filled(order)
+            loop = loop_of(client, prefetch=prefetch)
+            ids, ended = cut_after(client, loop, at, arrived=arrived)
+            if ended:
                 break
-            more = stepper.result
-            if more:
-                ids.append(handed_out(loop).task_id)
+            handled = ids if loop.hand is None else ids[:-1]
+            loop.leave()
+            client.do(departing.settle_leaving(client.context))
+            client.do(giveback.give_back(client.context))
+            states = client.check()
+            assert [name for name in "abcde" if states[name].state is State.FINISHED] == handled, at
+            again = client.work()
+            assert sorted(again) == sorted(set("abcde").difference(handled)), at
+            states = client.check()
+            failed = set(ids).difference(handled)
+            assert {name: states[name].attempt for name in "abcde"} == {
+                name: 1 + (name in failed) for name in "abcde"
+            }, at
+            assert not client.context.claims.handovers
         else:
-            break
-        back = loop.hand is None
-        loop.leave()
-        client.do(departing.settle_leaving(client.context))
-        client.do(giveback.give_back(client.context))
-        handled = ids if back or not ids else ids[:-1]
-        states = client.check()
-        assert [name for name in "abcde" if states[name].state is State.FINISHED] == handled, at
-        again = client.work()
-        assert sorted(again) == sorted(set("abcde").difference(handled)), at
-        states = client.check()
-        failed = set(ids).difference(handled)
-        assert {name: states[name].attempt for name in "abcde"} == {name: 1 + (name in failed) for name in "abcde"}, at
-        assert not client.context.claims.handovers
-    else:
-        pytest.fail("the loop has more operations than this test cuts")
+            pytest.fail("the loop has more operations than this test cuts")
 
 
-@GROUPS
+def cut_after(client: Client, loop: Loop, operations: int, *, arrived: bool) -> tuple[list[str], bool]:
+    """Go through a loop, and cut it off after so many operations: what its body had, and whether it ended before."""
+    ids: list[str] = []
+    while True:
+        stepper = step(client, go_on(loop, Caller()))
+        while not stepper.over and operations:
+            stepper.step()
+            operations -= 1
+        if not stepper.over:
+            if arrived and isinstance(stepper.op, Multi | Pipeline):
+                for op in stepper.op.ops if isinstance(stepper.op, Pipeline) else (stepper.op,):
+                    client.zk.multi(client.session, op.ops)
+            stepper.cut()
+            return ids, False
+        if not stepper.result:
+            return ids, True
+        ids.append(handed_out(loop).task_id)
+
+
+@IN_GROUPS
 def test_a_loop_that_is_left_fails_what_is_in_hand(prefetch: int) -> None:
     """It counts, as a task that kills its handler must; what was taken ahead does not."""
-    client = filled()
-    loop = loop_of(client, prefetch=prefetch)
-    assert following(client, loop) is not None
+    client, loop = begun(prefetch=prefetch)
     assert following(client, loop) is not None
     loop.leave()
     assert client.work() == ["c", "d", "e", "b"] or sorted(client.check()) == ["0", *"abcde"]
@@ -346,74 +327,38 @@ def test_a_loop_that_is_left_fails_what_is_in_hand(prefetch: int) -> None:
 
 def test_a_loop_that_is_left_without_a_server_is_owed() -> None:
     """Until the server is back."""
-    client = filled()
-    loop = loop_of(client, prefetch=3)
-    assert following(client, loop) is not None
+    client, loop = begun(prefetch=3)
     loop.leave()
     with pytest.raises(Unavailable):
-        client.do(giveback.give_back(client.context), lambda op: Unavailable("gone") if isinstance(op, Multi) else None)
+        client.do(giveback.give_back(client.context), unavailable)
     assert len(client.context.claims.owed) == 3
     assert sorted(client.work()) == list("abcde")
     assert {name: state.attempt for name, state in client.check().items()} == dict.fromkeys("0bcde", 1) | {"a": 2}
 
 
-def test_what_was_taken_away_ahead_is_passed_over() -> None:
-    """Somebody cancelled it: its body never begins."""
-    client = filled()
-    loop = loop_of(client, prefetch=5)
-    assert following(client, loop) is not None
-    for name in "bc":
-        Client(client.zk, "other").cancel(name)
-    client.zk.ms += 2_000  # what was claimed just now begins without being asked for
-    assert rest(client, loop) == ["d", "e"]
-    assert [state.state for state in client.check().values()].count(State.FINISHED) == 4
-
-
 def test_a_settlement_waits_for_no_task() -> None:
-    """Where nothing is to be claimed, it is sent before the wait."""
-    client = filled(names="a")
-    loop = loop_of(client, timeout=5)
-    assert following(client, loop) is not None
-    stepper = Stepper(client.zk, client.session, go_on(loop, Caller()))
+    """Where nothing is to be claimed, it is sent before the wait; where the queue is paused, the loop ends with it."""
+    client, loop = begun("a", timeout=5)
+    stepper = step(client, go_on(loop, Caller()))
     stepper.until(Wait)
     assert client.state("a").state is State.FINISHED
-    Client(client.zk, "other").put(task_id="b")
+    another(client).put(task_id="b")
     stepper.answer(reply=True)
     assert stepper.finish()
     assert handed_out(loop).task_id == "b"
     assert following(client, loop) is None
     all_finished(client, "ab")
-
-
-def test_a_paused_queue_is_settled_all_the_same() -> None:
-    """Nothing is claimed, and the loop ends."""
-    client = filled()
-    loop = loop_of(client)
-    assert following(client, loop) is not None
+    client, loop = begun()
     client.do(configure.pause(client.context))
     assert following(client, loop) is None
     assert client.check()["a"].state is State.FINISHED
 
 
-def test_a_task_enqueued_meanwhile_with_a_higher_priority_comes_first() -> None:
-    """What was read ahead is no promise: the order is looked at for each claim."""
-    client = filled()
-    loop = loop_of(client)
-    assert following(client, loop) is not None
-    client.put(task_id="urgent", priority=5)
-    claimed = following(client, loop)
-    assert claimed is not None
-    assert claimed.task_id == "urgent"
-    assert rest(client, loop) == ["b", "c", "d", "e"]
-
-
 def test_what_cannot_be_asked_for_is_refused_at_once() -> None:
     """By the name of the argument."""
     client = filled()
-    for prefetch in (0, 65, True, "2"):
-        with pytest.raises(ConfigError, match="prefetch"):
-            loop_of(client, prefetch=prefetch)
-    with pytest.raises(ConfigError, match="timeout"):
-        loop_of(client, timeout=-1)
+    for name, value in (("prefetch", 0), ("prefetch", 65), ("prefetch", True), ("prefetch", "2"), ("timeout", -1)):
+        with pytest.raises(ConfigError, match=name):
+            loop_of(client, **{name: value})
     with pytest.raises(ConfigError, match="lease"):
         client.do(go_on(loop_of(client, lease=0), Caller()))
