@@ -6,7 +6,7 @@ the server's clock) or a segment is full.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import Claim, ConsumeTimes, Ended, Message, Queue, String, UnitOfWork, Zkmq
 from tests.integration.clients import clients, spent, together
+from tests.integration.conftest import taken
 from tests.integration.ended import ended_tasks
 from tests.support import eventually
 
@@ -32,22 +33,16 @@ def q(zk: Zkmq) -> Queue:
     queue = zk.queue("census")
     queue.configure(filters={"kind": String()}, policy=ConsumeTimes(3))
     queue.enqueue_many([Message(b"x") for _ in range(60)])
-    _claim(queue).complete()
+    taken(queue).complete()
     return queue
 
 
 @pytest.fixture
-def other(zookeeper: str, root: str, q: Queue) -> Iterator[Zkmq]:
-    """A second client, which has not claimed."""
-    with Zkmq.connect(zookeeper, root=root, gc=False) as client:
-        client.queue("census").counts()
-        yield client
-
-
-def _claim(queue: Queue, **options: Any) -> Claim:
-    claim = queue.claim(**options)
-    assert claim is not None
-    return claim
+def there(q: Queue, other: Zkmq) -> Queue:
+    """The queue by a second client, which has not claimed."""
+    queue = other.queue(q.name)
+    queue.counts()
+    return queue
 
 
 def _cost(client: Zkmq, prepare: Callable[[], Any], call: Callable[[Any], object]) -> Cost:
@@ -76,54 +71,55 @@ def test_an_enqueue_of_what_is_new(zk: Zkmq, q: Queue) -> None:
     """A hundred with ids of the caller's are five transactions and two reads; where all are there, the reads only."""
     ids = count()
     own = lambda: [Message(b"x", task_id=f"own-{next(ids)}") for _ in range(100)]
-    there = own()
-    q.enqueue_new(there)
+    known = own()
+    q.enqueue_new(known)
     cost = _cost(zk, own, q.enqueue_new)
-    assert (cost.pop("Multi"), _cost(zk, lambda: there, q.enqueue_new)) == (5, cost)
+    assert (cost.pop("Multi"), _cost(zk, lambda: known, q.enqueue_new)) == (5, cost)
     assert sum(cost.values()) == 2
 
 
-def test_claims_that_follow_one_another_share_their_reads(zk: Zkmq, q: Queue, other: Zkmq) -> None:
+def test_claims_that_follow_one_another_share_their_reads(zk: Zkmq, q: Queue, other: Zkmq, there: Queue) -> None:
     """Candidates are read sixteen at a time; a claim by itself reads its own. Large ones are not read ahead."""
-    assert spent(zk, lambda: [_claim(q).complete() for _ in range(32)])["GetMany"] <= 5
-    there = other.queue("census")
-    lone = spent(other, lambda: _claim(there).complete())
+    assert spent(zk, lambda: [taken(q).complete() for _ in range(32)])["GetMany"] <= 5
+    lone = spent(other, lambda: taken(there).complete())
     assert (lone["Multi"] - 1, lone["GetMany"] - 1) <= (2, 2)  # it registers, too
     q.clear()
     for _ in range(24):
         q.enqueue(b"x" * 100_000)
-    assert spent(zk, lambda: [_claim(q).complete() for _ in range(24)])["GetMany"] >= 7
+    assert spent(zk, lambda: [taken(q).complete() for _ in range(24)])["GetMany"] >= 7
 
 
 @pytest.mark.parametrize(("order", "claim"), [("default", CLAIM), ("fifo", FIFO_CLAIM)])
 def test_a_claim_and_its_ends(zk: Zkmq, q: Queue, order: str, claim: Cost) -> None:
     """Soon after another claim one is a transaction, in strict order with a listing; so is each way to settle it."""
     q.configure(order=order)
-    take = partial(_claim, q)
-    _claim(q).snooze(3_600)
+    take = partial(taken, q)
+    taken(q).snooze(3_600)
     assert _cost(zk, _nothing, lambda _: take().complete()) == {**claim, "Multi": 2}
     assert _cost(zk, _nothing, lambda _: take()) == claim
-    assert _cost(zk, take, lambda it: it.complete(b"result")) == WRITE
-    assert _cost(zk, take, lambda it: it.fail("broken")) == WRITE
-    assert _cost(zk, take, lambda it: it.fail("broken", retry=False)) == WRITE
-    assert _cost(zk, take, lambda it: it.release()) == WRITE
-    assert _cost(zk, take, lambda it: it.snooze(3_600)) == WRITE
-    assert _cost(zk, take, lambda it: it.progress(0.5, "half")) == WRITE
+    for settle in (
+        lambda it: it.complete(b"result"),
+        lambda it: it.fail("broken"),
+        lambda it: it.fail("broken", retry=False),
+        lambda it: it.release(),
+        lambda it: it.snooze(3_600),
+        lambda it: it.progress(0.5, "half"),
+    ):
+        assert _cost(zk, take, settle) == WRITE
 
 
 def test_leases(zk: Zkmq, q: Queue) -> None:
     """A leased claim costs what another does; extending it is one transaction; a session-bound one is only read."""
-    leased = partial(_claim, q, lease=600)
+    leased = partial(taken, q, lease=600)
     leased()
     assert _cost(zk, _nothing, lambda _: leased()) == CLAIM
     assert _cost(zk, leased, lambda it: it.extend(600)) == WRITE
     assert _cost(zk, leased, lambda it: it.complete()) == WRITE
-    assert _cost(zk, partial(_claim, q), lambda it: it.extend(600)) == {"GetMany": 1}
+    assert _cost(zk, partial(taken, q), lambda it: it.extend(600)) == {"GetMany": 1}
 
 
-def test_looking_for_work_and_claiming_by_id(zk: Zkmq, q: Queue, other: Zkmq) -> None:
+def test_looking_for_work_and_claiming_by_id(zk: Zkmq, q: Queue, other: Zkmq, there: Queue) -> None:
     """Whether there is work is one read, and none where nothing fits; a task by its id is a read and a transaction."""
-    there = other.queue("census")
     assert (there.ready(), there.ready(selector="kind==none")) == (True, False)
     assert _cost(other, _nothing, lambda _: there.ready()) == {"GetMany": 1}
     assert _cost(other, _nothing, lambda _: there.ready(selector="kind==none")) == {}
@@ -134,12 +130,11 @@ def test_looking_for_work_and_claiming_by_id(zk: Zkmq, q: Queue, other: Zkmq) ->
     assert _cost(zk, new, q.claim_task) == {"Get": 1, "GetMany": 1, "Multi": 1}
 
 
-def test_what_is_settled_by_token_is_read_first(other: Zkmq, q: Queue) -> None:
+def test_what_is_settled_by_token_is_read_first(other: Zkmq, q: Queue, there: Queue) -> None:
     """From another process: one read more than by the claim itself."""
-    there = other.queue("census")
 
     def take() -> tuple[str, int]:
-        claim = _claim(q)
+        claim = taken(q)
         return claim.task.id, claim.token
 
     there.complete(*take())
@@ -164,14 +159,14 @@ def test_cancel_and_redrive(zk: Zkmq, q: Queue) -> None:
         return task_id
 
     def dead() -> str:
-        claim = _claim(q)
+        claim = taken(q)
         claim.fail("no", retry=False)
         return claim.task.id
 
     assert _cost(zk, put, q.cancel) == {"Get": 1, "Multi": 1}
     assert _cost(zk, cancelled, q.redrive) == {"Get": 1, "Multi": 1}
     assert _cost(zk, dead, q.redrive) == {"Get": 1, "Multi": 1}
-    assert _cost(zk, lambda: _claim(q).task.id, q.cancel) == {"Get": 1, "Exists": 2, "Multi": 1}
+    assert _cost(zk, lambda: taken(q).task.id, q.cancel) == {"Get": 1, "Exists": 2, "Multi": 1}
 
 
 def test_ids_that_are_in_use(zk: Zkmq, q: Queue) -> None:
@@ -186,31 +181,27 @@ def test_ids_that_are_in_use(zk: Zkmq, q: Queue) -> None:
 
     def claimed() -> str:
         task_id = pending()
-        assert _claim(q).task.id == task_id
+        assert taken(q).task.id == task_id
         return task_id
 
     def requeued() -> Claim:
         pending()
-        claim = _claim(q)
+        claim = taken(q)
         q.enqueue(b"again", task_id=claim.task.id, requeue=True, priority=-9)
         return claim
 
-    assert _cost(zk, pending, lambda it: q.enqueue(b"y", task_id=it, priority=9, update=True)) == {
-        "GetMany": 1,
-        "Multi": 2,
-    }
-    q.cancel("t0")
-    q.cancel("t1")
-    q.cancel("t2")
+    update = lambda it: q.enqueue(b"y", task_id=it, priority=9, update=True)
+    assert _cost(zk, pending, update) == {"GetMany": 1, "Multi": 2}
+    for name in ("t0", "t1", "t2"):
+        q.cancel(name)
     assert _cost(zk, claimed, lambda it: q.enqueue(b"y", task_id=it, requeue=True)) == {"GetMany": 1, "Multi": 2}
     requeued().complete()
     assert _cost(zk, requeued, lambda it: it.complete()) == {"GetMany": 2, "Multi": 2}
 
 
-def test_waiting_is_one_watched_read_for_each_task(zk: Zkmq, q: Queue, other: Zkmq) -> None:
+def test_waiting_is_one_watched_read_for_each_task(zk: Zkmq, q: Queue, other: Zkmq, there: Queue) -> None:
     """8 waiters of one process for the same 20 tasks: a read and a re-read of each in all, not for each waiter."""
-    there = other.queue("census")
-    claims = [_claim(q) for _ in range(20)]
+    claims = [taken(q) for _ in range(20)]
     ids = [claim.task.id for claim in claims]
     paths = [there._context.paths.task(task_id, "state") for task_id in ids]
     before = other.requests
@@ -229,42 +220,37 @@ def test_waiting_is_one_watched_read_for_each_task(zk: Zkmq, q: Queue, other: Zk
     assert cost.get("Multi", 0) == 0
 
 
-def test_waiting_for_a_batch_that_is_done(zk: Zkmq, q: Queue, other: Zkmq) -> None:
+def test_waiting_for_a_batch_that_is_done(zk: Zkmq, q: Queue, other: Zkmq, there: Queue) -> None:
     """A batch that has ended is told by two reads; see `test_batches` for one that is waited for."""
     q.enqueue_many([Message(b"x", priority=9) for _ in range(5)], batch="b")
     for _ in range(5):
-        _claim(q).complete()
-    assert spent(other, lambda: other.queue("census").wait_batch("b")) == {"GetMany": 1, "Children": 1}
+        taken(q).complete()
+    assert spent(other, lambda: there.wait_batch("b")) == {"GetMany": 1, "Children": 1}
 
 
 def test_the_parts_of_a_transaction(zk: Zkmq, q: Queue) -> None:
     """Taking costs what a claim does, putting nothing, committing one transaction, whatever it holds."""
 
-    def taken(puts: int = 0) -> UnitOfWork:
+    def begun(puts: int = 0) -> UnitOfWork:
         unit = zk.transaction()
         assert unit.try_take("census") is not None
         for _ in range(puts):
             unit.put("out", b"x")
         return unit
 
-    taken(1).commit()
+    begun(1).commit()
     assert _cost(zk, zk.transaction, lambda it: it.try_take("census")) == CLAIM
-    assert _cost(zk, taken, lambda it: it.put("out", b"x")) == {}
-    assert _cost(zk, partial(taken, 1), lambda it: it.commit()) == WRITE
-    assert _cost(zk, partial(taken, 20), lambda it: it.commit()) == WRITE
-    assert _cost(zk, partial(taken, 1), lambda it: it.rollback()) == WRITE
+    assert _cost(zk, begun, lambda it: it.put("out", b"x")) == {}
+    assert _cost(zk, partial(begun, 1), lambda it: it.commit()) == WRITE
+    assert _cost(zk, partial(begun, 20), lambda it: it.commit()) == WRITE
+    assert _cost(zk, partial(begun, 1), lambda it: it.rollback()) == WRITE
 
 
-def test_looking(zk: Zkmq, q: Queue) -> None:
-    """A task is one read; explaining it reads the live consumers as well, in one request for many."""
+def test_looking(zookeeper: str, root: str, zk: Zkmq, q: Queue) -> None:
+    """A task is one read; explaining it reads the live consumers as well, twenty in one request."""
     task_id = q.enqueue(b"x")
     assert _cost(zk, _nothing, lambda _: q.task(task_id)) == {"GetMany": 1}
     assert _cost(zk, _nothing, lambda _: q.explain(task_id)) == {"Children": 1, "GetMany": 2}
-
-
-def test_explaining_does_not_grow_with_consumers(zookeeper: str, root: str, zk: Zkmq, q: Queue) -> None:
-    """Twenty live consumers are read in one request."""
-    task_id = q.enqueue(b"x")
     with clients(zookeeper, root, 20) as many:
         for client in many:
             client.queue("census").claim(selector="kind==none")
@@ -287,7 +273,7 @@ def test_the_log_of_what_ended_costs_by_what_is_new(zookeeper: str, root: str, z
     ended_tasks(q, 2_000)
     done = q.latest_end()
     nothing = spent(zk, lambda: q.ended_between(done))
-    _claim(q).complete()
+    taken(q).complete()
     one = spent(zk, lambda: q.ended_between(done))
     assert [each.version > done for each in q.ended_between(done)] == [True]
     assert set(nothing) == set(one) == {"Children", "Exists", "GetMany", "Sync"}
@@ -315,7 +301,7 @@ def test_a_claim_costs_the_same_however_much_is_pending(zookeeper: str, root: st
         q.enqueue_many([Message(b"x", {"kind": "foreign"}) for _ in range(size)])
         with Zkmq.connect(zookeeper, root=root, gc=False) as client:
             there = client.queue(f"q{size}")
-            take = partial(_claim, there, selector="kind==wanted")
+            take = partial(taken, there, selector="kind==wanted")
             costs["cold"].append(spent(client, lambda take=take: take().complete()))  # type: ignore[misc]
             costs["warm"].append(_cost(client, _nothing, lambda _, take=take: take().complete()))  # type: ignore[misc]
             absent = partial(there.claim, selector="kind==absent")

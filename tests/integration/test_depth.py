@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import Claim, Message, Queue, String, Zkmq
+from airflow_provider_zkmq.engine import Message, Queue, String, Zkmq
 from tests.integration.clients import clients, spent
+from tests.integration.conftest import taken
 from tests.support import fresh_root
 
 LARGE = os.environ.get("ZKMQ_SCALE") == "1"
@@ -40,12 +40,6 @@ def plant(zookeeper: str) -> Iterator[Zkmq]:
             if not mine:  # its lane and its segment are there, and nothing is pending
                 taken(queue).complete()
         yield client
-
-
-def taken(queue: Queue, **wanted: Any) -> Claim:
-    claim = queue.claim(**wanted)
-    assert claim is not None
-    return claim
 
 
 def cold(hosts: str, root: str, queue: str, call: Callable[[Queue], object]) -> Cost:
@@ -89,23 +83,12 @@ def test_a_client_starts_at_a_deep_queue_as_at_an_empty_one(
 
 
 @pytest.mark.parametrize("ways", [cold, warm])
-def test_a_claim_and_its_end_cost_the_same_at_a_deep_queue(
-    zookeeper: str, plant: Zkmq, ways: Callable[..., Cost]
-) -> None:
-    """Cold and warm: a hundred pending or very many."""
-    shallow, deep = (ways(zookeeper, plant.config.root, name, cycle) for name in ("shallow", "deep"))
-    assert shallow == deep
-
-
-@pytest.mark.parametrize("ways", [cold, warm])
 def test_foreign_tasks_cost_a_filtered_claim_nothing(zookeeper: str, plant: Zkmq, ways: Callable[..., Cost]) -> None:
-    """Cold and warm: with very many foreign tasks beside it, or none."""
-    alone, beside = (ways(zookeeper, plant.config.root, name, cycle_of_mine) for name in ("alone", "foreign"))
-    assert alone == beside
-
-
-def test_an_enqueue_costs_the_same_at_a_deep_queue(zookeeper: str, plant: Zkmq) -> None:
-    """Warm, in a lane that is there."""
-    put = lambda queue: queue.enqueue(b"x", {"kind": "mine"})
-    shallow, deep = (warm(zookeeper, plant.config.root, name, put) for name in ("shallow", "deep"))
-    assert shallow == deep == {"Multi": 1}
+    """Cold and warm: with very many foreign tasks beside it or none, and at a hundred pending or very many."""
+    for call, names in ((cycle_of_mine, ("alone", "foreign")), (cycle, ("shallow", "deep"))):
+        few, many = (ways(zookeeper, plant.config.root, name, call) for name in names)
+        assert few == many
+    if ways is warm:
+        put = lambda queue: queue.enqueue(b"x", {"kind": "mine"})
+        few, many = (warm(zookeeper, plant.config.root, name, put) for name in ("shallow", "deep"))
+        assert few == many == {"Multi": 1}
