@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from types import CodeType
 
 import pytest
 
@@ -15,45 +13,33 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.tasks import enqueue, settle
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, OutcomeUnknown, Unavailable
 from tests.interrupting import interrupted
 from tests.stepping import Stepper
-from tests.unit.world import Client, new_queue
+from tests.unit.world import UNKNOWN, Client, new_queue
 
-UNKNOWN = Outcome(committed=False, unknown=True)
-
-
-def holding(names: str = "abcd") -> tuple[Client, dict[str, Claimed]]:
-    """A client with tasks in hand."""
-    client = new_queue()
-    client.put(task_id="0")
-    client.work()  # the bucket of what is finished stands from now on
-    client.do(enqueue.enqueue_many(client.context, [Message(b"x", task_id=name) for name in names]))
-    claims = client.do(claim.claim_many(client.context, Wanted(EVERYTHING), len(names)))
-    client.put(task_id="z")
-    return client, {each.task_id: each for each in claims}
+AWAY, DENIED = Unavailable("no server answered"), AccessDenied("not yours")
 
 
 def completing(client: Client, claimed: Claimed) -> Stepper:
     """A settlement that is about to be sent, or stands in line."""
     stepper = Stepper(client.zk, client.session, settle.complete(client.context, claimed, b"r"))
-    for _ in range(20):
-        if (
-            stepper.over
-            or isinstance(stepper.op, Wait)
-            or (isinstance(stepper.op, Multi) and "tasks/" in repr(stepper.op))
-        ):
-            break
+    while not (isinstance(stepper.op, Wait) or (isinstance(stepper.op, Multi) and "tasks/" in repr(stepper.op))):
         stepper.step()
     return stepper
 
 
-def in_flight(names: str = "abcd") -> tuple[Client, dict[str, Claimed], list[Stepper]]:
-    """One settlement is on its way, the others stand in line."""
-    client, claims = holding(names)
-    calls = [completing(client, claims[name]) for name in names]
+def in_flight() -> tuple[Client, dict[str, Claimed], list[Stepper]]:
+    """A client has four tasks in hand: the settlement of one is on its way, the others stand in line."""
+    client = new_queue()
+    client.put(task_id="0")
+    client.work()  # the bucket of what is finished stands from now on
+    client.do(enqueue.enqueue_many(client.context, [Message(b"x", task_id=name) for name in "abcd"]))
+    claims = {each.task_id: each for each in client.do(claim.claim_many(client.context, Wanted(EVERYTHING), 4))}
+    client.put(task_id="z")
+    calls = [completing(client, claims[name]) for name in "abcd"]
     assert isinstance(calls[0].op, Multi)
     assert all(isinstance(each.op, Wait) for each in calls[1:])
     return client, claims, calls
@@ -76,6 +62,19 @@ def leading(call: Stepper) -> Stepper:
     return call
 
 
+def sending(*, falls_back: bool) -> tuple[Client, dict[str, Claimed], list[Stepper]]:
+    """The second of the calls sends for all in line; `falls_back`: part by part, as one of them was refused."""
+    client, claims, calls = in_flight()
+    if falls_back:
+        Client(client.zk, "other").cancel("b")
+    calls[0].step()
+    leading(calls[1])
+    if falls_back:
+        calls[1].step()
+        assert isinstance(calls[1].op, Pipeline)
+    return client, claims, calls
+
+
 def finished(client: Client, names: str) -> None:
     """These are finished, once; nobody is left in line, and the client goes on."""
     states = client.check()
@@ -86,17 +85,8 @@ def finished(client: Client, names: str) -> None:
     client.complete(client.claimed())
 
 
-def test_a_lone_call_waits_for_nobody() -> None:
-    """It is one request, as if there was no line."""
-    client, claims = holding("a")
-    call = completing(client, claims["a"])
-    call.step()
-    assert call.over
-    finished(client, "a")
-
-
 def test_what_comes_meanwhile_goes_together() -> None:
-    """Three settlements in one transaction; each of their callers is told."""
+    """The first call is a request of its own; the three after it are one transaction; each caller is told."""
     client, _, calls = in_flight()
     calls[0].step()
     assert calls[0].over
@@ -124,152 +114,110 @@ def test_one_that_is_refused_keeps_none_of_the_others() -> None:
     finished(client, "abd")
 
 
-@pytest.mark.parametrize("falls_back", [False, True])
-@pytest.mark.parametrize("carried_out", [True, False])
-def test_whose_leader_is_cut_off_finds_out_for_itself(*, carried_out: bool, falls_back: bool) -> None:
-    """What was sent is of unknown outcome: its own transaction tells, and is carried out once."""
-    client, _, calls = in_flight()
-    if falls_back:
-        Client(client.zk, "other").cancel("b")
-    calls[0].step()
-    leader = leading(calls[1])
-    if falls_back:
-        leader.step()
-        assert isinstance(leader.op, Pipeline)
-    if carried_out:
-        for op in leader.op.ops if isinstance(leader.op, Pipeline) else (leader.op,):
-            client.zk.multi(client.session, op.ops)
-    leader.cut()
-    for call in calls[2:]:
-        woken(call).finish()
-    expected = "acd" if falls_back or not carried_out else "abcd"
-    finished(client, expected)
+def test_whose_leader_is_cut_off_or_hears_nothing_finds_out_for_itself(subtests: pytest.Subtests) -> None:
+    """What was sent is of unknown outcome: each one's own transaction tells, and is carried out once."""
+    for carried_out, (ends, falls_back) in itertools.product(
+        (True, False), (("cut off", False), ("cut off", True), ("reply lost", False))
+    ):
+        with subtests.test(carried_out=carried_out, ends=ends, falls_back=falls_back):
+            client, _, calls = sending(falls_back=falls_back)
+            leader = calls[1]
+            if carried_out:
+                for op in leader.op.ops if isinstance(leader.op, Pipeline) else (leader.op,):
+                    client.zk.multi(client.session, op.ops)
+            if ends == "cut off":
+                leader.cut()
+            else:
+                leader.answer(UNKNOWN)
+                leader.finish()
+            for call in calls[2:]:
+                woken(call).finish()
+            without_it = ends == "cut off" and (falls_back or not carried_out)
+            finished(client, "acd" if without_it else "abcd")
 
 
-@pytest.mark.parametrize("carried_out", [True, False])
-def test_a_lost_reply_is_resolved_by_each(*, carried_out: bool) -> None:
-    """Nobody knows what became of the merged transaction; each asks by its own."""
-    client, _, calls = in_flight()
-    calls[0].step()
-    leader = leading(calls[1])
-    if carried_out:
-        client.zk.multi(client.session, leader.op.ops)
-    leader.answer(UNKNOWN)
-    leader.finish()
-    for call in calls[2:]:
-        woken(call).finish()
-    finished(client, "abcd")
-
-
-@pytest.mark.parametrize("falls_back", [False, True])
-def test_what_one_is_denied_is_not_told_of_another(*, falls_back: bool) -> None:
+def test_what_one_is_denied_is_not_told_of_another(subtests: pytest.Subtests) -> None:
     """The server names no part of a transaction that it denies: each sends its own, which tells."""
-    client, _, calls = in_flight()
-    if falls_back:
-        Client(client.zk, "other").cancel("b")
-    calls[0].step()
-    leader = leading(calls[1])
-    if falls_back:
-        leader.step()
-        assert isinstance(leader.op, Pipeline)
-    leader.fail(AccessDenied("not yours"))
-    if falls_back:
-        with pytest.raises(ClaimLost):
-            leader.finish()
-    else:
-        leader.finish()
-    woken(calls[3]).finish()
-    woken(calls[2])
-    assert isinstance(calls[2].op, Reconnect)
-    calls[2].answer(None)
-    with pytest.raises(AccessDenied):
-        calls[2].fail(AccessDenied("not yours"))
-    client.do(settle.complete(client.context, client.context.claims.in_hand["c"], b"r"))
-    finished(client, "acd" if falls_back else "abcd")
+    for falls_back in (False, True):
+        with subtests.test(falls_back=falls_back):
+            client, _, calls = sending(falls_back=falls_back)
+            calls[1].fail(DENIED)
+            if falls_back:
+                with pytest.raises(ClaimLost):
+                    calls[1].finish()
+            else:
+                calls[1].finish()
+            woken(calls[3]).finish()
+            woken(calls[2])
+            assert isinstance(calls[2].op, Reconnect)
+            calls[2].answer(None)
+            with pytest.raises(AccessDenied):
+                calls[2].fail(DENIED)
+            client.do(settle.complete(client.context, client.context.claims.in_hand["c"], b"r"))
+            finished(client, "acd" if falls_back else "abcd")
 
 
-def test_where_the_leader_reaches_no_server_nothing_was_sent() -> None:
-    """It is told so; the others send their own, with whoever stands in line by then."""
-    client, claims, calls = in_flight()
-    calls[0].step()
-    leader = woken(calls[1])
-    assert isinstance(leader.op, Reconnect)
-    with pytest.raises(Unavailable):
-        leader.fail(Unavailable("no server answered"))
-    leading(calls[2]).step()
-    assert calls[2].over
-    assert woken(calls[3]).over
-    client.complete(claims["b"])
-    finished(client, "abcd")
+def test_where_the_leader_reaches_no_server_nothing_was_sent(subtests: pytest.Subtests) -> None:
+    """It is told so, before its last look or after; the others send their own, with whoever stands in line by then."""
+    for looked in (False, True):
+        with subtests.test(looked=looked):
+            client, claims, calls = in_flight()
+            calls[0].step()
+            leader = leading(calls[1]) if looked else woken(calls[1])
+            assert looked or isinstance(leader.op, Reconnect)
+            with pytest.raises(Unavailable):
+                leader.fail(AWAY)
+            if looked:
+                woken(calls[2])
+                assert isinstance(calls[2].op, Multi)
+                woken(calls[3])
+                calls[2].step()
+                leading(calls[3]).step()
+            else:
+                leading(calls[2]).step()
+                assert calls[2].over
+                woken(calls[3])
+            assert calls[3].over
+            client.complete(claims["b"])
+            finished(client, "abcd")
 
 
-def test_the_transaction_that_could_not_be_sent_is_sent_by_its_owners() -> None:
-    """The connection was lost between the last look and the sending."""
-    client, claims, calls = in_flight()
-    calls[0].step()
-    with pytest.raises(Unavailable):
-        leading(calls[1]).fail(Unavailable("no server answered"))
-    woken(calls[2])
-    assert isinstance(calls[2].op, Multi)
-    woken(calls[3])
-    calls[2].step()
-    leading(calls[3]).step()
-    client.complete(claims["b"])
-    finished(client, "abcd")
-
-
-@pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_who_is_cut_off_in_line_keeps_nobody(at: int) -> None:
-    """Whether it was on its way, first in line, or behind."""
-    client, claims, calls = in_flight()
-    calls[at].cut()
-    rest = [call for number, call in enumerate(calls) if number != at]
-    if at:
-        rest[0].step()
-        rest = rest[1:]
-    leading(rest[0]).step()
-    assert rest[0].over
-    assert all(woken(call).over for call in rest[1:])
-    client.complete(claims["abcd"[at]])
-    finished(client, "abcd")
-
-
-def test_the_first_in_line_that_is_cut_off_passes_its_turn_on() -> None:
-    """It was told to send what stands there, and had not begun."""
-    client, claims, calls = in_flight()
-    calls[0].step()
-    calls[1].cut()
-    leading(calls[2]).step()
-    assert woken(calls[3]).over
-    client.complete(claims["b"])
-    finished(client, "abcd")
+def test_who_is_cut_off_in_line_keeps_nobody(subtests: pytest.Subtests) -> None:
+    """Whether it was on its way, first in line, behind, or told to send what stands there and had not begun."""
+    for at, first_is_over in ((0, False), (1, False), (2, False), (3, False), (1, True)):
+        with subtests.test(at=at, first_is_over=first_is_over):
+            client, claims, calls = in_flight()
+            if first_is_over:
+                calls[0].step()
+            calls[at].cut()
+            rest = [call for number, call in enumerate(calls) if number != at]
+            if at:
+                if not first_is_over:
+                    rest[0].step()
+                rest = rest[1:]
+            leading(rest[0]).step()
+            assert rest[0].over
+            assert all(woken(call).over for call in rest[1:])
+            client.complete(claims["abcd"[at]])
+            finished(client, "abcd")
 
 
 def test_who_waits_too_long_is_told_whether_its_write_was_sent() -> None:
     """In line nothing was sent; what another call has sent is of unknown outcome, and is asked for."""
     client, claims, calls = in_flight()
     with pytest.raises(Unavailable):
-        calls[3].fail(Unavailable("no server answered"))
+        calls[3].fail(AWAY)
     calls[0].step()
     leader = leading(calls[1])
-    calls[2].fail(Unavailable("no server answered"))
+    calls[2].fail(AWAY)
     assert isinstance(calls[2].op, Reconnect)
     with pytest.raises(OutcomeUnknown):
-        calls[2].fail(Unavailable("no server answered"))
+        calls[2].fail(AWAY)
     leader.step()
     assert leader.over
-    client.complete(claims["c"])
-    client.complete(claims["d"])
+    for name in "cd":
+        client.complete(claims[name])
     finished(client, "abcd")
-
-
-def of_combining(code: CodeType) -> bool:
-    return code.co_filename.endswith("writing/combining.py")
-
-
-def interrupted_at(number: int, act: Callable[[], object]) -> bool:
-    """Do something, interrupted from the keyboard as a function of the line's begins; whether it has so many."""
-    return interrupted(act, number, of_combining, events=frozenset({"call"}))
 
 
 def go_on(calls: list[Stepper]) -> None:
@@ -300,7 +248,8 @@ def test_an_interrupt_leaves_nobody_in_line_for_ever(*, alone: bool) -> None:
                 leading(leader)
             leader.step()
 
-        if not interrupted_at(number, lead):
+        of_combining = lambda code: code.co_filename.endswith("writing/combining.py")
+        if not interrupted(lead, number, of_combining, events=frozenset({"call"})):
             break
         leader.cut()
         mine = completing(client, claims["abcd"[calls.index(leader)]])
@@ -308,7 +257,7 @@ def test_an_interrupt_leaves_nobody_in_line_for_ever(*, alone: bool) -> None:
         go_on(rest)
         for call in rest:
             if not call.over:  # it was sent, and told nothing: it waits no longer than its own patience
-                call.fail(Unavailable("no server answered"))
+                call.fail(AWAY)
         go_on(rest)
         assert all(call.over for call in rest)
         finished(client, "abcd")
@@ -318,12 +267,10 @@ def test_an_interrupt_leaves_nobody_in_line_for_ever(*, alone: bool) -> None:
 def test_enqueues_go_together_and_one_of_them_opens_the_segment() -> None:
     """The lane is looked for once; what the first one opens the others need not open again."""
     client = new_queue()
-    context = client.context
-    calls = [
-        Stepper(client.zk, client.session, enqueue.enqueue(context, Message(b"x", task_id=name))) for name in "abcd"
-    ]
+    messages = [Message(b"x", task_id=name) for name in "abcd"]
+    calls = [Stepper(client.zk, client.session, enqueue.enqueue(client.context, message)) for message in messages]
     go_on(calls * 2)
     assert [call.result for call in calls] == list("abcd")
-    assert len(client.zk.nodes[context.paths.at("queue")].children) == 1
+    assert len(client.zk.nodes[client.context.paths.at("queue")].children) == 1
     assert client.work() == list("abcd")
     client.check()

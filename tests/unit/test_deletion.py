@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,21 +15,29 @@ from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Op, Pipeline
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import claims, existence, roots
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, putting, settle, transaction
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, rescue
-from tests.fake_zookeeper import Crash, new_context
 from tests.stepping import Stepper
-from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, new_queue
+from tests.unit.world import (
+    BROKEN_OFF,
+    LOST_REPLY,
+    LOST_REQUEST,
+    Client,
+    Crash,
+    FakeZooKeeper,
+    new_context,
+    new_queue,
+)
 
-ROOT = "/zkmq"
+ROOT, BASE = "/zkmq", "/zkmq/q"
 
 
-def used_queue() -> Client:
-    """A queue that has something in every place, and its client."""
+@pytest.fixture(scope="module")
+def used() -> FakeZooKeeper:
+    """A queue that has something in every place; each test has a copy."""
     client = new_queue()
     client.put(task_id="pending", priority=3)
     client.put(delay=60)
@@ -38,25 +48,35 @@ def used_queue() -> Client:
     client.cancel("gone")
     client.do(enqueue.enqueue_all(client.context, [Message(b"m")] * 3, "batch", Message(b"then")))
     client.do(configure.pause(client.context))
-    return client
+    return client.zk
 
 
 def delete(client: Client, **options: Any) -> Any:
     return deletion.delete(client.context, **({"confirm": True} | options))
 
 
-def below(client: Client, path: str = ROOT + "/q") -> set[str]:
+def below(client: Client, path: str = BASE) -> set[str]:
     return {each for each in client.zk.nodes if (each + "/").startswith(path + "/")}
 
 
-def test_a_deleted_queue_is_gone_whole() -> None:
+def write(client: Client, *ops: Any) -> None:
+    """What somebody does by hand."""
+    client.zk.multi(0, ops)
+
+
+def deleted_by_force(client: Client) -> None:
+    """It goes whole, and a queue of its name can be made."""
+    client.do(delete(client, force=True))
+    assert below(client) == set()
+    Client(client.zk, "later").put()
+
+
+def test_a_deleted_queue_is_gone_whole(used: FakeZooKeeper) -> None:
     """Everything of it, and nothing of its neighbours; the number of its tasks is told. A new one can be created."""
-    client = used_queue()
-    tasks = len(client.zk.names(ROOT + "/q/tasks"))
-    neighbour = Client(client.zk, "neighbour")
-    neighbour.context = _memory_of(neighbour, "qq")
+    client, neighbour = Client(zk := used.copy()), Client(zk, "neighbour")
+    neighbour.context = new_context(zk, neighbour.session, "qq")
     neighbour.put(task_id="stays")
-    kept = below(client, ROOT + "/qq")
+    kept, tasks = below(client, ROOT + "/qq"), len(zk.names(BASE + "/tasks"))
     assert client.do(delete(client, force=True)) == tasks
     assert (below(client), below(client, ROOT + "/qq")) == (set(), kept)
     with pytest.raises(QueueNotFound):
@@ -66,24 +86,17 @@ def test_a_deleted_queue_is_gone_whole() -> None:
     client.check()
 
 
-def _memory_of(client: Client, queue: str) -> Any:
-    return new_context(client.zk, client.session, queue)
+def test_a_queue_in_use_is_deleted_by_force_only() -> None:
+    """Another live consumer, or a claimed task, refuses it; a consumer of the same client's alone does not.
 
-
-def test_it_is_asked_once_more() -> None:
-    """Without `confirm` nothing is deleted; the refusal says how many tasks there are."""
+    Without `confirm` nothing is deleted either: the refusal says how many tasks there are.
+    """
     client = new_queue()
-    client.put()
+    client.put(task_id="a")
     before = below(client)
     with pytest.raises(ConfigError, match=r"loses its 1 task\(s\) for good"):
         client.do(deletion.delete(client.context))
     assert below(client) == before
-
-
-def test_a_queue_in_use_is_deleted_by_force_only() -> None:
-    """Another live consumer, or a claimed task, refuses it; a consumer of the same client's alone does not."""
-    client = new_queue()
-    client.put(task_id="a")
     other = Client(client.zk, "other")
     held = other.claimed()
     with pytest.raises(QueueError, match=r"1 other live consumer\(s\), 1 claimed task\(s\)"):
@@ -95,65 +108,62 @@ def test_a_queue_in_use_is_deleted_by_force_only() -> None:
     assert client.take() is None
     client.do(delete(client))
     assert below(client) == set()
-
-
-def test_leased_claims_are_claimed_tasks() -> None:
-    """They outlive their consumers, and refuse a deletion like others."""
-    client = new_queue()
     client.put()
-    client.claimed(lease=60)
+    client.claimed(lease=60)  # it outlives its consumer
     with pytest.raises(QueueError, match=r"0 other live consumer\(s\), 1 claimed"):
         client.do(delete(client))
     assert client.do(delete(client, force=True)) == 1
 
 
 def test_what_is_no_queue_is_not_deleted() -> None:
-    """A foreign tree, also by force; foreign znodes in a queue take force; so does a queue that has lost its layout."""
+    """A foreign tree, also by force; foreign znodes in a queue take force; so does a queue that has lost its layout.
+
+    A queue of another version is deleted by nobody but who knows its layout.
+    """
     client = new_queue()
-    client.zk.multi(0, (Create("/zkmq/other"), Create("/zkmq/other/precious")))
+    write(client, Create("/zkmq/other"), Create("/zkmq/other/precious"))
+    foreign = new_context(client.zk, client.session, "other")
     for force in (False, True):
         with pytest.raises(QueueNotFound):
-            client.do(deletion.delete(_memory_of(client, "other"), confirm=True, force=force))
+            client.do(deletion.delete(foreign, confirm=True, force=force))
     assert "/zkmq/other/precious" in client.zk.nodes
-    client.zk.multi(0, (Create("/zkmq/q/notes"), Create("/zkmq/q/notes/mine")))
+    write(client, Create(BASE + "/notes"), Create(BASE + "/notes/mine"))
     with pytest.raises(QueueError, match="notes"):
         client.do(delete(client))
-    client.zk.multi(0, (Delete("/zkmq/q/conf/layout"),))
+    write(client, Delete(BASE + "/conf/layout"))
     with pytest.raises(QueueNotFound):
         client.do(delete(client))
-    client.do(delete(client, force=True))
-    assert below(client) == set()
+    deleted_by_force(client)
+    write(client, SetData(BASE + "/conf/layout", b"2", -1))
+    with pytest.raises(ConfigError, match="upgrade"):
+        client.do(delete(client, force=True))
+    assert BASE + "/tasks" in client.zk.nodes
 
 
-@pytest.mark.parametrize("path", ["conf/layout/x", "conf/layout/x/y", "deleting/x", "deleting/x/y", "conf/x/y"])
-def test_whatever_stands_below_a_queue_s_znodes_is_deleted_with_it(path: str) -> None:
-    """Also below those that never have children, the layout and the mark; afterwards the queue can be made anew."""
-    client = used_queue()
-    if path.startswith("deleting"):  # a deletion that was cut off, and then somebody's znodes below its mark
-        client.zk.multi(0, (Delete("/zkmq/q/conf/layout"), Create("/zkmq/q/deleting")))
-    above = "/zkmq/q"
-    for name in path.split("/"):
-        above = f"{above}/{name}"
-        if above not in client.zk.nodes:
-            client.zk.multi(0, (Create(above),))
-    client.do(delete(client, force=True))
-    assert below(client) == set()
-    Client(client.zk, "later").put()
-
-
-@pytest.mark.parametrize("name", ["conf", "queue", "tasks"])
-def test_a_queue_that_has_lost_a_part_is_deleted_by_force(name: str) -> None:
-    """Whatever part that is: nobody could use the queue, or make one of its name."""
-    client = used_queue()
-    if name != "conf":
-        client.zk.multi(0, (Delete("/zkmq/q/conf/layout"),))
-    lost = sorted(below(client, f"/zkmq/q/{name}"), reverse=True)
-    client.zk.multi(0, tuple(map(Delete, lost)))
-    with pytest.raises(QueueNotFound):
-        client.do(delete(client))
-    client.do(delete(client, force=True))
-    assert below(client) == set()
-    Client(client.zk, "later").put()
+def test_a_queue_with_strange_znodes_or_without_a_part_is_deleted_by_force(
+    used: FakeZooKeeper, subtests: pytest.Subtests
+) -> None:
+    """Also below the layout and the mark, which never have children; whatever is lost. It can be made anew."""
+    for path in ("conf/layout/x", "conf/layout/x/y", "deleting/x", "deleting/x/y", "conf/x/y"):
+        with subtests.test(strange=path):
+            client = Client(used.copy())
+            if path.startswith("deleting"):  # a deletion that was cut off, and then somebody's znodes below its mark
+                write(client, Delete(BASE + "/conf/layout"), Create(BASE + "/deleting"))
+            above = BASE
+            for name in path.split("/"):
+                above = f"{above}/{name}"
+                if above not in client.zk.nodes:
+                    write(client, Create(above))
+            deleted_by_force(client)
+    for name in ("conf", "queue", "tasks"):
+        with subtests.test(lost=name):
+            client = Client(used.copy())
+            if name != "conf":
+                write(client, Delete(BASE + "/conf/layout"))
+            write(client, *map(Delete, sorted(below(client, f"{BASE}/{name}"), reverse=True)))
+            with pytest.raises(QueueNotFound):
+                client.do(delete(client))
+            deleted_by_force(client)
 
 
 def test_an_archived_queue_is_deleted_without_force() -> None:
@@ -163,40 +173,21 @@ def test_an_archived_queue_is_deleted_without_force() -> None:
     client.put(task_id="letter")
     client.fail(client.claimed(), retry=False)
     client.do(operate.drop(client.context, "letter"))
-    assert client.zk.names(ROOT + "/q/unarchived")
+    assert client.zk.names(BASE + "/unarchived")
     client.zk.expire(client.session)
     other = Client(client.zk, "other")
     other.do(delete(other))
     assert below(client) == set()
 
 
-def test_another_version_s_queue_is_not_deleted() -> None:
-    """Whoever knows its layout may do that."""
-    client = new_queue()
-    client.zk.multi(0, (SetData("/zkmq/q/conf/layout", b"2", -1),))
-    with pytest.raises(ConfigError, match="upgrade"):
-        client.do(delete(client, force=True))
-    assert "/zkmq/q/tasks" in client.zk.nodes
-
-
 def test_its_transactions_are_of_a_bounded_size() -> None:
     """However many tasks there are; and many tasks share each of its requests."""
     client = new_queue()
     client.do(enqueue.enqueue_many(client.context, [Message(b"x")] * 600))
-    sizes: list[int] = []
-    rounds: list[Op] = []
-
-    def note(op: Op) -> None:
-        rounds.append(op)
-        if isinstance(op, Multi):
-            sizes.append(len(op.ops))
-
     stepper = Stepper(client.zk, client.session, delete(client))
-    while not stepper.over:
-        for op in stepper.op.ops if isinstance(stepper.op, Pipeline) else (stepper.op,):
-            note(op)
-        stepper.step()
-    assert max(sizes) <= deletion.DELETES_PER_MULTI + 1
+    stepper.finish()
+    sent = [op for step in stepper.done for op in (step.ops if isinstance(step, Pipeline) else (step,))]
+    assert max(len(op.ops) for op in sent if isinstance(op, Multi)) <= deletion.DELETES_PER_MULTI + 1
     assert len(stepper.done) < 150
     assert below(client) == set()
 
@@ -211,44 +202,40 @@ def refused_meanwhile(client: Client) -> None:
 
 
 @pytest.mark.parametrize("fault", [BROKEN_OFF, LOST_REPLY, LOST_REQUEST])
-def test_a_deletion_that_is_cut_off_is_ended_by_the_same_call(fault: str) -> None:
+def test_a_deletion_that_is_cut_off_is_ended_by_the_same_call(used: FakeZooKeeper, fault: str) -> None:
     """After any of its operations, by a crash or a lost connection: whoever asks again ends it."""
-    number, over = 0, False
-    while not over:
-        client, seen = used_queue(), iter(range(10_000))
-        over = True
+    for number in itertools.count():
+        client, sent = Client(used.copy()), list[Op]()
 
-        def cut(op: Op, at: int = number, seen: Any = seen) -> Any:
-            nonlocal over
-            if not isinstance(op, Multi) or next(seen) != at:
-                return None
-            over = False
-            return fault
+        def cut(op: Op, number: int = number, sent: list[Op] = sent) -> Any:
+            sent.extend([op] if isinstance(op, Multi) else [])
+            return fault if isinstance(op, Multi) and len(sent) == number + 1 else None
 
         with contextlib.suppress(Crash):
             client.do(delete(client, force=True), cut)
-        if ROOT + "/q" in client.zk.nodes:
-            if ROOT + "/q/deleting" in client.zk.nodes:
+        if len(sent) <= number:
+            break
+        if BASE in client.zk.nodes:
+            if BASE + "/deleting" in client.zk.nodes:
                 refused_meanwhile(client)
             other = Client(client.zk, "other")
             other.do(delete(other, force=True))
         assert below(client) == set()
         Client(client.zk, "new").put()
-        number += 1
     assert number > 10
 
 
-def test_a_late_deletion_spares_a_queue_that_was_created_since() -> None:
+def test_a_late_deletion_spares_a_queue_that_was_created_since(used: FakeZooKeeper) -> None:
     """Overtaken by another one after any of its operations, it deletes nothing of the new queue of the same name."""
     number, over = 0, False
     while not over:
-        client = used_queue()
+        client = Client(used.copy())
         late = Stepper(client.zk, client.session, delete(client, force=True))
         for _ in range(number):
             if not late.over:
                 late.step()
         over = late.over
-        if not over and ROOT + "/q/deleting" in client.zk.nodes:
+        if not over and BASE + "/deleting" in client.zk.nodes:
             other = Client(client.zk, "other")
             other.do(delete(other))
             other.put(task_id="new")
@@ -267,17 +254,12 @@ def test_what_is_written_while_it_goes_on_is_deleted_too() -> None:
 
     def interfere(op: Op) -> None:
         if isinstance(op, Children) and op.path.endswith("/tasks") and next(seen, None) is not None:
-            with contextlib.suppress(QueueNotFound):
-                client.zk.multi(0, (Create("/zkmq/q/queue/late"), Create("/zkmq/q/queue/late/0000000001")))
+            write(client, Create(BASE + "/queue/late"), Create(BASE + "/queue/late/0000000001"))
 
     client.do(delete(client), interfere)
     assert below(client) == set()
     with pytest.raises(QueueNotFound):
         producer.take()
-
-
-def rolled_back(client: Client, held: Any) -> Any:
-    return transaction.rollback(transaction.Transaction([(client.context, held)]))
 
 
 def committed(client: Client, held: Any) -> Any:
@@ -300,71 +282,57 @@ BESIDE: dict[str, tuple[Any, bool]] = {
     "complete": (lambda it, held: of_claim(it, held, settle.complete(it.context, held, b"r")), False),
     "fail": (lambda it, held: of_claim(it, held, settle.fail(it.context, held, "e")), False),
     "release": (lambda it, held: of_claim(it, held, settle.release(it.context, held)), False),
-    "rollback": (rolled_back, False),
+    "rollback": (lambda it, held: transaction.rollback(transaction.Transaction([(it.context, held)])), False),
     "pause": (lambda it, _held: configure.pause(it.context), False),
     "collect": (lambda it, _held: collect.collect_garbage(it.context, 0), False),
     "tend": (lambda it, _held: rescue.tend(it.context), False),
 }
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(name: str) -> None:
+def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(subtests: pytest.Subtests) -> None:
     """Deleted after any of its operations: it is told that the queue or its claim is gone, or had come to its end.
 
     What creates queues may create it anew, whole; nothing else does. Afterwards the client goes on in a new queue.
     """
-    make, creates = BESIDE[name]
-    number, over = 0, False
-    while not over:
-        client = new_queue()
-        client.put(lock=60)
-        client.put(delay=3)
-        held = client.claimed()
-        client.zk.advance(5)
-        procedure = existence.unless_missing(client.context, make(client, held))
-        beside = Stepper(client.zk, client.session, procedure)
-        for _ in range(number):
-            if not beside.over:
-                beside.step()
-        over, other = beside.over, Client(client.zk, "other")
-        other.do(delete(other, force=True))
-        with contextlib.suppress(QueueNotFound, ClaimLost):
-            beside.finish()
-        assert creates or below(client) == set()
-        client.check()
-        client.put(task_id="new")
-        assert "new" in client.work()
-        number += 1
-    assert number > 1
+    for name, (make, creates) in BESIDE.items():
+        number, over = 0, False
+        while not over:
+            with subtests.test(beside=name, deleted_after=number):
+                client = new_queue()
+                client.put(lock=60)
+                client.put(delay=3)
+                held = client.claimed()
+                client.zk.advance(5)
+                procedure = existence.unless_missing(client.context, make(client, held))
+                beside = Stepper(client.zk, client.session, procedure)
+                for _ in range(number):
+                    if not beside.over:
+                        beside.step()
+                over, other = beside.over, Client(client.zk, "other")
+                other.do(delete(other, force=True))
+                with contextlib.suppress(QueueNotFound, ClaimLost):
+                    beside.finish()
+                assert creates or below(client) == set()
+                client.check()
+                client.put(task_id="new")
+                assert "new" in client.work()
+            number += 1
+        assert number > 1
 
 
-class Actor:
-    """A client that makes one call after the other, a step at a time; what came of its calls that ended."""
-
-    def __init__(self, zk: Any, name: str, make: Any) -> None:
-        self.client, self.make = Client(zk, name), make
-        self.calls: list[tuple[str, Any]] = []
-        self.call: Stepper | None = None
-        self.what = ""
-
-    def step(self, rand: random.Random) -> None:
-        """Go on with the call under way, or begin the next one. Raises what no caller expects."""
+def acting(client: Client, make: Any, rand: random.Random, ended: list[tuple[str, Any]]) -> Iterator[bool]:
+    """Make one call after the other, a step at a time, and note what came of each; whether one is under way."""
+    while True:
+        what, procedure = make(client, rand)
         try:
-            if self.call is None:
-                self.what, procedure = self.make(self.client, rand)
-                procedure = existence.unless_missing(self.client.context, procedure)
-                self.call = Stepper(self.client.zk, self.client.session, procedure)
-            else:
-                self.call.step()
+            call = Stepper(client.zk, client.session, existence.unless_missing(client.context, procedure))
+            while not call.over:
+                yield True
+                call.step()
+            ended.append((what, call.result))
         except (QueueNotFound, ClaimLost, QueueError) as error:
-            self._end(error)
-        else:
-            if self.call.over:
-                self._end(self.call.result)
-
-    def _end(self, result: Any) -> None:
-        self.calls.append((self.what, result))
-        self.call = None
+            ended.append((what, error))
+        yield False
 
 
 def produces(client: Client, rand: random.Random) -> Any:
@@ -374,40 +342,33 @@ def produces(client: Client, rand: random.Random) -> Any:
 def consumes(client: Client, _rand: random.Random) -> Any:
     for held in list(client.context.claims.in_hand.values()):
         return "complete", of_claim(client, held, settle.complete(client.context, held, b"r"))
-    return "claim", kept(client, claim.claim(client.context, Wanted(EVERYTHING)))
-
-
-def kept(client: Client, claiming: Any) -> Any:
-    """A claim whose caller keeps it in hand."""
-    claimed = yield from claiming
-    client.hand = claimed  # type: ignore[attr-defined]
-    return claimed
+    return "claim", claim.claim(client.context, Wanted(EVERYTHING))
 
 
 def deletes(client: Client, rand: random.Random) -> Any:
     return "delete", deletion.delete(client.context, confirm=True, force=rand.random() < 0.7)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_deletions_among_producers_and_consumers_keep_what_comes_after_them(seed: int) -> None:
+def test_deletions_among_producers_and_consumers_keep_what_comes_after_them(subtests: pytest.Subtests) -> None:
     """In any order of their operations each call ends; what was enqueued after the last deletion is handled."""
-    rand, zk = random.Random(seed), new_queue().zk
-    deleter = Actor(zk, "deleter", deletes)
-    others = [Actor(zk, f"{make.__name__}{n}", make) for make in (produces, consumes) for n in range(2)]
-    for _ in range(1_500):
-        rand.choice([*others, *others, deleter]).step(rand)
-    while deleter.call is not None:
-        deleter.step(rand)
-    for actor in others:
-        while actor.call is not None:
-            actor.step(rand)
-    last = Client(zk, "last")
-    before = {last.put() for _ in range(3)}
-    states = last.check()
-    assert before <= states.keys()
-    assert any(what == "delete" and isinstance(result, int) for what, result in deleter.calls)
-    assert sum(what == "complete" and result is None for each in others for what, result in each.calls)
-    for actor in others:
-        actor.client.zk.expire(actor.client.session)
-    assert before <= set(last.work())
-    assert all(state.state is State.FINISHED for state in last.check().values())
+    for seed in range(12):
+        with subtests.test(seed=seed):
+            rand, zk, ended = random.Random(seed), new_queue().zk, list[tuple[str, Any]]()
+            clients = [Client(zk, str(number)) for number in range(5)]
+            makes = (deletes, produces, produces, consumes, consumes)
+            deleter, *others = (acting(*each, rand, ended) for each in zip(clients, makes, strict=True))
+            under_way = {actor: next(actor) for actor in (deleter, *others)}
+            for _ in range(1_500):
+                actor = rand.choice([*others, *others, deleter])
+                under_way[actor] = next(actor)
+            for actor, goes_on in under_way.items():
+                while goes_on:
+                    goes_on = next(actor)
+            last = Client(zk, "last")
+            before = {last.put() for _ in range(3)}
+            assert before <= last.check().keys()
+            assert any(what == "delete" and isinstance(result, int) for what, result in ended)
+            assert any(what == "complete" and result is None for what, result in ended)
+            for client in clients[1:]:
+                zk.expire(client.session)
+            assert before <= set(last.work())

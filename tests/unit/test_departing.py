@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -22,12 +23,14 @@ from airflow_provider_zkmq.engine.core.tasks.departing import Departure
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.core.upkeep import debts, rescue
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, Unavailable, ZkmqError
-from tests.interrupting import interrupted
+from tests.interrupting import interrupted, keyboard
 from tests.stepping import Stepper
 from tests.unit.looping import filled, following, loop_of, rest
-from tests.unit.world import Client, new_queue
+from tests.unit.world import Client, Fault, new_queue
 
+I, C, F = State.INSERTED, State.CLAIMED, State.FINISHED  # noqa: E741
 CODES = {getattr(Departure, name).__code__ for name in ("_board", "_tell", "_end", "close")}
+ANYTHING = Wanted(EVERYTHING)
 
 
 def put_down(client: Client, claims: list[Claimed]) -> dict[str, list[Any]]:
@@ -37,38 +40,47 @@ def put_down(client: Client, claims: list[Claimed]) -> dict[str, list[Any]]:
         departing.settle_later(
             client.context,
             claimed,
-            lambda claimed=claimed: settle.complete(client.context, claimed),  # type: ignore[misc]
+            partial(settle.complete, client.context, claimed),
             lambda _value, error, task_id=claimed.task_id: told[task_id].append(error),  # type: ignore[misc]
         )
     return told
 
 
-def taken(client: Client, count: int) -> list[Claimed]:
-    claims: list[Claimed] = client.do(claim_many(client.context, Wanted(EVERYTHING), count))
+def taken(client: Client, number: int) -> list[Claimed]:
+    claims: list[Claimed] = client.do(claim_many(client.context, Wanted(EVERYTHING), number))
     return claims
 
 
-def interrupted_at(number: int, client: Client, procedure: Any) -> bool:
-    """Carry a procedure out, interrupted at this line of what takes along and tells; whether it has so many."""
-    return interrupted(lambda: client.do(procedure), number, CODES.__contains__, events=frozenset({"call", "line"}))
+def two_put_down() -> tuple[Client, dict[str, list[Any]]]:
+    """A client that has put down two of five tasks; what is told of them."""
+    client = filled()
+    return client, put_down(client, taken(client, 2))
+
+
+def states(client: Client, names: str) -> list[State]:
+    return [client.state(name).state for name in names]
+
+
+def denying(path: str, error: ZkmqError) -> Fault:
+    """The server denies transactions that touch this."""
+    return lambda op: error if isinstance(op, Multi) and any(path in each.path for each in op.ops) else None
 
 
 def test_an_interrupt_anywhere_loses_nothing_that_was_put_down() -> None:
     """All of it is settled by a later call, and told as what it was: completed."""
-    for number in range(400):
+    for number in count():
         client = filled()
         told = put_down(client, taken(client, 3))
-        if not interrupted_at(number, client, claim_many(client.context, Wanted(EVERYTHING), 1)):
+        claiming = partial(client.do, claim_many(client.context, ANYTHING, 1))
+        if not interrupted(claiming, number, CODES.__contains__, events=frozenset({"call", "line"})):
             break
         client.do(departing.settle_leaving(client.context))
         client.do(giveback.give_back(client.context))
         assert all(errors and not any(errors) for errors in told.values()), (number, told)
         assert not client.context.claims.leaving
-        assert [client.state(name).state for name in "abc"] == [State.FINISHED] * 3
+        assert states(client, "abc") == [F] * 3
         assert client.work() in (["d", "e"], ["e"]), number
         client.check()
-    else:
-        pytest.fail("there are more lines than this test interrupts")
     assert number > 30
 
 
@@ -78,11 +90,7 @@ def test_a_loop_that_is_interrupted_while_it_comes_back_settles_once() -> None:
     loop = loop_of(client)
     first = following(client, loop)
     assert first is not None
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    client.context.run.pay = interrupt
+    client.context.run.pay = keyboard
     with pytest.raises(KeyboardInterrupt):
         client.do(go_on(loop, Caller()))
     assert loop.hand is first
@@ -103,43 +111,35 @@ def test_who_cannot_be_told_keeps_nobody_else_from_being_told() -> None:
     told = put_down(client, claims[1:])
     client.do(departing.settle_leaving(client.context))
     assert told == {"b": [None], "c": [None]}
-    assert [client.state(name).state for name in "abc"] == [State.FINISHED] * 3
+    assert states(client, "abc") == [F] * 3
     assert ["the event loop is closed" in why for _, why in client.reports] == [True]
     assert not client.context.claims.leaving
 
 
 def test_what_a_claim_is_denied_for_is_not_what_was_handled_is_denied_for() -> None:
     """The error tells of no part of the transaction: each finds out by its own."""
-    client = filled()
-    told = put_down(client, taken(client, 2))
-
-    def denied(op: Any) -> Any:
-        touches = isinstance(op, Multi) and any("/c/" in each.path for each in op.ops)
-        return AccessDenied("no rights") if touches else None
-
+    client, told = two_put_down()
     with pytest.raises(AccessDenied):
-        client.do(claim_many(client.context, Wanted(EVERYTHING), 1), denied)
+        client.do(claim_many(client.context, ANYTHING, 1), denying("/c/", AccessDenied("no rights")))
     assert told == {"a": [None], "b": [None]}
-    assert [client.state(name).state for name in "abc"] == [State.FINISHED, State.FINISHED, State.INSERTED]
+    assert states(client, "abc") == [F, F, I]
     client.do(giveback.give_back(client.context))
     assert client.work() == ["c", "d", "e"]
 
 
-@pytest.mark.parametrize("error", [AccessDenied("no rights"), ZkmqError("refused")])
-def test_what_one_settlement_is_denied_for_is_its_own(error: ZkmqError) -> None:
+def test_what_one_settlement_is_denied_for_is_its_own() -> None:
     """The one beside it is settled, and so is the claim that went with both."""
-    client = filled()
-    told = put_down(client, taken(client, 2))
-    denied = lambda op: error if isinstance(op, Multi) and any("/a/" in each.path for each in op.ops) else None
-    assert [each.task_id for each in client.do(claim_many(client.context, Wanted(EVERYTHING), 1), denied)] == ["c"]
-    assert told == {"a": [error], "b": [None]}
-    assert [client.state(name).state for name in "abc"] == [State.CLAIMED, State.FINISHED, State.CLAIMED]
+    for error in (AccessDenied("no rights"), ZkmqError("refused")):
+        client, told = two_put_down()
+        claims = client.do(claim_many(client.context, ANYTHING, 1), denying("/a/", error))
+        assert [each.task_id for each in claims] == ["c"]
+        assert told == {"a": [error], "b": [None]}
+        assert states(client, "abc") == [C, F, C]
 
 
 def test_what_another_call_has_is_late_only_when_that_gives_it_up() -> None:
     """Who looks after it waits for that, for a moment, and is not told that it is due."""
-    client = filled()
-    told = put_down(client, taken(client, 2))
+    client, told = two_put_down()
     client.zk.ms += 1_000
     assert departing.leaves_late(client.context)
     assert debts.until_due(client.context, 5.0) == 0.0
@@ -155,23 +155,22 @@ def test_what_another_call_has_is_late_only_when_that_gives_it_up() -> None:
     assert not debts.in_debt(client.context)
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_a_client_that_is_closed_settles_also_what_another_call_has(*, cut: bool) -> None:
+def test_a_client_that_is_closed_settles_also_what_another_call_has() -> None:
     """That is waited for, and settled where it is cut off."""
-    client = filled()
-    told = put_down(client, taken(client, 2))
-    other = Stepper(client.zk, client.session, departing.settle_leaving(client.context))
-    other.until(Multi)
-    closing = Stepper(client.zk, client.session, departing.settle_last(client.context))
-    assert not closing.over
-    if cut:
-        other.cut()
-    else:
-        other.finish()
-    closing.answer(reply=True)
-    closing.finish()
-    assert told == {"a": [None], "b": [None]}
-    assert [client.state(name).state for name in "ab"] == [State.FINISHED] * 2
+    for cut in (True, False):
+        client, told = two_put_down()
+        other = Stepper(client.zk, client.session, departing.settle_leaving(client.context))
+        other.until(Multi)
+        closing = Stepper(client.zk, client.session, departing.settle_last(client.context))
+        assert not closing.over
+        if cut:
+            other.cut()
+        else:
+            other.finish()
+        closing.answer(reply=True)
+        closing.finish()
+        assert told == {"a": [None], "b": [None]}
+        assert states(client, "ab") == [F] * 2
 
 
 def test_what_a_loop_that_was_left_cannot_complete_is_reported() -> None:
@@ -188,8 +187,7 @@ def test_what_a_loop_that_was_left_cannot_complete_is_reported() -> None:
 
 
 def test_without_a_server_what_is_put_down_stays_and_is_tried_after_a_pause() -> None:
-    client = filled()
-    told = put_down(client, taken(client, 2))
+    client, told = two_put_down()
     client.zk.ms += 1_000
     client.do(debts.pay_debts(client.context), lambda op: Unavailable("away") if isinstance(op, Multi) else None)
     assert told == {"a": [], "b": []}
@@ -202,8 +200,7 @@ def test_without_a_server_what_is_put_down_stays_and_is_tried_after_a_pause() ->
 
 def test_what_is_put_down_in_a_queue_that_is_deleted_is_lost() -> None:
     """It is told so, and not kept for ever."""
-    client = filled()
-    told = put_down(client, taken(client, 2))
+    client, told = two_put_down()
     base = client.context.paths.base
     for path in [path for path in client.zk.nodes if path.startswith(base)]:
         del client.zk.nodes[path]
@@ -226,26 +223,25 @@ def test_what_a_claim_gave_back_by_itself_is_looked_for_again() -> None:
     client.check()
 
 
-@pytest.mark.parametrize("span", [0.0, 5.0])
-def test_a_claim_that_finds_nothing_ends_in_time_whatever_others_put_down(span: float) -> None:
+def test_a_claim_that_finds_nothing_ends_in_time_whatever_others_put_down() -> None:
     """It settles what they do, while it looks: that is no reason to go on once its own time is over."""
-    client = new_queue(filters={"c": OrderedEnum("low", "high")})
-    for number in range(40):
-        client.put(task_id=f"t{number:02}", filters={"c": "low"})
-    claims, told = taken(client, 40), dict[str, list[Any]]()
+    for span in (0.0, 5.0):
+        client = new_queue(filters={"c": OrderedEnum("low", "high")})
+        for number in range(40):
+            client.put(task_id=f"t{number:02}", filters={"c": "low"})
+        claims, told = taken(client, 40), dict[str, list[Any]]()
 
-    def more(op: Any) -> None:
-        if isinstance(op, Multi) and claims:
-            client.zk.ms += 1_000
-            told.update(put_down(client, [claims.pop()]))
+        def more(op: Any, client: Client = client, claims: list[Claimed] = claims, told: Any = told) -> None:
+            if isinstance(op, Multi) and claims:
+                client.zk.ms += 1_000
+                told.update(put_down(client, [claims.pop()]))
 
-    told.update(put_down(client, [claims.pop()]))
-    wanted = Wanted(parse_selector("c==high"))
-    assert client.do(claim_many(client.context, wanted, 1, span), more) == []
-    assert 30 - span < len(claims) < 40
-    client.do(departing.settle_leaving(client.context))
-    assert set(map(str, told.values())) == {"[None]"}
-    assert len(told) + len(claims) == 40
+        told.update(put_down(client, [claims.pop()]))
+        assert client.do(claim_many(client.context, Wanted(parse_selector("c==high")), 1, span), more) == []
+        assert 30 - span < len(claims) < 40
+        client.do(departing.settle_leaving(client.context))
+        assert set(map(str, told.values())) == {"[None]"}
+        assert len(told) + len(claims) == 40
 
 
 def test_a_note_that_another_call_looks_after_is_left_to_it() -> None:

@@ -1,0 +1,487 @@
+"""Durations and moments: every call takes them alike, one error tells what is none, and the server's clock decides."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pendulum
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_zkmq.engine import (
+    AsyncWorker,
+    ConfigError,
+    ConnectionConfig,
+    CorruptRecord,
+    Message,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    Success,
+    Worker,
+    Zkmq,
+    ZkmqError,
+    monitor,
+    parse_duration,
+    parse_moment,
+    spell_duration,
+)
+from airflow_provider_zkmq.engine.core.claiming import ask
+from airflow_provider_zkmq.engine.core.model.durations import LONGEST, seconds
+from airflow_provider_zkmq.engine.core.model.moments import milliseconds, moment_of
+from airflow_provider_zkmq.engine.core.protocol.ops import Op
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
+from airflow_provider_zkmq.engine.core.reading import finding, following, inspect, settings, wait
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, putting, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks.repeat import content
+from airflow_provider_zkmq.engine.core.upkeep import collect, keeper
+from tests.unit.world import Client, new_queue
+
+#: What is no duration, by a name for it.
+NO_DURATIONS: dict[str, Any] = {
+    "negative": -1, "a little negative": -0.001, "no number": math.nan, "endless": math.inf, "too long": 9e9,
+    "an integer too large for a float": 10**5000, "a truth value": True, "text": "5m", "bytes": b"5", "a list": [],
+    "negative timedelta": timedelta(seconds=-1),
+}  # fmt: skip
+NO_DURATION = r"is not allowed: a duration is seconds \(0 or more\)"
+TWO_SECONDS = [2, 2.0, timedelta(seconds=2), pendulum.duration(seconds=2)]
+#: Every call that takes a duration, after the name of the parameter.
+PROCEDURES: list[tuple[str, Callable[[Client, Any], Any]]] = [
+    ("delay", lambda client, span: client.put(delay=span)),
+    ("delay", lambda client, span: client.do(settle.release(client.context, client.claimed(), span))),
+    ("delay", lambda client, span: client.do(settle.snooze(client.context, client.claimed(), span))),
+    ("lock", lambda client, span: client.put(lock=span)),
+    *(
+        (name, lambda client, span, name=name: client.do(configure.configure(client.context, **{name: span})))  # type: ignore[misc]
+        for name in ("lock", "task_gc_lifetime", "task_gc_interval")
+    ),
+    ("lifetime", lambda client, span: client.do(collect.collect_garbage(client.context, span))),
+    ("lease", lambda client, span: client.do(ask.wanted(client.context, lease=span))),
+    ("lease", lambda client, span: client.do(holding.extend(client.context, client.claimed(lease=9), span))),
+    ("dedupe", lambda client, span: client.complete(client.claimed(), dedupe=span)),
+    ("backoff", lambda client, span: client.fail(client.claimed(), backoff=span)),
+    ("timeout", lambda client, span: client.do(ask.ask(client.context, timeout=span))),
+    ("timeout", lambda client, span: client.do(wait.wait(client.context, [], timeout=span))),
+    ("timeout", lambda client, span: client.do(finding.find_matching(client.context, "all()", timeout=span))),
+    ("timeout", lambda client, span: client.do(following.follow(client.context, "a", id, timeout=span))),
+    ("timeout", lambda client, span: client.do(batches.wait_batch(client.context, "b", span))),
+    ("timeout", lambda client, span: client.do(keeper.wait_for_change(client.context, 0, span))),
+]
+#: What else takes durations, and by which names.
+OBJECTS: list[tuple[Callable[..., Any], list[str]]] = [
+    (partial(Worker, SimpleNamespace(name="q"), print), ["grace", "throttle", "lease"]),
+    (partial(AsyncWorker, SimpleNamespace(name="q"), AsyncMock()), ["grace", "throttle"]),
+    (monitor, ["period"]),
+    (RetryPolicy, ["factor", "min_backoff", "max_backoff"]),
+    (ConnectionConfig.of, ["session_timeout", "connect_timeout", "request_timeout"]),
+]
+#: What is no moment of ours, and what the error says of it.
+NO_MOMENTS: list[tuple[Any, str]] = [
+    (datetime(2026, 11, 22), "has no zone"),  # noqa: DTZ001
+    (pendulum.naive(2026, 11, 22), "has no zone"),
+    (date(2026, 11, 22), "is not allowed: a moment is a datetime with a zone"),
+    (1_700_000_000, "is not allowed: a moment is"),
+    ("2026-11-22T10:00:00Z", "is not allowed: a moment is"),
+    (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1))), "outside the years"),
+]
+
+
+def queue_with(*ids: str, **conf: Any) -> Client:
+    made = new_queue(**conf)
+    for task_id in ids:
+        made.put(task_id=task_id)
+    return made
+
+
+def at(client: Client, after: float) -> pendulum.DateTime:
+    """The moment so many seconds after the server's present."""
+    return pendulum.from_timestamp(client.zk.ms / 1000 + after)
+
+
+# --- durations
+
+
+def test_every_call_takes_the_same_durations(subtests: pytest.Subtests) -> None:
+    """One error for all, which names the parameter; nothing is changed, and the queue goes on."""
+    for number, (name, call) in enumerate(PROCEDURES):
+        for case, wrong in NO_DURATIONS.items():
+            with subtests.test(call=number, name=name, case=case):
+                client = queue_with("a", "b")
+                with pytest.raises(ConfigError, match=f"{name} .* {NO_DURATION}"):
+                    call(client, wrong)
+                assert sorted(client.check()) == ["a", "b"]
+                assert client.do(settings.conf(client.context)).lock is None
+        for span in TWO_SECONDS:
+            with subtests.test(call=number, name=name, span=span):
+                told = ""
+                try:
+                    call(queue_with("a", "b"), span)
+                except ZkmqError as error:  # there being no such batch, say
+                    told = str(error)
+                assert "duration" not in told
+
+
+def test_objects_refuse_what_is_no_duration_alike(subtests: pytest.Subtests) -> None:
+    """Workers, monitors, policies and connections take durations by the same rule; what takes text takes them, too."""
+    for make, names in OBJECTS:
+        for name, (case, wrong) in itertools.product(names, NO_DURATIONS.items()):
+            with subtests.test(name=name, case=case), pytest.raises(ConfigError, match=f"{name} .* {NO_DURATION}"):
+                make(**{name: wrong})
+    assert parse_duration(timedelta(minutes=1)) == parse_duration(60) == parse_duration("1m") == 60.0
+    with pytest.raises(ConfigError, match="pause None is not allowed"):
+        parse_duration(None, "pause")  # type: ignore[arg-type]
+
+
+def test_a_duration_is_kept_in_seconds(subtests: pytest.Subtests) -> None:
+    """What is written and remembered is a number, whatever it was given as."""
+    for span in TWO_SECONDS:
+        with subtests.test(span=span):
+            client = new_queue(lock=span, task_gc_lifetime=span, policy=RetryPolicy(min_backoff=span, factor=span))
+            conf = client.do(settings.conf(client.context))
+            assert (conf.lock, conf.task_gc_lifetime) == (2.0, 2.0)
+            assert (conf.policy.min_backoff, conf.policy.factor) == (2.0, 2.0)
+            task_id = client.put(delay=span, lock=span)
+            assert client.state(task_id).lock == 2.0
+            assert client.take() is None
+            client.zk.advance(2.5)
+            assert client.claimed().task_id == task_id
+            assert [Success(dedupe=span).dedupe, Retry(backoff=span).backoff, Snooze(span).delay] == [span] * 3
+            assert OBJECTS[0][0](grace=span).grace == 2.0
+            assert ConnectionConfig.of(connect_timeout=span).connect_timeout == 2.0
+
+
+def test_a_thread_can_wait_for_each_duration() -> None:
+    """Also for the longest: a pause of it raises nothing."""
+    assert threading.Lock().acquire(timeout=seconds("throttle", math.nextafter(LONGEST, 0)))
+
+
+# --- moments
+
+
+def test_a_task_is_not_handled_before_its_moment() -> None:
+    """It is scheduled for exactly that moment of the server's clock, whatever this machine's says, and then claimed."""
+    client = new_queue()
+    when = at(client, 5)
+    task_id = client.put(not_before=when)
+    task = client.do(inspect.read_task(client.context, task_id))
+    assert (task.status, task.due_ms, task.due_at) == ("queued-with-backoff", client.zk.ms + 5_000, when)
+    client.zk.advance(4.9)
+    assert client.take() is None
+    client.zk.advance(0.2 + 0.3)
+    assert client.work() == [task_id]
+    client.check()
+
+
+def test_a_moment_is_rounded_up_is_now_once_it_has_passed_and_may_be_the_calendar_s_last() -> None:
+    """Nothing comes early; what is past is in its lane at once; what waits for ever is listed, and can be cancelled."""
+    client = new_queue()
+    assert client.state(client.put(not_before=at(client, 1).add(microseconds=1))).due == client.zk.ms + 1_001
+    client.put(task_id="a", not_before=at(client, -5))
+    client.put(task_id="b", not_before=datetime(1, 1, 1, tzinfo=UTC))
+    assert client.state("a").due is client.state("b").due is None
+    assert client.work() == ["a", "b"]
+    client.put(task_id="last", not_before=datetime.max.replace(tzinfo=UTC))
+    client.zk.advance(2)
+    assert len(client.work()) == 1
+    last = client.do(inspect.read_task(client.context, "last"))
+    assert str(last.due_at) == "9999-12-31 23:59:59.999000+00:00"
+    client.cancel("last")
+    client.check()
+
+
+def test_what_is_no_moment_is_refused(subtests: pytest.Subtests) -> None:
+    """A naive datetime could mean many moments: refused with the parameter's name, before anything is written.
+
+    So is a moment with a delay, as to which of them should hold; with it all others of the call.
+    """
+    client = new_queue()
+    for wrong, told in NO_MOMENTS:
+        with subtests.test(wrong=wrong), pytest.raises(ConfigError, match=f"not_before .*{told}"):
+            client.put(not_before=wrong)
+    for delay in (0, 5, timedelta(seconds=5)):
+        both = Message("x", delay=delay, not_before=at(client, 5))
+        with (
+            subtests.test(delay=delay),
+            pytest.raises(ConfigError, match=r"a delay .* or not_before .*, not both"),
+        ):
+            client.do(enqueue.enqueue_many(client.context, [Message("y"), both]))
+    assert client.check() == {}
+    assert client.put(task_id="next") == "next"
+
+
+def test_an_update_sets_another_moment(subtests: pytest.Subtests) -> None:
+    """A moment replaces the time of what is queued; one of the past brings it forward; without one the time stays."""
+    for order in ("default", "fifo"):
+        with subtests.test(order=order):
+            client = new_queue(order=order)
+            client.put(task_id="a", delay=60)
+            for options in ({"not_before": at(client, 5)}, {}):
+                client.put(task_id="a", update=True, **options)
+                assert client.state("a").due == client.zk.ms + 5_000
+            client.put(task_id="a", update=True, not_before=at(client, -1))
+            assert client.work() == ["a"]
+            client.check()
+
+
+def test_what_is_kept_for_later_comes_at_its_own_moment() -> None:
+    """A run that waits for the end of the one under way; what follows a batch, unless its moment has passed by then."""
+    client = queue_with("a")
+    claimed = client.claimed()
+    client.put(task_id="a", requeue=True, not_before=at(client, 60))
+    client.complete(claimed)
+    assert client.state("a").due == (run := client.zk.ms + 60_000)
+    for name, after in (("late", 60), ("early", 2)):
+        then = Message(b"then", task_id=f"after-{name}", not_before=at(client, after))
+        client.do(enqueue.enqueue_batch(client.context, [Message(b"x")], name, then))
+    client.zk.advance(5)
+    for _ in range(2):
+        client.complete(client.claimed())
+    assert client.state("after-late").due == run
+    assert client.work() == ["after-early"]
+    assert client.do(batches.read_batch(client.context, "late")).open == 0
+    client.zk.advance(61)
+    assert sorted(client.work()) == ["a", "after-late"]
+    client.check()
+
+
+def test_what_a_transaction_puts_waits_for_its_time() -> None:
+    """A put with a delay or a moment is scheduled by the commit, the delay counted from then; nothing runs early."""
+    client = queue_with("in")
+    unit = transaction.Transaction(taken=[(client.context, client.claimed())])
+    for options in ({"task_id": "a", "delay": 10}, {"task_id": "b", "not_before": at(client, 20)}):
+        putting.put(unit.put, client.context, Message(b"x", **options))
+    begun = client.zk.ms
+    client.zk.advance(5)
+    assert client.do(transaction.commit(unit)) == ["a", "b"]
+    assert client.state("a").due == pytest.approx(client.zk.ms + 10_000, abs=50)
+    assert client.state("b").due == begun + 20_000
+    assert client.work() == []
+    client.zk.advance(20)
+    assert client.work() == ["a", "b"]
+    assert client.state("in").state == "finished"
+    client.check()
+
+
+def test_a_commit_whose_time_bucket_was_cleared_away_is_carried_out() -> None:
+    """The server takes an empty bucket away between the plan and the commit: it is made anew, and all of it happens."""
+    client = queue_with("in")
+    unit = transaction.Transaction(taken=[(client.context, client.claimed())])
+    putting.put(unit.put, client.context, Message(b"x", task_id="a", delay=600))
+    cleared: list[str] = []
+
+    def clear_away(op: Op) -> None:
+        if isinstance(op, Multi) and len(op.ops) > 3 and not cleared:
+            index = client.context.paths.at("scheduled")
+            cleared.extend(f"{index}/{bucket}" for bucket in client.zk.names(index))
+            client.zk.multi(0, tuple(map(Delete, cleared)))
+
+    assert client.do(transaction.commit(unit), clear_away) == ["a"]
+    assert cleared
+    assert (client.state("in").state, client.state("a").state) == ("finished", "inserted")
+    client.zk.advance(601)
+    assert client.work() == ["a"]
+    client.check()
+
+
+def test_a_repeated_call_with_another_moment_is_another_call() -> None:
+    """Two messages that differ in their moment alone are two tasks, also where the first one's outcome is unknown."""
+    client = new_queue()
+    first, other, again = (
+        content(client.do(enqueue.prepare_many(client.context, [Message(b"x", not_before=at(client, after))]))[0])
+        for after in (5, 6, 5)
+    )
+    assert first == again != other
+
+
+def test_a_task_tells_its_times_as_pendulum_s() -> None:
+    """Aware, in UTC, the same as the milliseconds beside them; None where there is none."""
+    client = new_queue()
+    enqueued = client.zk.ms
+    client.put(task_id="a")
+
+    def task() -> Any:
+        return client.do(inspect.read_task(client.context, "a"))
+
+    assert (task().claimed_at, task().ended_at, task().due_at) == (None, None, None)
+    client.zk.advance(1)
+    claimed = client.claimed()
+    at_claim = task().claimed_ms
+    client.zk.advance(1)
+    client.complete(claimed)
+    done = task()
+    for told, ms in ((done.enqueued_at, enqueued), (done.claimed_at, at_claim), (done.ended_at, done.ended_ms)):
+        assert isinstance(told, pendulum.DateTime)
+        assert told.timezone_name == "UTC"
+        assert round(told.timestamp() * 1000) == ms
+    assert done.enqueued_at < done.claimed_at < done.ended_at
+    assert done.enqueued_at.add(seconds=1) <= done.claimed_at
+
+
+def test_pendulum_is_imported_at_the_first_time_that_is_told() -> None:
+    """Whoever only enqueues and claims does not pay for it, nor does the start of the command line."""
+    code = (
+        "import sys; from airflow_provider_zkmq.engine import Queue, Task, Zkmq, parse_duration, parse_moment; "
+        "parse_moment('2026-11-22T10:31:05Z'); sys.exit('pendulum' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- queue files
+
+
+def test_queue_files_keep_durations_and_moments(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """A queue file's configuration, messages and claims take the same, and refuse the same.
+
+    People write a lock into a queue's configuration as people write durations.
+    """
+    with Zkmq.connect(f"textqueue://{tmp_path}") as zk:
+        for number, span in enumerate(TWO_SECONDS):
+            with subtests.test(span=span):
+                q = zk.queue(f"jobs{number}")
+                q.configure(lock=span, policy=RetryPolicy(max_backoff=span))
+                assert (q.conf().lock, q.conf().policy.max_backoff) == (2.0, 2.0)
+                q.enqueue("x", lock=span)
+                claim = q.claim(timeout=span)
+                assert claim is not None
+                assert claim.span == 2.0
+                claim.extend(span)
+                claim.snooze(timedelta(hours=1))
+                assert q.counts()["scheduled"] == 1
+        q = zk.queue("jobs")
+        when = pendulum.now("UTC").add(hours=1).replace(microsecond=0)
+        q.enqueue("x", task_id="a", not_before=when)
+        q.enqueue("x", task_id="b", not_before=when.subtract(hours=2))
+        task = q.task("a")
+        assert (task.status, task.due_at) == ("queued-with-backoff", when)
+        claim = q.claim()
+        assert claim is not None
+        assert claim.task.id == "b"
+        assert q.claim() is None
+        refused: list[tuple[Callable[[], Any], str]] = [
+            (lambda: q.configure(lock="5m"), "is not allowed: a duration is"),
+            (lambda: q.enqueue("x", delay=-1), "is not allowed: a duration is"),
+            (lambda: q.claim(timeout="5m"), "is not allowed: a duration is"),
+            (lambda: q.wait_for_change(0, -1), "is not allowed: a duration is"),
+            (lambda: q.enqueue("x", delay=1, not_before=when), "not both"),
+            *((lambda wrong=wrong: q.enqueue("x", not_before=wrong), told) for wrong, told in NO_MOMENTS),  # type: ignore[misc]
+        ]
+        for number, (call, told) in enumerate(refused):
+            with subtests.test(refused=number), pytest.raises(ConfigError, match=told):
+                call()
+        assert sorted(q.ids()) == ["a", "b"]
+        (tmp_path / "jobs.conf.json").write_text('{"lock": "1h30m"}')
+        assert q.conf().lock == 5_400.0
+        (tmp_path / "jobs.conf.json").write_text('{"lock": "soon"}')
+        with pytest.raises(Exception, match=r"jobs\.conf\.json: lock 'soon' is no duration"):
+            q.conf()
+
+
+# --- text
+
+DURATIONS = {
+    "0": 0.0, "90": 90.0, " 2.5 ": 2.5, ".5": 0.5, "1e3": 1000.0, "5m": 300.0, "5min": 300.0, "1h30m": 5_400.0,
+    "1h 30 min": 5_400.0, "250ms": 0.25, "1.5h": 5_400.0, "1w2d3h4m5s6ms": 788_645.006, "PT1H30M": 5_400.0,
+    "P1DT2H": 93_600.0, "P2W": 1_209_600.0, "PT0.25S": 0.25, "PT0,25S": 0.25, "PT0S": 0.0,
+}  # fmt: skip
+NO_DURATION_TEXTS = [
+    "", " ", "soon", "-5", "+5", "nan", "inf", "1e999", "5M", "5 m s", "m", "1m1h", "1h1h", "1h30", "30 1h", "P",
+    "PT", "P1DT", "PT5", "P1Y", "P1M", "-PT5M", "pt5m", "1_000", "٥m", "5m\n;", "9" * 400, "9" * 60 + "w", "0x10",
+    "1:30",
+]  # fmt: skip
+MOMENTS = [
+    "2026-11-22T10:31:05Z",
+    "2026-11-22 10:31:05+00:00",
+    "2026-11-22T11:31:05+01:00",
+    "20261122T103105Z",
+    " 2026-11-22 10:31:05 UTC ",
+    "2026-11-22T10:31:05.000000+00:00",
+]
+NO_MOMENT_TEXTS = {
+    "2026-11-22T10:31:05": "has no zone: end it with Z",
+    "2026-11-22": "has no zone: end it with Z",
+    "soon": "is no moment: write ISO 8601",
+    **dict.fromkeys(["", "None", "UTC", "1763807465", "2026-11-22T10:31:05 Europe/Paris"], "is no moment"),
+    "2026-02-30T10:31:05Z": "is no moment",
+    "0001-01-01T00:00:00+01:00": "outside the years",
+}
+
+
+def test_text_of_durations_and_moments(subtests: pytest.Subtests) -> None:
+    """Seconds, units and ISO 8601 are durations; ISO 8601 with a zone, as Airflow's templates write it, a moment."""
+    for text, span in DURATIONS.items():
+        with subtests.test(duration=text):
+            assert parse_duration(text) == span
+    for text in MOMENTS:
+        with subtests.test(moment=text):
+            assert parse_moment(text) == datetime(2026, 11, 22, 10, 31, 5, tzinfo=UTC)
+
+
+def test_text_that_is_neither_is_refused(subtests: pytest.Subtests) -> None:
+    """Months and years, whose length nobody knows, what has no zone, and the rest: one error that shows the text."""
+    for text in NO_DURATION_TEXTS:
+        with subtests.test(duration=text[:20]):
+            with pytest.raises(ConfigError, match=r"delay .* is (no duration: write|not allowed: a dur)") as caught:
+                parse_duration(text, "delay")
+            assert len(str(caught.value)) < 250
+    for text, told in NO_MOMENT_TEXTS.items():
+        with subtests.test(moment=text), pytest.raises(ConfigError, match=f"since .*{told}"):
+            parse_moment(text, "since")
+
+
+@given(st.integers(0, 10**12), st.floats(0, 9e9, exclude_max=True), st.timedeltas(timedelta(0), timedelta(days=30_000)))
+def test_a_duration_s_text_is_that_duration(ms: int, number: float, span: timedelta) -> None:
+    """Spelled by us, to the millisecond; written as Python writes a number; in ISO 8601, as pendulum reads it."""
+    assert parse_duration(spell_duration(ms / 1000)) == ms / 1000
+    assert parse_duration(repr(number)) == number
+    whole, micro = divmod(span // timedelta(microseconds=1), 10**6)
+    text = f"PT{whole}.{micro:06d}S"
+    assert parse_duration(text) == pytest.approx(pendulum.parse(text).total_seconds())
+    assert parse_duration(text) == float(Decimal(whole) + Decimal(micro) / 10**6)
+
+
+@given(
+    st.integers(-62_135_596_800_000, 253_402_300_799_999),
+    st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1), timezones=st.timezones()),  # noqa: DTZ001
+)
+def test_a_moment_s_milliseconds_and_its_text_are_that_moment(ms: int, moment: datetime) -> None:
+    """Each millisecond of the calendar comes back exactly; so does a moment's ISO text, whatever its zone."""
+    assert milliseconds("when", moment_of(ms)) == ms
+    assert milliseconds("text", parse_moment(moment.isoformat())) == milliseconds("moment", moment)
+
+
+def test_a_record_s_impossible_time_is_corrupt() -> None:
+    """What stands in a damaged record is one error of ours, not one of the calendar's."""
+    for ms in (10**15, -(10**15), 10**400):
+        with pytest.raises(CorruptRecord, match="milliseconds since 1970 are no time"):
+            moment_of(ms)
+
+
+@given(
+    st.text(max_size=80)
+    | st.text("0123456789.,wdhmsPT -+e", max_size=30)
+    | st.text("0123456789-:T+ZU C.W", max_size=30)
+)
+def test_hostile_text_is_a_time_or_one_error(text: str) -> None:
+    """Whatever stands there: seconds within bounds, and an aware datetime, or `ConfigError`."""
+    for parse, sound in (
+        (parse_duration, lambda span: 0 <= span < 9e9),
+        (parse_moment, lambda moment: moment.utcoffset() is not None),
+    ):
+        try:
+            made = parse(text)
+        except ConfigError:
+            continue
+        assert sound(made)
