@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,13 @@ from airflow_provider_zkmq.engine import OrderedEnum, Zkmq
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 
 CLASSES = OrderedEnum("low", "standard", "performance", "high_performance")
+
+
+def taken(q: Any, **asked: Any) -> Any:
+    """The claim that is there."""
+    claim = q.claim(**asked)
+    assert claim is not None
+    return claim
 
 
 @pytest.fixture

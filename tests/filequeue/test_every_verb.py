@@ -7,6 +7,7 @@ that a new verb is either here or fails here.
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -18,13 +19,15 @@ import pytest
 from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.engine import (
     Archive,
+    AsyncZkmq,
     Claim,
+    ConfigError,
     FilterType,
     Message,
     OrderedEnum,
     Queue,
+    SessionLost,
     Unsupported,
-    WaitTimeout,
     Zkmq,
 )
 from airflow_provider_zkmq.engine.fronts.methods import Twins
@@ -33,7 +36,8 @@ from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
 from tests.support import fresh_root
 
 TYPES: dict[str, FilterType] = {"size": OrderedEnum("small", "large")}
-QUEUE = "q"
+QUEUE = "QUEUE"
+numbers = itertools.count()
 
 
 def public(kind: type) -> set[str]:
@@ -42,13 +46,11 @@ def public(kind: type) -> set[str]:
 
 
 class Side:
-    """A queue with a task in each state that both kinds have: claimed, dead, finished and queued."""
+    """A new queue with a task in each state that both kinds have: claimed, dead, finished and queued."""
 
-    def __init__(self, hosts: str, root: str | None) -> None:
-        self.arguments: dict[str, Any] = {"hosts": hosts} if root is None else {"hosts": hosts, "root": root}
-        self.argv = ["--hosts", hosts, *([] if root is None else ["--root", root])]
-        self.zk: Any = Zkmq.connect(**self.arguments, gc=False)
-        self.q: Any = self.zk.queue(QUEUE)
+    def __init__(self, zk: Any) -> None:
+        self.zk = zk
+        self.q: Any = zk.queue(f"q{next(numbers)}")
         self.q.configure(filters=TYPES)
         self.q.enqueue_many([Message("x", task_id=name) for name in ("finished", "dead", "claimed")])
         self.q.claim(lease=60).complete("result")
@@ -56,6 +58,12 @@ class Side:
         self.claim = self.q.claim(lease=60)
         self.token = self.claim.token
         self.q.enqueue("x", {"size": "large"}, task_id="queued")
+
+    @property
+    def argv(self) -> list[str]:
+        """What tells the command line where the queue is."""
+        hosts = ["--hosts", self.zk.config.hosts]
+        return hosts if isinstance(self.q, FileQueue) else [*hosts, "--root", self.zk.config.root]
 
     def ended_batch(self) -> None:
         """A batch `b`, whose only task was cancelled; a file has none."""
@@ -68,23 +76,9 @@ class Side:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[Side]:
-    side = Side(f"textqueue://{tmp_path}/queues", None)
-    yield side
-    side.zk.close()
-
-
-@pytest.fixture
-def zookeeper_side(zookeeper: str) -> Iterator[Side]:
-    side = Side(zookeeper, fresh_root())
-    yield side
-    side.zk.close()
-
-
-@pytest.fixture(params=["file", "zookeeper"])
-def side(request: pytest.FixtureRequest) -> Side:
-    side: Side = request.getfixturevalue("file" if request.param == "file" else "zookeeper_side")
-    return side
+def on_zookeeper(zookeeper: str) -> Iterator[Zkmq]:
+    with Zkmq.connect(zookeeper, root=fresh_root(), gc=False) as zk:
+        yield zk
 
 
 # --- the methods
@@ -160,63 +154,103 @@ CALLS: dict[str, Callable[[Side], object]] = {
 NOT_IN_FILES = {
     "archive", "batch", "cancel", "clear", "collect_garbage", "consumers", "departed_between", "drop", "ended_between",
     "explain", "find", "open_batch", "pause", "progress", "publish_archive", "read_departed", "redrive", "replace",
-    "resume", "seal_batch", "tree", "wait_batch", "zxid",
-    "latest_end", "read_ended", "trimmed",
+    "resume", "seal_batch", "tree", "wait_batch", "zxid", "latest_end", "read_ended", "trimmed",
 }  # fmt: skip
 
+#: Arguments that a file does not take, by the words of the refusal.
+ARGUMENTS: dict[str, Callable[[Side], object]] = {
+    "priorities": lambda side: side.q.enqueue("x", priority=1),
+    "updates": lambda side: side.q.enqueue("x", task_id="a", update=True),
+    "run in escrow": lambda side: side.q.enqueue("x", task_id="a", requeue=True),
+    "batches": lambda side: side.q.enqueue_many([Message("x")], batch="b"),
+    "batches.*then": lambda side: side.q.enqueue_many([Message("x")], then=Message("y")),
+    "dedupe windows": lambda side: side.q.complete("claimed", side.token, dedupe=5),
+    "progress.*on_progress": lambda side: side.q.wait(["finished"], on_progress=print),
+    "progress reports": lambda side: side.claim.progress(0.5),
+    "transactions": lambda side: side.q.worker(print, transactional=True),
+    "clean-up.*task_gc": lambda side: side.q.configure(task_gc_lifetime=1),
+    "claims that end with a session": lambda side: side.q.configure(lock=0),
+    "archive .*configure": lambda side: side.q.configure(archive=True),
+    "stream .configure": lambda side: side.q.configure(follow=True),
+}
 
-def test_no_name_of_a_queue_is_forgotten() -> None:
-    """What both fronts describe as verbs, and whatever else a queue has, is tried below; a file's queue has it all."""
-    verbs = {name for name, value in vars(QueueVerbs).items() if isinstance(value, Twins)}
+
+def test_no_name_of_a_queue_a_claim_or_a_client_is_forgotten(files: FileClient) -> None:
+    """What both fronts describe as verbs, and whatever else there is, is tried below; that of a file has it all."""
+    verbs, of_claims = (
+        {n for n, it in vars(kind).items() if isinstance(it, Twins)} for kind in (QueueVerbs, ClaimVerbs)
+    )
     assert verbs <= public(Queue) <= set(CALLS) == public(Queue) | {"name"}
     assert public(Queue) - public(FileQueue) <= {"name"}  # an attribute of the object
-
-
-def test_no_name_of_a_claim_or_a_client_is_forgotten(file: Side) -> None:
-    """A claim out of a file and a client of files have what the others have."""
-    assert {name for name, value in vars(ClaimVerbs).items() if isinstance(value, Twins)} <= public(Claim)
-    assert [name for name in public(Claim) if name not in dir(file.claim)] == []
-    assert isinstance(file.claim, FileClaim)
+    claim = Side(files).claim
+    assert of_claims <= public(Claim)
+    assert [name for name in public(Claim) if name not in dir(claim)] == []
+    assert isinstance(claim, FileClaim)
+    assert (claim.closed, claim.over) == (False, False)
     assert public(Zkmq) <= public(FileClient)
-    assert (file.zk.start(), file.zk.closed, file.zk.requests) == (file.zk, False, {})
+    assert (files.start(), files.closed, files.requests) == (files, False, {})
     with pytest.raises(Unsupported, match="servers"):
-        _ = file.zk.session_id
-    assert (file.claim.closed, file.claim.over) == (False, False)
+        _ = files.session_id
+    for name in set(CALLS) - NOT_IN_FILES:
+        if callable(getattr(Queue, name, 0)):
+            ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (FileQueue, Queue))
+            assert list(ours) == list(theirs), name
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_each_name_of_a_queue(name: str, side: Side) -> None:
-    """It works, or says in one line that a file has no such thing, and changes nothing; the queue goes on."""
-    before = side.states()
-    if isinstance(side.q, FileQueue) and name in NOT_IN_FILES:
-        with pytest.raises(Unsupported, match=r"^refused: a queue file .* has no .*ZooKeeper has it[^\n]*$"):
-            CALLS[name](side)
-        assert side.states() == before
-    else:
-        CALLS[name](side)
-    assert side.q.enqueue("more", task_id="more") == "more"
+def refused(side: Side, call: Callable[[Side], object], words: str) -> None:
+    """One line names what is refused, and who has it; the file stays as it was."""
+    before = side.q.path.read_bytes()
+    with pytest.raises(Unsupported, match=rf"^refused: a queue file .* has no .*{words}.*ZooKeeper has it[^\n]*$"):
+        call(side)
+    assert side.q.path.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", sorted(set(CALLS) - NOT_IN_FILES))
-def test_a_file_gives_the_same_kind_of_answer(name: str, file: Side, zookeeper_side: Side) -> None:
-    """What is returned is of the same type, and the states of the tasks are the same afterwards."""
-    kinds = [type(CALLS[name](side)).__name__.removeprefix("File") for side in (file, zookeeper_side)]
-    assert kinds[0] == kinds[1]
-    assert file.states() == zookeeper_side.states()
+def test_each_name_of_a_queue(files: FileClient, on_zookeeper: Zkmq, subtests: pytest.Subtests) -> None:
+    """Over a file it gives the same kind of answer and leaves the same states as over ZooKeeper, or is refused."""
+    for name, call in CALLS.items():
+        with subtests.test(name):
+            file, other = Side(files), Side(on_zookeeper)
+            answer = call(other)
+            if name in NOT_IN_FILES:
+                refused(file, call, name.replace("open_", "").replace("seal_", ""))
+            else:
+                assert type(call(file)).__name__.removeprefix("File") == type(answer).__name__
+                assert file.states() == other.states()
+            assert [side.q.enqueue("more", task_id="more") for side in (file, other)] == ["more", "more"]
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name in set(CALLS) - NOT_IN_FILES if callable(getattr(Queue, name, 0)))
-)
-def test_a_file_takes_the_same_arguments(name: str) -> None:
-    """By the same names, and in the same order."""
-    ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (FileQueue, Queue))
-    assert list(ours) == list(theirs)
+def test_each_argument_that_a_file_does_not_take(files: FileClient, folder: Path, subtests: pytest.Subtests) -> None:
+    """What a file cannot promise is refused by its name: of a queue, a claim, a client and a connection."""
+    for words, call in ARGUMENTS.items():
+        with subtests.test(words):
+            refused(Side(files), call, words)
+    url = f"textqueue://{folder}"
+    with pytest.raises(ConfigError, match=r"transactions over several queues.*ZooKeeper has it"):
+        files.transaction()
+    for options in ({"auth": "a:b"}, {"tls": True}, {"session_timeout": 5}, {"root": "/elsewhere"}):
+        with pytest.raises(ConfigError, match=r"servers to speak to .*ZooKeeper has it"):
+            Zkmq.connect(url, **options)
+    with pytest.raises(ConfigError, match=r"asynchronous.*ZooKeeper has it"):
+        AsyncZkmq.connect(url)
+    for bad in ("textqueue://host/dir", "textqueue://dir", "textqueue://"):
+        with pytest.raises(ConfigError, match="textqueue:///path/dir"):
+            Zkmq.connect(bad)
+
+
+def test_a_closed_connection_does_nothing(folder: Path) -> None:
+    """After `close`, which may be repeated, calls raise `SessionLost`."""
+    client = Zkmq.connect(f"textqueue://{folder}")
+    queue = client.queue("a")
+    client.close()
+    client.close()
+    with pytest.raises(SessionLost):
+        queue.enqueue("x")
+    assert list(folder.iterdir()) == []
 
 
 # --- the command line
 
-#: How each verb of the command line is used; FILE is a file that is not there, DEAD an export of the dead letters.
+#: How each verb of the command line is used; capital words are put in by the test.
 COMMANDS: dict[str, list[list[str]]] = {
     "queues": [[]],
     "configure": [
@@ -227,20 +261,8 @@ COMMANDS: dict[str, list[list[str]]] = {
         [QUEUE, "--follow"],
     ],
     "enqueue": [
-        [
-            QUEUE,
-            "data",
-            "--filter",
-            "size=small",
-            "--delay",
-            "5",
-            "--metadata",
-            '{"a": 1}',
-            "--attempts",
-            "2",
-            "--lock",
-            "5",
-        ],
+        [QUEUE, "data", "--filter", "size=small", "--delay", "5", "--metadata", '{"a": 1}', "--attempts", "2"],
+        [QUEUE, "data", "--lock", "5"],
         [QUEUE, "data", "--not-before", "2100-01-01T00:00:00Z"],
         [QUEUE, "data", "--priority", "3"],
         [QUEUE, "data", "--task-id", "queued", "--update"],
@@ -266,7 +288,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "gc": [[QUEUE, "--lifetime", "0"]],
     "redrive": [[QUEUE, "dead"], [QUEUE, "--all"]],
     "export": [[QUEUE, "FILE"], [QUEUE, "FILE", "--state", "inserted", "--selector", "size==large", "--limit", "1"]],
-    "import": [["DEAD"], ["DEAD", "--dry-run"]],
+    "import": [["DEAD"], ["PLAN", "--dry-run"]],
     "cancel": [[QUEUE, "queued"]],
     "clear": [[QUEUE, "--yes"], [QUEUE, "--yes", "--state", "dead"]],
     "delete": [[QUEUE, "--yes", "--force"]],
@@ -281,16 +303,11 @@ LINES = [(verb, words) for verb, lines in COMMANDS.items() for words in lines]
 
 #: Command lines that ask for what a file has not, by the verb and what stands in them.
 REFUSED = {
-    ("configure", "--task-gc-lifetime"), ("configure", "--archive"), ("configure", "--follow"),
-    ("enqueue", "--priority"), ("enqueue", "--update"), ("enqueue", "--requeue"),
-    ("enqueue", "--batch"), ("complete", "--dedupe"), ("show", "--why"), ("progress", QUEUE), ("batch", QUEUE),
-    ("gc", QUEUE), ("redrive", QUEUE), ("cancel", QUEUE), ("clear", QUEUE), ("pause", QUEUE), ("resume", QUEUE),
+    ("configure", "--task-gc-lifetime"), ("configure", "--archive"), ("configure", "--follow"), ("gc", QUEUE),
+    ("enqueue", "--update"), ("enqueue", "--requeue"), ("enqueue", "--batch"), ("complete", "--dedupe"),
+    ("enqueue", "--priority"), ("import", "DEAD"), ("show", "--why"), ("progress", QUEUE), ("batch", QUEUE),
+    ("redrive", QUEUE), ("cancel", QUEUE), ("clear", QUEUE), ("pause", QUEUE), ("resume", QUEUE),
 }  # fmt: skip
-
-
-def test_no_verb_of_the_command_line_is_forgotten() -> None:
-    """All but those that are about something else than queues."""
-    assert set(COMMANDS) == set(cli.VERBS) - {"server", "report", "bench"}  # of archives and servers, not of queues
 
 
 @pytest.fixture
@@ -303,58 +320,50 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logger.setLevel(level)
 
 
-@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
-@pytest.mark.parametrize(("verb", "words"), LINES, ids=[" ".join([verb, *words]) for verb, words in LINES])
 def test_each_verb_of_the_command_line(
-    verb: str,
-    words: list[str],
-    as_json: list[str],
-    side: Side,
+    files: FileClient,
+    on_zookeeper: Zkmq,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     logs: None,
+    subtests: pytest.Subtests,
 ) -> None:
-    """It works, or says in one line, and with 2 for its exit code, that a file has no such thing; nothing changes."""
-    dead, argv = tmp_path / "dead.tq", [verb, *words, *as_json, *side.argv]
-    if verb == "import":
-        assert cli.main(["export", QUEUE, str(dead), *side.argv]) == 0
-        dead.write_text(dead.read_text().replace("\n!x\n", "\n=x\n" if "--dry-run" not in words else "\n!x\n"))
-    if verb == "batch":
-        side.ended_batch()
-    names = {"TOKEN": str(side.token), "FILE": str(tmp_path / "new.tq"), "DEAD": str(dead)}
-    before = side.states()
-    capsys.readouterr()
-    code = cli.main([names.get(word, word) for word in argv])
-    answer = capsys.readouterr()
-    refused = any((verb, word) in REFUSED for word in words) or (verb == "import" and "--dry-run" not in words)
-    if isinstance(side.q, FileQueue) and refused:
-        assert code == 2
-        assert answer.err.startswith("zkmq: refused: a queue file")
-        assert answer.err.count("\n") == 1
-        assert side.states() == before
-    else:
-        assert code == (5 if verb == "batch" and "--wait" in words else 0), answer.err
-        assert answer.out
-    if as_json:
-        for line in answer.out.splitlines():
-            assert isinstance(json.loads(line), dict)
+    """As text and as JSON it works, or says in one line, with exit code 2, that a file has no such thing."""
+    assert set(COMMANDS) == set(cli.VERBS) - {"server", "report", "bench"}  # of archives and servers, not of queues
+    for (verb, words), zk, as_json in itertools.product(LINES, (files, on_zookeeper), (False, True)):
+        with subtests.test(" ".join([verb, *words]), kind=type(zk).__name__, as_json=as_json):
+            side, exported = Side(zk), tmp_path / f"dead{next(numbers)}"
+            cli.main(["export", side.q.name, str(exported), *side.argv])
+            if "DEAD" in words:
+                exported.write_text(exported.read_text().replace("\n!x\n", "\n=x\n" if as_json else "\n-x\n"))
+            if verb == "batch":
+                side.ended_batch()
+            before = side.states()
+            capsys.readouterr()
+            named = {QUEUE: side.q.name, "TOKEN": str(side.token), "FILE": f"{exported}.new"}
+            named |= {"DEAD": str(exported), "PLAN": str(exported)}
+            code = cli.main([verb, *(named.get(it, it) for it in words), *["--json"] * as_json, *side.argv])
+            answer = capsys.readouterr()
+            if zk is files and REFUSED & {(verb, it) for it in words}:
+                assert (code, answer.err.count("\n"), side.states()) == (2, 1, before)
+                assert answer.err.startswith("zkmq: refused: a queue file")
+                assert verb != "import" or ("clean-up" if as_json else "redrives") in answer.err
+            else:
+                assert code == (5 if verb == "batch" and "--wait" in words else 0), answer.err
+                assert answer.out
+            if as_json:
+                assert all(isinstance(json.loads(line), dict) for line in answer.out.splitlines())
 
 
-def test_status_and_show_tell_what_there_is(file: Side, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_and_show_tell_what_there_is(files: FileClient, capsys: pytest.CaptureFixture[str]) -> None:
     """A file has no register of consumers and no znodes, of which nothing is said then."""
-    assert cli.main(["status", QUEUE, "--json", *file.argv]) == 0
-    status = json.loads(capsys.readouterr().out)
-    assert (status["consumers"], status["counts"]["dead"], status["conf"]["lock"]) == (None, 1, 60.0)
-    assert cli.main(["show", QUEUE, "dead", "--json", *file.argv]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["state"], shown["error"], "znodes" in shown) == ("dead", "broken", False)
-    for verb in (["status", QUEUE], ["show", QUEUE, "dead"]):
-        assert cli.main([*verb, *file.argv]) == 0
+    side = Side(files)
+    answers = []
+    for verb in (["status", side.q.name], ["show", side.q.name, "dead"]):
+        assert cli.main([*verb, "--json", *side.argv]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+        assert cli.main([*verb, *side.argv]) == 0
         assert not {"consumers", "ZNODE", "ATTEMPT"} & set(capsys.readouterr().out.split())
-
-
-def test_a_wait_is_over_in_time_on_both(side: Side) -> None:
-    """And the queue can be waited for again."""
-    with pytest.raises(WaitTimeout):
-        side.q.wait(["queued"], timeout=0.05)
-    assert side.q.wait(["finished"], timeout=5)[0].id == "finished"
+    status, shown = answers
+    assert (status["consumers"], status["counts"]["dead"], status["conf"]["lock"]) == (None, 1, 60.0)
+    assert (shown["state"], shown["error"], "znodes" in shown) == ("dead", "broken", False)

@@ -1,4 +1,7 @@
-"""A process of `test_chaos`: ``claim URL LOG`` handles tasks for ever, ``append URL NAME COUNT`` enqueues them."""
+"""A process of `test_chaos`: ``KIND claim FOLDER LOG`` handles for ever, ``KIND append FOLDER NAME`` adds.
+
+Of the kind ``queue`` these are the tasks of a queue, of the kind ``file`` the messages of its file.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,33 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 from airflow_provider_zkmq.engine import Message, Running, Zkmq
+from airflow_provider_zkmq.textqueue import StaleMessage, Status, TextQueue
+from airflow_provider_zkmq.textqueue.mutex import new_owner
 
 QUEUE = "chaos"
 HANG = "hang"
+EACH = 100
+LOCK = 2.0
 
 
-def claim(url: str, log: str) -> None:
-    """Log each begin and end of a handler; the first of the task `HANG` ends with the process."""
-    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+class Log:
+    """Each begin and end of a message: its id, attempt, process and time; the first of `HANG` ends with the process."""
 
-    def handler(task: Running) -> str:
-        os.write(out, f"begin {task.id} {task.attempt} {os.getpid()} {time.time():.3f}\n".encode())
-        if task.id == HANG and task.attempt == 1:
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self.out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def say(self, what: str, name: str, attempt: int) -> None:
+        os.write(self.out, f"{what} {name} {attempt} {os.getpid()} {time.time():.3f}\n".encode())
+
+    def begin(self, name: str, attempt: int = 0) -> None:
+        hangs = name == HANG and f"begin {HANG} " not in self.path.read_text()
+        self.say("begin", name, attempt)
+        if hangs:
             threading.Event().wait()
-        os.write(out, f"end {task.id} {task.attempt} {os.getpid()} {time.time():.3f}\n".encode())
-        return str(os.getpid())
-
-    with Zkmq.connect(url) as zk:
-        zk.queue(QUEUE).worker(handler).run()
 
 
 def text_of(name: str, number: int) -> str:
@@ -33,11 +43,40 @@ def text_of(name: str, number: int) -> str:
     return f"{name}-{number}\n{'x' * (number % 50)}" if number % 3 else f"{name}-{number}"
 
 
-def append(url: str, name: str, count: str) -> None:
-    """Enqueue singly and in pairs, with ids of its own."""
-    with Zkmq.connect(url) as zk:
+def claim_tasks(folder: str, path: str) -> None:
+    log = Log(path)
+
+    def handler(task: Running) -> str:
+        log.begin(task.id, task.attempt)
+        log.say("end", task.id, task.attempt)
+        return str(os.getpid())
+
+    with Zkmq.connect(f"textqueue://{folder}") as zk:
+        zk.queue(QUEUE).worker(handler).run()
+
+
+def claim_messages(folder: str, path: str) -> None:
+    log, owner = Log(path), new_owner()
+    with TextQueue.open(f"{folder}/{QUEUE}.tq") as queue:
+        while True:
+            message = queue.claim(owner, LOCK)
+            if message is None:
+                continue
+            name = message.variables[0].removeprefix("id=")
+            log.begin(name)
+            try:
+                message.settle(owner, Status.PROCESSED)
+            except StaleMessage:
+                log.say("late", name, 0)
+            else:
+                log.say("end", name, 0)
+
+
+def append_tasks(folder: str, name: str) -> None:
+    """Singly and in pairs, with ids of its own."""
+    with Zkmq.connect(f"textqueue://{folder}") as zk:
         q = zk.queue(QUEUE)
-        for number in range(0, int(count), 2):
+        for number in range(0, EACH, 2):
             pair = [Message(text_of(name, at), task_id=f"{name}-{at}") for at in (number, number + 1)]
             if number % 4:
                 q.enqueue_many(pair)
@@ -46,5 +85,16 @@ def append(url: str, name: str, count: str) -> None:
                     q.enqueue(message.data, task_id=message.task_id)
 
 
+def append_messages(folder: str, name: str) -> None:
+    with TextQueue.open(f"{folder}/{QUEUE}.tq") as queue:
+        for number in range(EACH):
+            queue.append(text_of(name, number), [f"id={name}-{number}", "v" * (number % 7)], mutex=True)
+
+
 if __name__ == "__main__":
-    {"claim": claim, "append": append}[sys.argv[1]](*sys.argv[2:])
+    {
+        "queue claim": claim_tasks,
+        "file claim": claim_messages,
+        "queue append": append_tasks,
+        "file append": append_messages,
+    }[" ".join(sys.argv[1:3])](*sys.argv[3:])

@@ -1,0 +1,257 @@
+"""Claims of a file in each way they are made: in a loop, by id, by token, by a worker; and whether there is work."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine import (
+    ClaimLost,
+    ConfigError,
+    ConsumeOnce,
+    Message,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    String,
+    Success,
+)
+from airflow_provider_zkmq.filequeue import FileClient, FileQueue, claims
+from tests.filequeue.conftest import taken
+from tests.support import eventually
+
+# --- loops
+
+
+def fill(q: FileQueue) -> None:
+    q.configure(policy=RetryPolicy(attempts=5, factor=0))
+    q.enqueue_many([Message(b"x", task_id=name) for name in "abc"])
+
+
+def test_what_the_body_of_a_loop_leaves_is_completed(q: FileQueue) -> None:
+    """With the result that it set; what it settles itself is left as it is; `stopping` ends a loop without a bound."""
+    fill(q)
+    done: list[str] = []
+    for claim in q.claims(stopping=lambda: len(done) == 3, prefetch=8):
+        done.append(claim.task.id)
+        if claim.task.id == "b":
+            claim.fail("broken", retry=False)
+        claim.result = f"result of {claim.task.id}"
+    assert done == ["a", "b", "c"]
+    assert {task.id: task.state.value for task in q.tasks()} == {"a": "finished", "b": "dead", "c": "finished"}
+    assert q.task("a").result == b"result of a"
+    with pytest.raises(ConfigError, match="prefetch"):
+        q.claims(prefetch=0)
+    with pytest.raises(ConfigError, match="timeout"):
+        q.claims(timeout=-1)
+
+
+@pytest.mark.parametrize("how", ["break", "exception", "close", "with"])
+def test_a_loop_that_is_left_fails_what_is_in_hand(q: FileQueue, how: str) -> None:
+    """It counts as a delivery, as a task that kills its handler must."""
+    fill(q)
+    loop = q.claims(timeout=0)
+    if how == "break":
+        for claim in loop:
+            if claim.task.id == "b":
+                break
+    elif how == "exception":
+        with pytest.raises(ZeroDivisionError), loop:
+            any(1 / (claim.task.id != "b") > 1 for claim in loop)
+    else:
+        assert [next(loop).task.id for _ in range(2)] == ["a", "b"]
+    if how == "with":
+        with loop:
+            pass
+    else:
+        loop.close()
+    loop.close()
+    assert list(loop) == []
+    task = q.task("b")
+    assert (task.state.value, task.attempt, q.task("a").state.value) == ("inserted", 1, "finished")
+    assert "its loop was left" in str(task.error)
+    assert [claim.task.id for claim in q.claims(timeout=0)] == ["b", "c"]
+
+
+def test_a_lost_claim_is_told_by_the_next_step(files: FileClient, q: FileQueue) -> None:
+    """And the loop goes on."""
+    fill(q)
+    loop = q.claims(timeout=0)
+    first = next(loop)
+    files.queue(q.name).release(first.task.id, first.token)
+    with pytest.raises(ClaimLost):
+        next(loop)
+    assert [claim.task.id for claim in loop] == ["a", "b", "c"]
+
+
+# --- whether there is work, and claims by id and by token
+
+
+def test_there_is_work_where_something_fits_and_nothing_is_claimed(q: FileQueue) -> None:
+    """`ready` says whether a claim would find something, by filters or a selector, and writes nothing."""
+    q.configure(filters={"k": String()})
+    assert q.ready() is False
+    q.enqueue("x", {"k": "a"})
+    before = q.path.read_bytes()
+    assert [q.ready(), q.ready(selector="k==a"), q.ready({"k": "b"})] == [True, True, False]
+    assert [q.ready("k==a"), q.ready("k==b")] == [True, False]
+    assert q.path.read_bytes() == before
+    with pytest.raises(ConfigError):
+        q.ready(selector="nonsense==1")
+
+
+def test_who_waits_for_work_is_told_of_it(q: FileQueue) -> None:
+    """Of an enqueue, of a claim and a delay that end while nothing happens in the file; a wake ends the wait."""
+    told: list[bool] = []
+
+    def wait(**options: Any) -> threading.Thread:
+        thread = threading.Thread(target=lambda: told.append(q.ready(timeout=None, **options)))
+        thread.start()
+        return thread
+
+    thread = wait()
+    q.enqueue("x", task_id="a")
+    thread.join(30)
+    assert told == [True]
+    taken(q, lease=0.5)
+    assert q.ready(timeout=30) is True
+    taken(q, lease=600)
+    q.enqueue("x", delay=0.5)
+    assert q.ready() is False
+    assert q.ready(timeout=30) is True
+    taken(q, lease=600)
+    stop = threading.Event()
+    wait(stopping=stop.is_set)
+    stop.set()
+    eventually(lambda: q.wake() or len(told) == 2)  # type: ignore[func-returns-value]
+    assert told == [True, False]
+
+
+def test_a_task_is_claimed_by_its_id_and_no_other(q: FileQueue, folder: Any) -> None:
+    """As the delivery that is asked for, if it can be claimed; without a lease the claim ends with its connection."""
+    for task_id in ("before", "a", "after"):
+        q.enqueue("x", task_id=task_id)
+    q.enqueue("x", task_id="later", delay=60)
+    claim = q.claim_task("a", lease=30, attempt=1)
+    assert claim is not None
+    assert (claim.task.id, claim.task.attempt, claim.span) == ("a", 1, 30)
+    assert [q.claim_task(name) for name in ("a", "later", "nobodys")] == [None, None, None]
+    claim.fail("e", backoff=0)
+    assert q.claim_task("a", attempt=1) is None
+    with FileClient(f"textqueue://{folder}") as other:
+        assert other.queue(q.name).claim_task("a", attempt=2) is not None
+        assert q.claim_task("a") is None
+    again = q.claim_task("a", attempt=3)
+    assert again is not None
+    again.complete()
+    assert [each.task.id for each in q.claim_many(5)] == ["before", "after"]
+    for bad in ({"task_id": "a/b"}, {"task_id": "a", "attempt": 0}, {"task_id": "a", "lease": 0}):
+        with pytest.raises(ConfigError):
+            q.claim_task(**bad)
+
+
+def test_a_claim_is_taken_over_by_its_token(q: FileQueue, folder: Any) -> None:
+    """By another client of the same file; whoever settles it first has."""
+    q.enqueue("x", task_id="a")
+    made = taken(q, lease=600)
+    with FileClient(f"textqueue://{folder}") as other:
+        there = other.queue(q.name)
+        over = there.take_over("a", made.token)
+        assert over is not None
+        assert (over.task.data, over.task.attempt, over.token) == (b"x", 1, made.token)
+        assert there.take_over("a", made.token + 1) is None
+        assert there.take_over("gone", made.token) is None
+        assert 300 < over.span < 601, "what is left of the lease; a file says it to the millisecond"
+        longer = there.take_over("a", made.token, lease=900)
+        assert longer is not None
+        assert longer.span == 900
+        with pytest.raises(ConfigError):
+            there.take_over("a/b", made.token)
+        longer.complete("done")
+        assert there.take_over("a", made.token) is None
+    with pytest.raises(ClaimLost):
+        made.complete()
+    assert q.task("a").result == b"done"
+
+
+# --- workers
+
+REFUSED: dict[str, tuple[Callable[[Any], object], str, str]] = {
+    "a snooze into the past": (lambda _: Snooze(-1), "queued-with-backoff", "delay -1"),
+    "a backoff of no time": (lambda _: Retry("busy", backoff="soon"), "queued-with-backoff", "'soon'"),
+    "a window": (lambda _: Success(dedupe=60), "dead", "refused"),
+    "an exit": (lambda _: sys.exit(3), "queued-with-backoff", "SystemExit: 3"),
+}
+
+
+def test_what_is_refused_of_a_handler_is_a_failed_delivery(files: FileClient, subtests: pytest.Subtests) -> None:
+    """The task is settled with the reason, and the worker has handled the next one."""
+    for number, (name, (handler, status, reason)) in enumerate(REFUSED.items()):
+        with subtests.test(name):
+            q = files.queue(f"q{number}")
+            q.configure(policy=RetryPolicy(min_backoff=60))
+            q.enqueue_many([Message("x", task_id=task_id) for task_id in ("bad", "good")])
+            it = q.worker(lambda task, handler=handler: handler(task) if task.id == "bad" else "done")
+            it.run(until_empty=True)
+            bad = q.task("bad")
+            assert (str(bad.status), bad.attempt, q.task("good").result) == (status, 1, b"done")
+            assert reason in (bad.error or "")
+            assert (it.finished, it.failed) == (1, 1)
+
+
+def test_a_handler_that_outlasts_its_lock_keeps_its_task(q: FileQueue) -> None:
+    """Its lock is extended, also in the grace after a stop, where `ConsumeOnce` ends; without heartbeat it is lost."""
+    q.configure(policy=ConsumeOnce(), lock=1.5)
+    q.enqueue("x", task_id="a")
+    begun, go = threading.Event(), threading.Event()
+    it = q.worker(lambda _task: begun.set() or go.wait(60), grace=3)
+    it.start()
+    assert begun.wait(20)
+    assert q.claim(timeout=2) is None
+    it.stop()
+    joined = threading.Thread(target=it.join)
+    joined.start()
+    assert q.claim(timeout=2) is None
+    joined.join(20)
+    assert not joined.is_alive()
+    assert (str(q.task("a").state), q.task("a").attempt, q.claim()) == ("dead", 1, None)
+    assert "stopped" in (q.task("a").error or "")
+
+    q.enqueue("x", task_id="b", policy=RetryPolicy(factor=0), lock=0.5)
+    begun.clear()
+    late = q.worker(lambda _task: begun.set() or go.wait(60), heartbeat=False)
+    late.start()
+    assert begun.wait(20)
+    other = taken(q, timeout=20, lease=60)
+    assert (other.task.id, other.task.attempt) == ("b", 2)
+    go.set()
+    late.stop()
+    late.join()
+    other.complete("done")
+    assert q.task("b").result == b"done"
+
+
+def test_what_cannot_be_settled_is_tried_again(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds up no other task meanwhile."""
+    settle_by, failed = claims.settle_by, []
+
+    def stumble(ends: Any, outcome: Any, progress: Any) -> Any:
+        if ends.claim.task.id == "bad" and not failed:
+            failed.append(1)
+            raise RuntimeError("not now")
+        return settle_by(ends, outcome, progress)
+
+    monkeypatch.setattr(claims, "settle_by", stumble)
+    monkeypatch.setattr("airflow_provider_zkmq.engine.working.worker.LEFT_SECONDS", 0.1)
+    q.enqueue_many([Message("x", task_id=name) for name in ("bad", "good")])
+    it = q.worker(lambda _task: "done")
+    it.start()
+    for name in ("good", "bad"):
+        eventually(lambda name=name: q.task(name).state == "finished")
+    it.stop()
+    it.join()
+    assert (failed, q.task("bad").attempt) == ([1], 1)

@@ -1,0 +1,216 @@
+"""What is read of a file: its configuration, its tasks, one that is followed; where it is not there, or locked."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_zkmq.engine import (
+    ClaimLost,
+    ConfigError,
+    Message,
+    OrderedEnum,
+    QueueConf,
+    QueueError,
+    QueueNotFound,
+    RetryPolicy,
+    Running,
+    Task,
+    TaskNotFound,
+    Unavailable,
+    WaitTimeout,
+    Zkmq,
+)
+from airflow_provider_zkmq.filequeue import FileClient, FileQueue
+from airflow_provider_zkmq.filequeue import folder as waiting
+from tests.filequeue.conftest import CLASSES, taken
+from tests.support import eventually
+
+
+def test_a_queue_says_where_it_is_and_how_it_is_configured(q: FileQueue) -> None:
+    """What was set, and what a file has by itself; the order is that of the lines, the root the folder."""
+    policy = RetryPolicy(attempts=2)
+    q.configure(policy=policy, lock=30)
+    assert (q.name, q.root) == ("census", str(q.path.parent))
+    assert q.conf() == QueueConf({"performance_class": CLASSES}, policy, None, None, 30, "fifo", False, None)
+    assert isinstance(q.conf().filters["performance_class"], OrderedEnum)
+
+
+def test_ids_are_those_of_a_state_and_a_selector(q: FileQueue) -> None:
+    """In the order of the lines."""
+    for name, value in (("a", "low"), ("b", "high_performance"), ("c", "standard")):
+        q.enqueue(b"x", filters={"performance_class": value}, task_id=name)
+    taken(q).complete()
+    assert q.ids() == ["a", "b", "c"]
+    assert q.ids("finished") == ["a"]
+    assert q.ids(selector="performance_class<=standard") == ["a", "c"]
+    assert q.ids("inserted", "performance_class<=standard") == ["c"]
+    with pytest.raises(ConfigError, match="state 'lost' is unknown"):
+        q.ids("lost")
+
+
+def test_many_tasks_come_in_the_order_of_their_ids(q: FileQueue) -> None:
+    """Each once; what is not there is left out, and so is what was not asked for."""
+    names = [q.enqueue(f"{number}", metadata={"n": number}) for number in range(3)]
+    taken(q).complete(b"done")
+    tasks = q.read_many([*reversed(names), "never", names[0]])
+    assert tasks == [q.task(name) for name in reversed(names)]
+    assert q.read_many(names[:1], parts=["result"]) == [replace(tasks[-1], data=b"", metadata={})]
+    assert q.read_many(names[:1], parts=["data"]) == [replace(tasks[-1], metadata={}, result=None)]
+    with pytest.raises(ConfigError, match="not the text"):
+        q.read_many("never")
+    with pytest.raises(ConfigError, match="data, metadata, progress, result"):
+        q.read_many(names, parts=["payload"])  # type: ignore[list-item]
+
+
+# --- a task that is followed
+
+
+def test_a_task_is_followed_to_its_end(q: FileQueue) -> None:
+    """A claim, its end by time and its settlement are told; the last one is returned."""
+    q.enqueue(b"x", task_id="t", lock=3)
+    told: list[Task] = []
+    ended: list[Task] = []
+    follower = threading.Thread(target=lambda: ended.append(q.follow("t", told.append, timeout=60)))
+    follower.start()
+    eventually(lambda: [task.status for task in told] == ["queued"])
+    assert q.claim() is not None
+    eventually(lambda: [task.status for task in told] == ["queued", "locked", "queued"])
+    claim = taken(q, timeout=20)
+    claim.extend(60)
+    claim.complete(b"done")
+    follower.join(20)
+    assert ended == [q.task("t")] == told[-1:]
+    assert told[-1].result == b"done"
+
+
+def test_a_delayed_task_is_told_when_it_comes_due(q: FileQueue) -> None:
+    """Nobody writes to the file then."""
+    q.enqueue(b"x", task_id="t", delay=0.2)
+    told: list[str] = []
+    with pytest.raises(WaitTimeout, match="'t' of queue 'census'") as late:
+        q.follow("t", lambda task: told.append(task.status), timeout=1)
+    assert told == ["queued-with-backoff", "queued"]
+    assert late.value.left == ("t",)
+
+
+def test_following_ends_when_it_must(q: FileQueue) -> None:
+    """A task that is not there, one whose line is deleted, a connection that is closed, a function that fails."""
+    with pytest.raises(TaskNotFound):
+        q.follow("never", print)
+    with pytest.raises(ConfigError):
+        q.follow("a/b", print)
+    q.enqueue(b"x", task_id="t")
+    with pytest.raises(TaskNotFound):
+        q.follow("t", lambda _task: q.path.write_text("# empty\n"), timeout=None)
+    q.enqueue(b"x", task_id="u")
+    with pytest.raises(ZeroDivisionError):
+        q.follow("u", lambda _task: 1 // 0)
+
+
+# --- a file that is not there, or deleted while it is used
+
+
+def test_a_mistyped_queue_creates_no_file(files: FileClient) -> None:
+    """Every verb but `enqueue` and `configure` refuses it, with the names that come close."""
+    files.queue("orders").enqueue(b"x")
+    q = files.queue("oders")
+    calls: list[Callable[[], object]] = [q.claim, q.counts, q.tasks, q.conf, q.check_wanted, q.ids]
+    calls += [lambda: q.task("a"), lambda: q.wait(["a"]), lambda: q.read_many([]), lambda: q.ready(timeout=5)]
+    calls += [lambda: q.complete("a", 1), lambda: q.extend("a", 1, 5), lambda: q.delete(confirm=True)]
+    calls += [lambda: q.claim_task("a"), lambda: q.worker(print).run(until_empty=True)]
+    for call in calls:
+        with pytest.raises(QueueNotFound, match="did you mean 'orders'") as caught:
+            call()
+        assert isinstance(caught.value, ConfigError)
+        assert caught.value.similar == ("orders",)
+    assert not q.exists()
+    assert files.queues() == ["orders"]
+
+
+def test_a_file_is_deleted_with_what_belongs_to_it(files: FileClient, folder: Path) -> None:
+    """When it was asked once more, and by force while tasks are claimed; whoever has one in hand has lost it."""
+    q, other = files.queue("q"), files.queue("other")
+    q.configure(policy=RetryPolicy(attempts=2))
+    other.enqueue(b"a")
+    q.enqueue_many([Message(b"a"), Message(b"b")])
+    taken(q).complete(b"r" * 100_000)
+    claim = taken(q)
+    with pytest.raises(QueueError, match=r"1 claimed task\(s\)"):
+        q.delete(confirm=True)
+    with pytest.raises(ConfigError, match="confirm=True"):
+        q.delete(force=True)
+    assert files.delete_queue("q", confirm=True, force=True) == 2
+    assert [path.name for path in folder.iterdir()] == ["other.tq"]
+    with pytest.raises(ClaimLost):
+        claim.complete()
+    q.enqueue(b"new", task_id="c")
+    assert q.ids() == ["c"]
+
+
+def test_a_worker_waits_for_its_file(files: FileClient) -> None:
+    """Before it is there, and again once it was deleted."""
+    q, done = files.queue("q"), threading.Semaphore(0)
+
+    def handle(task: Running) -> str:
+        done.release()
+        return task.queue
+
+    worker = q.worker(handle)
+    assert worker.start()
+    for name in ("first", "second"):
+        q.enqueue(b"x", task_id=name)
+        assert done.acquire(timeout=30)
+        eventually(lambda name=name: q.task(name).result == b"q")  # type: ignore[misc]
+        q.delete(confirm=True)
+    worker.stop()
+    worker.join()
+    assert worker.finished == 2
+
+
+# --- a file whose lock another process holds, and may hold for ever: every call ends
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Inside the block somebody holds the file's lock."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_each_call_ends_though_the_file_is_locked(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with a time of its own in that, others after a limit; the error names file and limit, nothing is written."""
+    monkeypatch.setattr(waiting, "LOCK_SECONDS", 600)
+    q.enqueue("x", task_id="a")
+    before = q.path.read_bytes()
+    for call in (
+        lambda: q.claim(timeout=0.1),
+        lambda: q.wait(["a"], timeout=0.1),
+        lambda: q.follow("a", print, timeout=0.1),
+    ):
+        with locked(q.path), pytest.raises(Unavailable, match=r"census.* is locked by another process.*timeout"):
+            call()
+    monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.5)
+    for call in (lambda: q.enqueue("x"), q.claim, q.counts):
+        with locked(q.path), pytest.raises(Unavailable, match=r"lock wait \(0.5 s\)"):
+            call()
+    assert q.path.read_bytes() == before
+    taken(q, timeout=1).complete()
+
+
+def test_closing_ends_though_the_file_is_locked(q: FileQueue, folder: Path) -> None:
+    """However much is in hand; what could not be given back is so when its time is over."""
+    client = Zkmq.connect(f"textqueue://{folder}")
+    for name in ("a", "b", "c"):
+        client.queue("census").enqueue("x", task_id=name)
+        taken(client.queue("census"))
+    with locked(q.path):
+        client.close()
+    assert q.counts()["claimed"] == 3
