@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine.core.model.filters import Integer, String
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData
 from airflow_provider_zkmq.engine.core.reading import archiving
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.core.writing import place
@@ -73,33 +74,42 @@ _HERE: Final = "@@here@@"
 MISSING: Final = None
 
 
+#: Names of znodes that do not belong where they stand.
+STRANGERS: Final = (
+    "foreign", "00000001", "0028333333", "000000000000001~x", "p00000;#abc", "000000000000001~..", "~x",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Damage:
-    """One znode that is not as it should be; `data` None: it is missing, with all below."""
+    """One znode that is not as it should be; `data` None: it is missing, with all below; `new`: it is a stranger."""
 
     path: str
     what: str
     data: bytes | None
+    new: bool = False
+
+    @property
+    def of_the_tree(self) -> bool:
+        """Whether a znode is missing or strange, rather than its content."""
+        return self.new or self.data is None
 
     def apply(self, zk: FakeZooKeeper) -> None:
         """Do it, as somebody with a client of ZooKeeper's would."""
-        node = zk.nodes.get(self.path)
-        if node is None:
-            return  # it went with its session
         if self.data is None:
-            _remove(zk, self.path)
-        else:
-            zk.nodes[self.path] = replace(node, data=self.data, version=node.version + 1)
+            delete(zk, self.path)
+        elif self.new or self.path in zk.nodes:  # or it went with its session
+            zk.multi(0, (Create(self.path, self.data) if self.new else SetData(self.path, self.data),))
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"
 
 
-def _remove(zk: FakeZooKeeper, path: str) -> None:
-    for name in sorted(zk.nodes[path].children):
-        _remove(zk, f"{path}/{name}")
-    del zk.nodes[path]
-    zk.nodes[path.rpartition("/")[0]].children.discard(path.rpartition("/")[2])
+def delete(zk: FakeZooKeeper, path: str) -> None:
+    """Delete a znode, if it is there, with all below."""
+    for name in zk.names(path):
+        delete(zk, f"{path}/{name}")
+    zk.multi(0, (Delete(path),))
 
 
 @dataclass(frozen=True)
@@ -222,6 +232,10 @@ def damages(path: str, order: str = "default") -> Iterator[Damage]:
     """Each way of damaging one znode as a whole."""
     node = world(order).zk.nodes[path]
     yield Damage(path, "missing", MISSING)
+    if not node.owner:
+        strangers = STRANGERS if path.rpartition("/")[0] == world(order).base else STRANGERS[:1]
+        names = (name for name in strangers if name not in node.children)
+        yield from (Damage(f"{path}/{name}", "a stranger", b"strange", new=True) for name in names)
     read = json_in(node.data) or "/conf/" in path  # of the others nobody reads more than a rank
     brief = ("empty", "garbage", "400 digits", "5000 digits")
     contents = CONTENTS if read else {what: CONTENTS[what] for what in brief}

@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.reading import archiving, inspect, letter
 from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, Unavailable
-from tests.unit.world import LOST_REPLY, Client, StrictZooKeeper, at, new_queue
+from tests.unit.world import LOST_REPLY, Client, FakeZooKeeper, at, new_queue
 
 
 def configured(client: Client, **options: Any) -> None:
@@ -81,7 +81,7 @@ def test_clean_up_before_the_first_archive_run_keeps_everything() -> None:
 
 def test_a_new_queue_is_archived_from_its_first_moment() -> None:
     """It is created with the mark in one transaction: no clean-up comes in between."""
-    client, written = Client(StrictZooKeeper()), []
+    client, written = Client(FakeZooKeeper()), []
 
     def log(op: Any) -> None:
         written.append([part.path for part in getattr(op, "ops", ())])

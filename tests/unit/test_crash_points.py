@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine.core.tasks import (
 )
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
-from tests.unit.world import CRASHES, LOST, Client, Crash, FakeZooKeeper, Faults, drive
+from tests.unit.world import CRASHES, LOST, Client, Crash, FakeZooKeeper, Faults
 
 I, C, F, D, X = State.INSERTED, State.CLAIMED, State.FINISHED, State.DEAD, State.CANCELLED  # noqa: E741
 
@@ -36,8 +36,8 @@ class World(Client):
 
     held: Any = None
 
-    def __init__(self, zk: FakeZooKeeper) -> None:
-        super().__init__(zk)
+    def __init__(self) -> None:
+        super().__init__(FakeZooKeeper())
         self.unit = transaction.Transaction()
         self.do(configure.configure(self.context, policy=RetryPolicy(attempts=20, factor=0)))
 
@@ -224,14 +224,14 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
 
 
 def prepared(case: str) -> World:
-    world = World(FakeZooKeeper())
+    world = World()
     for step in CASES[case][0]:
         step(world)
     return world
 
 
 def run(world: World, case: str, faults: Faults) -> None:
-    drive(world.zk, world.session, CASES[case][1](world), faults)
+    world.do(CASES[case][1](world), faults)
 
 
 def points(kinds: tuple[str, ...]) -> Iterator[tuple[str, int, str]]:

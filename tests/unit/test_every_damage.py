@@ -1,12 +1,14 @@
-"""Each znode of a queue, missing or with anything in it: no crash, no loop, and what is healthy beside it goes on."""
+"""Each znode of a queue, missing, strange or with anything in it: no loop, and what is healthy beside it goes on."""
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -14,8 +16,11 @@ import pytest
 from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.filters import decode_types
+from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure, Tell, Wait
@@ -43,14 +48,14 @@ from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, holding, o
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, keeper, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound, ZkmqError
-from tests.unit.damage import Damage, damages, fields, kinds, world
-from tests.unit.world import Client
+from tests.unit.damage import DEEP, Damage, damages, fields, kinds, world
+from tests.unit.world import Client, new_queue
 
 #: No call of those below needs more requests, however damaged what it meets.
 MOST = 250
 #: What an idle consumer may send in a minute: it looks at what was refused again, after ever longer pauses.
 IDLE = 400
-#: Of the cases every fourth is tried, and each missing znode; all where they are asked for: `ZKMQ_EVERY_DAMAGE=1`.
+#: Of the contents every fourth is tried; all where they are asked for: `ZKMQ_EVERY_DAMAGE=1`.
 SHARE = 1 if os.environ.get("ZKMQ_EVERY_DAMAGE") else 4
 BASE = world().base
 
@@ -94,24 +99,25 @@ def is_task_s(damage: Damage, task_id: str) -> bool:
     return f"/tasks/{task_id}" in damage.path or damage.path.endswith(f"~{task_id}")
 
 
-def each(cases: Iterable[Damage], check: Callable[[Damage], None]) -> None:
-    """Check all; what fails is told together."""
-    failures = []
-    for damage in cases:
-        try:
-            check(damage)
-        except BaseException as error:  # noqa: BLE001  the end of a client among them
-            failures.append(f"{damage}: {type(error).__name__} {str(error)[:300]}")
-    assert not failures, f"{len(failures)} cases:\n" + "\n".join(failures[:40])
-
-
-def short(path: str) -> str:
-    return path[len(BASE) + 1 :]
+def each(subtests: pytest.Subtests, cases: Iterable[Damage], check: Callable[[Damage], None]) -> None:
+    """Check all cases; which of a znode's fail is told together."""
+    for path, damages_of_one in groupby(cases, lambda damage: damage.path):
+        with subtests.test(path=path):
+            failures = []
+            for damage in damages_of_one:
+                try:
+                    check(damage)
+                except BaseException as error:  # noqa: BLE001  the end of a client among them
+                    failures.append(f"{damage}: {type(error).__name__} {str(error)[:300]}")
+            assert not failures, f"{len(failures)} cases:\n" + "\n".join(failures[:40])
 
 
 def some(cases: Iterable[Damage]) -> Iterator[Damage]:
     """A share of the cases: the same ones each time."""
-    return (each for each in cases if each.data is None or zlib.crc32(short(str(each)).encode()) % SHARE == 0)
+    for damage in cases:
+        number = zlib.crc32(str(damage)[len(BASE) + 1 :].encode())
+        if damage.data is None or number % SHARE == 0:
+            yield damage
 
 
 def readable(cases: Iterable[Damage]) -> Iterator[Damage]:
@@ -165,9 +171,9 @@ def look(client: Counting, procedure: Any, damage: Damage) -> None:
             raise
 
 
-def survive(damage: Damage, order: str = "default") -> None:
+def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> None:
     """Everything that workers, upkeep and clean-up do, with healthy tasks in the queue: nothing of it may raise."""
-    client = damaged(damage, order, dies=True)
+    client = damaged(damage, order, dies=dies)
     context = client.context
     put(client, "good")
     client.zk.advance(200)
@@ -189,6 +195,12 @@ def survive(damage: Damage, order: str = "default") -> None:
     put(client, "later")
     assert "later" in work(client, damage)
     told_once(client, damage)
+    look(client, operate.clear(context), damage)
+    heir = Counting(client.zk, "heir")
+    assert heir.within(MOST, collect.collect_garbage(heir.context, 0)).ran or "/lock" in damage.path
+    put(heir, "last")
+    assert "last" in work(heir, damage)
+    told_once(heir, damage)
 
 
 def told_once(client: Counting, damage: Damage) -> None:
@@ -204,21 +216,32 @@ def is_readable(path: str) -> bool:
     return path not in {f"{BASE}/conf", f"{BASE}/conf/layout"}
 
 
-@pytest.mark.parametrize("path", filter(is_readable, kinds()), ids=short)
-def test_a_damaged_znode_stops_nobody(path: str) -> None:
+def readable_queue() -> Iterator[str]:
+    return filter(is_readable, kinds())
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_missing_or_strange_znode_stops_nobody(subtests: pytest.Subtests, dies: bool) -> None:
+    """Also where the consumers of what is in flight have died, so that it is to be rescued."""
+    cases = (damage for path in readable_queue() for damage in damages(path) if damage.of_the_tree)
+    each(subtests, cases, partial(survive, dies=dies))
+
+
+def test_a_damaged_znode_stops_nobody(subtests: pytest.Subtests) -> None:
     """Healthy tasks are claimed and finished, clean-up runs, requests are bounded, and each path is reported once."""
-    each(some(damages(path)), survive)
+    cases = (damage for path in readable_queue() for damage in some(damages(path)) if not damage.of_the_tree)
+    each(subtests, cases, survive)
 
 
-@pytest.mark.parametrize("path", [path for path in kinds() if next(fields(path), None)], ids=short)
-def test_a_damaged_field_stops_nobody(path: str) -> None:
+def test_a_damaged_field_stops_nobody(subtests: pytest.Subtests) -> None:
     """Every field of every record, and what is nested in it, with numbers, texts and shapes that it cannot have."""
-    each((each for each in some(readable(fields(path))) if is_readable(path)), survive)
+    each(subtests, (damage for path in readable_queue() for damage in some(readable(fields(path)))), survive)
 
 
-@pytest.mark.parametrize("path", [path for path in kinds("fifo") if "/queue/" in path or "released" in path], ids=short)
-def test_a_damaged_znode_stops_nobody_in_strict_order(path: str) -> None:
-    each(some(damages(path, "fifo")), partial(survive, order="fifo"))
+def test_a_damaged_znode_stops_nobody_in_strict_order(subtests: pytest.Subtests) -> None:
+    """Nor one that a queue in strict order has, and others have not."""
+    paths = (path for path in kinds("fifo") if "/queue/" in path or "released" in path)
+    each(subtests, (damage for path in paths for damage in some(damages(path, "fifo"))), partial(survive, order="fifo"))
 
 
 # --- verbs
@@ -307,10 +330,9 @@ def client_tasks() -> list[str]:
     return world().zk.names(f"{BASE}/tasks")
 
 
-@pytest.mark.parametrize("path", filter(is_readable, kinds()), ids=short)
-def test_each_verb_that_meets_a_damaged_znode_answers(path: str) -> None:
+def test_each_verb_that_meets_a_damaged_znode_answers(subtests: pytest.Subtests) -> None:
     """With a result or with one clear error that names the path, after a bounded number of requests."""
-    each(some(damages(path)), answer)
+    each(subtests, (damage for path in readable_queue() for damage in some(damages(path))), answer)
 
 
 # --- holders of claims
@@ -342,9 +364,9 @@ def settle_in_hand(damage: Damage) -> None:
             assert "good" in work(client, damage)
 
 
-@pytest.mark.parametrize("path", kinds(), ids=short)
-def test_a_holder_of_a_claim_settles_it_or_is_told_what_is_damaged(path: str) -> None:
-    each(some(damages(path)), settle_in_hand)
+def test_a_holder_of_a_claim_settles_it_or_is_told_what_is_damaged(subtests: pytest.Subtests) -> None:
+    """Whatever is damaged while the task is in hand, and however it is settled."""
+    each(subtests, (damage for path in kinds() for damage in some(damages(path))), settle_in_hand)
 
 
 @pytest.mark.parametrize("data", [None, b"", b"garbage", b"7"])
@@ -362,3 +384,55 @@ def test_a_queue_whose_layout_nobody_can_read_is_left_alone_until_it_is_put_righ
     assert zk.multi(0, (Create(path, b"1") if data is None else SetData(path, b"1"),)).committed
     put(client, "good")
     assert "good" in client.work()
+
+
+# --- records, as they are decoded
+
+GOOD = {"v": 1, "state": "inserted", "place": "l/s/e", "nonce": "n"}
+WRONG_FIELDS: tuple[dict[str, Any], ...] = (
+    {"policy": 3}, {"policy": {"x": 1}}, {"policy": {"attempts": 0}}, {"due": "x"}, {"index": 3}, {"lease": 5},
+    {"attempt": True}, {"settled": [1]}, {"filters": {"a": 3}}, {"filters": []}, {"v": 2}, {"state": "odd"},
+    {"history": [{"x": 1}]}, {"history": 3}, {"settled": 3}, {"lock": "x"}, {"requeue": 1}, {"dedupe": "x"},
+    {"rank": "x"}, {"batch": 3}, {"bound": 1}, {"result": "x"}, {"requeue": None},
+)  # fmt: skip
+LANES = (b'{"filters":3}', b'{"priority":"x"}', b'{"filters":["a"]}', b'{"filters":{"a":1}}', DEEP)
+
+
+def corrupt(subtests: pytest.Subtests, decode: Callable[[str, bytes], Any], *records: bytes) -> None:
+    for record in records:
+        with subtests.test(record=record[:99]), pytest.raises(CorruptRecord, match="/path"):
+            decode("/path", record)
+
+
+def test_a_record_with_a_wrong_field_is_corrupt(subtests: pytest.Subtests) -> None:
+    """Whatever field of a task or a lane is malformed, and however deep it is nested: the error names the path."""
+    TaskState.decode("/path", json.dumps(GOOD).encode())
+    corrupt(subtests, TaskState.decode, DEEP, *(json.dumps(GOOD | field).encode() for field in WRONG_FIELDS))
+    corrupt(subtests, Lane.decode, *LANES)
+    for decode in (RetryPolicy.decode, decode_types):
+        corrupt(subtests, decode, DEEP)
+
+
+def test_no_text_that_is_no_part_of_a_path_becomes_one(subtests: pytest.Subtests) -> None:
+    """Such a path ends the thread of a connection, or is refused by the server in a way that looks like no refusal."""
+    for text in ("a\ud800", "..", "a/../b", "a\x00", "\ufffe", "", "\ue000"):
+        odd: dict[str, Any] = {"place": f"p09999/00000001/{text}", "index": f"dlq/{text}", "filters": {text: "x"}}
+        odd |= dict.fromkeys(("consumer", "lease", "batch"), text)
+        records = (json.dumps(GOOD | {field: value}).encode() for field, value in odd.items())
+        corrupt(subtests, TaskState.decode, *records)
+
+
+@pytest.mark.parametrize("depth", [99, 101, 5_000])
+def test_metadata_that_could_not_be_read_again_are_refused(depth: int) -> None:
+    """What an enqueue accepts is read by everybody: nesting has the same bound for both."""
+    nested: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        nested = {"a": nested}
+    client = new_queue()
+    if depth > 100:
+        with pytest.raises(ConfigError, match="metadata"):
+            client.put(metadata=nested)
+        assert client.check() == {}
+        return
+    client.put(task_id="a", metadata=nested)
+    assert client.claimed().metadata == nested

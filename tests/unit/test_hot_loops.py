@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,18 +11,16 @@ import pytest
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Reconnect, Sync
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, Outcome, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import configuration
 from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, putting, transaction
-from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.core.writing import commit, pieces, transitions
 from airflow_provider_zkmq.engine.core.writing.plan import Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, QueueNotFound
 from tests.stepping import Stepper
-from tests.unit.world import Client, new_queue
-
-UNKNOWN = Outcome(committed=False, unknown=True)
+from tests.unit.damage import delete
+from tests.unit.world import UNKNOWN, Client, new_queue
 
 
 def again(client: Client, **options: Any) -> Any:
@@ -39,24 +38,6 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 }
 
 
-def pending(client: Client) -> None:
-    client.put(task_id="a")
-
-
-def scheduled(client: Client) -> None:
-    client.put(task_id="a", delay=5)
-
-
-def cancelled(client: Client) -> None:
-    client.put(task_id="a")
-    client.cancel("a")
-
-
-def dead(client: Client) -> None:
-    client.put(task_id="a")
-    client.fail(client.claimed(), retry=False)
-
-
 def finished(client: Client) -> None:
     client.put(task_id="a")
     client.work()
@@ -65,6 +46,26 @@ def finished(client: Client) -> None:
 def claimed(client: Client) -> None:
     client.put(task_id="a")
     client.claimed()
+
+
+def dead(client: Client) -> None:
+    client.put(task_id="a")
+    client.fail(client.claimed(), retry=False)
+
+
+def cancelled(client: Client) -> None:
+    client.put(task_id="a")
+    client.cancel("a")
+
+
+SETUPS: dict[str, Callable[[Client], Any]] = {
+    "pending": lambda it: it.put(task_id="a"),
+    "scheduled": lambda it: it.put(task_id="a", delay=5),
+    "cancelled": cancelled,
+    "dead": dead,
+    "finished": finished,
+    "claimed": claimed,
+}
 
 
 def entry(client: Client) -> str:
@@ -79,76 +80,66 @@ def data(client: Client) -> str:
     return client.context.paths.task("a", "data")
 
 
-@pytest.mark.parametrize(
-    ("call", "setup", "missing"),
-    [
-        ("cancel", pending, entry), ("cancel", scheduled, entry), ("cancel", claimed, note),
-        ("drop", pending, entry), ("drop", cancelled, entry), ("drop", dead, entry), ("drop", finished, data),
-        ("redrive", cancelled, entry), ("redrive", dead, entry), ("redrive", dead, data),
-        ("replace", pending, data), ("update", pending, entry), ("update", scheduled, entry), ("update", pending, data),
-        ("enqueue again", finished, entry), ("enqueue again", finished, data), ("enqueue again", cancelled, entry),
-    ],
-)  # fmt: skip
-def test_a_missing_znode_ends_the_call_and_is_named(call: str, setup: Any, missing: Any) -> None:
-    """The call is refused with the path, nothing is changed, and the queue goes on."""
-    client = new_queue()
-    setup(client)
-    path = missing(client)
-    client.zk.multi(0, (Delete(path),))
-    before = client.state("a")
-    ops: list[Any] = []
-    with pytest.raises(CorruptRecord, match=path):
-        client.do(CALLS[call](client), lambda op: ops.append(op))
-    assert (client.state("a"), len([op for op in ops if isinstance(op, Multi)]) <= 6) == (before, True)
-    client.put(task_id="b")
-    assert client.work() == ["b"]
+MISSING = {
+    "cancel": [("pending", entry), ("scheduled", entry), ("claimed", note)],
+    "drop": [("pending", entry), ("cancelled", entry), ("dead", entry), ("finished", data)],
+    "redrive": [("cancelled", entry), ("dead", entry), ("dead", data)],
+    "replace": [("pending", data)],
+    "update": [("pending", entry), ("scheduled", entry), ("pending", data)],
+    "enqueue again": [("finished", entry), ("finished", data), ("cancelled", entry)],
+}
 
 
-def test_what_stands_in_the_way_is_named() -> None:
-    """A requeue meets a znode where its run should stand, which the record does not know."""
-    client = new_queue()
-    claimed(client)
-    path = client.context.paths.task("a", "requeue")
-    client.zk.multi(0, (Create(path),))
-    with pytest.raises(CorruptRecord, match=path):
-        client.do(CALLS["requeue"](client))
+def test_a_missing_znode_ends_the_call_and_is_named(subtests: pytest.Subtests) -> None:
+    """The call is refused with the path, nothing is changed, and the queue goes on; so if something is in the way."""
+    cases: list[tuple[str, str, Any]] = [(call, *case) for call, some in MISSING.items() for case in some]
+    for call, setup, missing in [*cases, ("requeue", "claimed", None)]:
+        with subtests.test(call=call, setup=setup, missing=missing and missing.__name__):
+            client = new_queue()
+            SETUPS[setup](client)
+            path = missing(client) if missing else client.context.paths.task("a", "requeue")
+            client.zk.multi(0, (Delete(path) if missing else Create(path),))
+            before = client.state("a")
+            ops: list[Any] = []
+            with pytest.raises(CorruptRecord, match=path):
+                client.do(CALLS[call](client), lambda op, ops=ops: ops.append(op))
+            assert (client.state("a"), len([op for op in ops if isinstance(op, Multi)]) <= 6) == (before, True)
+            client.put(task_id="b")
+            assert client.work() == ["b"]
 
 
-@pytest.mark.parametrize("call", ["cancel", "redrive", "replace", "update", "enqueue again"])
-def test_a_race_is_tried_again(call: str) -> None:
+def test_a_race_is_tried_again(subtests: pytest.Subtests) -> None:
     """The record changes under each of the first tries: the call goes on until it is written."""
-    client = new_queue()
-    {"redrive": dead, "enqueue again": finished}.get(call, pending)(client)
-    path = client.context.paths.task("a", "state")
-    left = iter(range(5))
+    for call in ("cancel", "redrive", "replace", "update", "enqueue again"):
+        with subtests.test(call=call):
+            client = new_queue()
+            SETUPS[{"redrive": "dead", "enqueue again": "finished"}.get(call, "pending")](client)
+            path = client.context.paths.task("a", "state")
+            left = iter(range(5))
 
-    def busy(op: Any) -> None:
-        if isinstance(op, Multi) and any(item.path == path for item in op.ops) and next(left, None) is not None:
-            client.zk.multi(0, (SetData(path, client.zk.nodes[path].data, -1),))
+            def busy(op: Any, client: Client = client, path: str = path, left: Any = left) -> None:
+                if isinstance(op, Multi) and any(item.path == path for item in op.ops) and next(left, None) is not None:
+                    client.zk.multi(0, (SetData(path, client.zk.nodes[path].data, -1),))
 
-    client.do(CALLS[call](client), busy)
-    assert next(left, None) is None
-    client.check()
+            client.do(CALLS[call](client), busy)
+            assert next(left, None) is None
+            client.check()
 
 
 def test_a_server_that_lags_behind_is_asked_to_catch_up() -> None:
     """The same stale record is read twice: no damage, the call is carried out once the server has caught up."""
     client = new_queue()
-    pending(client)
+    client.put(task_id="a")
     path = client.context.paths.task("a", "state")
     stale = client.zk.node(path)
     client.zk.multi(0, (SetData(path, client.zk.nodes[path].data, -1),))
-    caught_up: list[Any] = []
-    procedure, result = operate.cancel(client.context, "a"), None
-    for _ in range(100):
-        try:
-            op = procedure.send(result)
-        except StopIteration:
-            break
-        caught_up += [op] if isinstance(op, Sync) else []
-        old = isinstance(op, Get) and op.path == path and not caught_up
-        result = stale if old else client._execute(op, lambda _op: None)
-    assert (len(caught_up), client.state("a").state) == (1, State.CANCELLED)
+    stepper = Stepper(client.zk, client.session, operate.cancel(client.context, "a"))
+    for _ in range(2):
+        stepper.until(Get, path)
+        stepper.answer(stale)
+    stepper.finish()
+    assert sum(isinstance(op, Sync) for op in stepper.done) == 1
+    assert client.state("a").state is State.CANCELLED
 
 
 @pytest.mark.parametrize("call", ["cancel", "clear"])
@@ -193,37 +184,33 @@ def test_a_move_s_caller_can_tell_a_race_from_damage(change: Any, raced: bool) -
     assert (refusal.why is Why.CHANGED) == raced
 
 
-def delete_queue(client: Client) -> None:
-    base = client.context.paths.base
-    for path in sorted((path for path in client.zk.nodes if (path + "/").startswith(base + "/")), reverse=True):
-        client.zk.multi(0, (Delete(path),))
-
-
-@pytest.mark.parametrize("order", ["default", "fifo"])
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("delay", [None, 5])
-def test_an_enqueue_into_a_queue_that_was_just_deleted_is_refused(order: str, known: bool, delay: Any) -> None:
-    """Deleted between the read of its configuration and the write: `ConfigError`; the next enqueue makes it anew."""
-    client = new_queue(order=order)
+def knows_a_deleted_queue(known: bool, **options: Any) -> Client:
+    """A client that has read the configuration of a queue which was deleted since, and has not been told yet."""
+    client = new_queue(**options)
     if known:
-        client.put(task_id="a", delay=delay)
+        client.put(task_id="a")
     conf = client.do(configuration.read_conf(client.context))
     client.zk.watches.clear()
-    delete_queue(client)
+    delete(client.zk, client.context.paths.base)
     assert client.context.configuration.conf is conf
-    with pytest.raises(ConfigError, match="was deleted"):
-        client.put(task_id="b", delay=delay)
-    client.put(task_id="c")
-    assert (client.work(), client.reports) == (["c"], [])
+    return client
+
+
+def test_an_enqueue_into_a_queue_that_was_just_deleted_is_refused(subtests: pytest.Subtests) -> None:
+    """Deleted between the read of its configuration and the write: `ConfigError`; the next enqueue makes it anew."""
+    for order, known, delay in product(("default", "fifo"), (False, True), (None, 5)):
+        with subtests.test(order=order, known=known, delay=delay):
+            client = knows_a_deleted_queue(known, order=order)
+            with pytest.raises(ConfigError, match="was deleted"):
+                client.put(task_id="b", delay=delay)
+            client.put(task_id="c")
+            assert (client.work(), client.reports) == (["c"], [])
 
 
 def test_a_commit_into_a_queue_that_was_just_deleted_is_refused() -> None:
     """Deleted after its configuration was read: the commit names the queue; committed again, it creates the queue."""
-    client, unit = new_queue(), transaction.Transaction()
-    client.do(configuration.read_conf(client.context))
+    client, unit = knows_a_deleted_queue(known=False), transaction.Transaction()
     putting.put(unit.put, client.context, Message(b"x", task_id="a"))
-    client.zk.watches.clear()
-    delete_queue(client)
     with pytest.raises(QueueNotFound, match="was deleted"):
         client.do(transaction.commit(unit))
     assert client.do(transaction.commit(unit)) == ["a"]
@@ -276,14 +263,3 @@ def test_a_connection_that_is_lost_at_each_try_ends_the_call_as_unknown(messages
     with pytest.raises(OutcomeUnknown):
         _lose_each_write(stepper)
     assert sum(isinstance(op, Reconnect) for op in stepper.done) < 50
-
-
-def test_a_tree_whose_entry_is_missing_holds_up_no_tending() -> None:
-    """Scheduled, and its entry is gone: nobody promotes it, and claims go on."""
-    client = new_queue()
-    scheduled(client)
-    client.zk.multi(0, (Delete(entry(client)),))
-    client.zk.advance(10)
-    assert client.do(rescue.tend(client.context)) == 0
-    client.put(task_id="b")
-    assert client.work() == ["b"]

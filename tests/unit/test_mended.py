@@ -1,19 +1,25 @@
-"""What is mended without asking anybody, since nothing else than what was there can have stood there."""
+"""What is mended without asking anybody, what is given up and reported, and what is stepped over: all else goes on."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine.core.claiming.group import step_over_if_there
+from airflow_provider_zkmq.engine.core.claiming.take import Pick
+from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import settings
-from airflow_provider_zkmq.engine.core.tasks import enqueue, holding, operate, settle
+from airflow_provider_zkmq.engine.core.reading.watched import listing
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, holding, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
+from airflow_provider_zkmq.engine.core.writing import closing, escrow
 from airflow_provider_zkmq.engine.core.writing.commit import commit
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, Refusal, one
@@ -22,37 +28,47 @@ from airflow_provider_zkmq.engine.working import rules
 from airflow_provider_zkmq.engine.working.options import Options
 from airflow_provider_zkmq.engine.working.rules import Working
 from tests.stepping import Stepper
+from tests.unit.damage import delete
 from tests.unit.world import Client, new_queue
 
 
-def delete(client: Client, path: str) -> None:
-    """Delete a znode with all below, as an operator would."""
-    for name in client.zk.names(path):
-        delete(client, f"{path}/{name}")
-    assert client.zk.multi(0, (Delete(path),)).committed
+def write(client: Client, op: Any) -> None:
+    """As an operator would."""
+    assert client.zk.multi(0, (op,)).committed
 
 
-@pytest.mark.parametrize("lease", [None, 100])
-@pytest.mark.parametrize("lock", [None, 100])
-@pytest.mark.parametrize("verb", [settle.complete, settle.release, holding.extend, holding.progress])
-def test_a_claim_whose_note_is_missing_is_settled_all_the_same(verb: Any, lease: Any, lock: Any) -> None:
+def damage(client: Client, path: str, data: bytes | None) -> None:
+    """Put something else there, or nothing."""
+    write(client, Delete(path) if data is None else SetData(path, data))
+
+
+def reported(client: Client) -> list[str]:
+    return [path for path, _ in client.reports]
+
+
+# --- mended
+
+
+def test_a_claim_whose_note_is_missing_is_settled_all_the_same(subtests: pytest.Subtests) -> None:
     """Its record, its znode and its session say that it is ours: the note is made anew and reported, once."""
-    client = new_queue()
-    client.put(task_id="a", lock=lock)
-    claimed = client.claimed(lease=lease)
-    notes = notes_of(client.context, "a", claimed.state)
-    for note in notes:
-        client.zk.multi(0, (Delete(note),))
-    arguments: dict[Any, tuple[Any, ...]] = {holding.extend: (50,), holding.progress: (0.5, "half")}
-    client.do(verb(client.context, claimed, *arguments.get(verb, ())))
-    if claimed.lost:
-        assert client.state("a").state in {State.FINISHED, State.INSERTED}
-    else:
-        client.complete(claimed)
-    client.check()
-    assert sorted(path for path, _ in client.reports) in (sorted(notes), sorted(notes)[:1], [])
-    client.put(task_id="b")
-    assert "b" in client.work()
+    verbs = {settle.complete: (), settle.release: (), holding.extend: (50,), holding.progress: (0.5, "half")}
+    for (verb, arguments), lock, lease in product(verbs.items(), (None, 100), (None, 100)):
+        with subtests.test(verb=verb.__name__, lock=lock, lease=lease):
+            client = new_queue()
+            client.put(task_id="a", lock=lock)
+            claimed = client.claimed(lease=lease)
+            notes = notes_of(client.context, "a", claimed.state)
+            for note in notes:
+                delete(client.zk, note)
+            client.do(verb(client.context, claimed, *arguments))
+            if claimed.lost:
+                assert client.state("a").state in {State.FINISHED, State.INSERTED}
+            else:
+                client.complete(claimed)
+            client.check()
+            assert sorted(reported(client)) in (sorted(notes), sorted(notes)[:1], [])
+            client.put(task_id="b")
+            assert "b" in client.work()
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -63,16 +79,16 @@ def test_a_result_is_kept_whether_one_stands_there_or_not(there: bool) -> None:
     claimed = client.claimed()
     path = client.context.paths.task("a", "result")
     if there:
-        client.zk.multi(0, (Create(path, b"strange"),))
+        write(client, Create(path, b"strange"))
     else:
         client.put(task_id="a", requeue=True)
         client.complete(claimed, result=b"first")
         claimed = client.claimed()
-        delete(client, path)
+        delete(client.zk, path)
     client.complete(claimed, result=b"mine")
     assert client.check()["a"].result
     assert client.zk.nodes[path].data == b"mine"
-    assert [reported for reported, _ in client.reports] == [path]
+    assert reported(client) == [path]
 
 
 PERMANENT = (
@@ -81,29 +97,29 @@ PERMANENT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PERMANENT)
-def test_a_permanent_znode_that_is_missing_is_made_anew(name: str) -> None:
+def test_a_permanent_znode_that_is_missing_is_made_anew(subtests: pytest.Subtests) -> None:
     """Whatever a queue is used for, by a client that knew it before and by one that comes later; it is told once."""
-    first = new_queue()
-    first.put(task_id="before")
-    first.work()
-    path = first.context.paths.at(name)
-    for client in (first, Client(first.zk, "later")):
-        if path in client.zk.nodes:
-            delete(client, path)
-        client.reports.clear()
-        client.put(task_id=f"{client.name}1", lock=50)
-        client.put(task_id=f"{client.name}2", delay=1)
-        client.do(enqueue.enqueue_batch(client.context, [Message(b"x")], client.name))
-        client.zk.advance(2)
-        done = client.work()
-        assert {f"{client.name}1", f"{client.name}2"} <= set(done)
-        client.put(task_id=f"{client.name}3")
-        client.fail(client.claimed(), retry=False)
-        assert client.do(collect.collect_garbage(client.context, 0)).ran
-        assert path in client.zk.nodes or name in {"cancelled", "requeued"}, "which nobody needed"
-        assert [reported for reported, _ in client.reports].count(path) <= 1
-        client.context.quarantine.paths.clear()
+    for name in PERMANENT:
+        first = new_queue()
+        first.put(task_id="before")
+        first.work()
+        path = first.context.paths.at(name)
+        for client in (first, Client(first.zk, "later")):
+            with subtests.test(name=name, client=client.name):
+                delete(client.zk, path)
+                client.reports.clear()
+                client.put(task_id=f"{client.name}1", lock=50)
+                client.put(task_id=f"{client.name}2", delay=1)
+                client.do(enqueue.enqueue_batch(client.context, [Message(b"x")], client.name))
+                client.zk.advance(2)
+                done = client.work()
+                assert {f"{client.name}1", f"{client.name}2"} <= set(done)
+                client.put(task_id=f"{client.name}3")
+                client.fail(client.claimed(), retry=False)
+                assert client.do(collect.collect_garbage(client.context, 0)).ran
+                assert path in client.zk.nodes or name in {"cancelled", "requeued"}, "which nobody needed"
+                assert reported(client).count(path) <= 1
+                client.context.quarantine.paths.clear()
 
 
 def test_what_was_deleted_as_a_whole_does_not_come_back_in_parts() -> None:
@@ -111,7 +127,7 @@ def test_what_was_deleted_as_a_whole_does_not_come_back_in_parts() -> None:
     client = new_queue()
     client.put(task_id="a")
     claimed = client.claimed()
-    delete(client, client.context.paths.base)
+    delete(client.zk, client.context.paths.base)
     with pytest.raises(Exception, match="'a'"):
         client.complete(claimed)
     assert client.context.paths.base not in client.zk.nodes
@@ -138,12 +154,12 @@ def test_a_claim_whose_deadline_is_missing_is_given_back_when_its_consumer_dies(
     owner = new_queue()
     owner.put(task_id="a", lock=100)
     lock = notes_of(owner.context, "a", owner.claimed().state)[1]
-    owner.zk.multi(0, (Delete(lock),))
+    write(owner, Delete(lock))
     owner.zk.expire(owner.session)
     client = Client(owner.zk, "other")
     assert client.work() == ["a"]
     client.check()
-    assert [path for path, _ in client.reports] == [lock]
+    assert reported(client) == [lock]
 
 
 def test_what_was_delivered_before_waits_for_a_policy_that_can_be_read() -> None:
@@ -155,7 +171,7 @@ def test_what_was_delivered_before_waits_for_a_policy_that_can_be_read() -> None
         first.fail(claimed)
     path = first.context.paths.conf("policy")
     good = first.zk.nodes[path].data
-    first.zk.multi(0, (SetData(path, b'{"attempts":1e999}'),))
+    damage(first, path, b'{"attempts":1e999}')
     client = Client(first.zk, "later")
     client.put(task_id="new")
     assert sorted(client.work()) == ["new", "own"]
@@ -165,22 +181,22 @@ def test_what_was_delivered_before_waits_for_a_policy_that_can_be_read() -> None
     assert client.take() is None
     with pytest.raises(CorruptRecord, match=path):
         client.do(settings.conf(client.context))
-    assert [reported for reported, _ in client.reports] == [path]
-    client.zk.multi(0, (SetData(path, good),))
+    assert reported(client) == [path]
+    damage(client, path, good)
     assert sorted(client.work()) == ["before", "fails"]
-
-
-class _Queue:
-    name, closed = "q", False
 
 
 def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on claiming, and meets it again until somebody puts it right; other errors are told each time."""
+
+    class Queue:
+        name, closed = "q", False
+
     options = Options.of(
         threads=1, node=None, filter_method="absolute", selector=None, grace=1, transactional=False,
         lease=None, heartbeat=True, throttle=0, prefetch=0,
     )  # fmt: skip
-    working: Working[Any, Any] = Working(_Queue(), print, options)
+    working: Working[Any, Any] = Working(Queue(), print, options)
     told: list[str] = []
     monkeypatch.setattr(rules.log, "warning", lambda *arguments, **_: told.append(str(arguments[-1])))
     for error in (CorruptRecord("/q/conf/layout"), CorruptRecord("/q/conf/layout"), OSError("odd"), OSError("odd")):
@@ -193,7 +209,7 @@ def test_a_claim_whose_znode_was_deleted_comes_back_while_its_session_lives() ->
     client = new_queue()
     client.put(task_id="a")
     claimed = client.claimed()
-    delete(client, client.context.paths.task("a", "claim"))
+    delete(client.zk, client.context.paths.task("a", "claim"))
     with pytest.raises(ClaimLost):
         client.complete(claimed)
     again = client.claimed()
@@ -218,3 +234,185 @@ def test_a_promotion_leaves_another_task_of_the_same_id_alone() -> None:
     assert [(state.state, state.priority) for state in other.check().values()] == [(State.INSERTED, 3)]
     assert not client.reports
     assert other.work() == ["t"]
+
+
+# --- given up and reported
+
+OTHER_RUN = (
+    b'{"task_id":"b","metadata":"{}","filters":{},"priority":0,"delay":0,"policy":null,"lock":null,"stamp":"0"}\n'
+)
+BAD_PRIORITY = OTHER_RUN.replace(b'"b"', b'"a"').replace(b'"priority":0', b'"priority":"x"')
+
+
+def escrowed(data: bytes | None, *, window: float | None = None) -> tuple[Client, Claimed]:
+    """A claim whose task has a damaged run in escrow."""
+    client = new_queue()
+    client.put(task_id="a")
+    claimed = client.claimed()
+    client.put(b"again", task_id="a", requeue=True)
+    if window:
+        client.complete(claimed, dedupe=window)
+    damage(client, client.context.paths.task("a", "requeue"), data)
+    return client, claimed
+
+
+@pytest.mark.parametrize("data", [b"", b"not json", b"[]", b"{}", OTHER_RUN, BAD_PRIORITY, None])
+def test_a_task_with_a_damaged_run_in_escrow_ends_as_it_would_without(data: bytes | None) -> None:
+    """Completed, failed for good, or when its window ends: the damage is reported once, the id can be used again."""
+    client, claimed = escrowed(data)
+    client.complete(claimed, result=b"r")
+    state = client.check()["a"]
+    assert (state.state, state.requeue, state.result) == (State.FINISHED, False, True)
+    assert reported(client) == [client.context.paths.task("a", "requeue")]
+    client.put(task_id="a")
+    assert client.work() == ["a"]
+
+    client, claimed = escrowed(data)
+    assert client.fail(claimed, "boom", retry=False) is State.DEAD
+    state = client.check()["a"]
+    assert (state.state, state.error, state.requeue) == (State.DEAD, "boom", False)
+    client.do(operate.redrive(client.context, "a"))
+    assert client.work() == ["a"]
+
+    client, _ = escrowed(data, window=5)
+    client.zk.advance(6)
+    client.put(task_id="b")
+    assert client.work() == ["b"]
+    assert client.check()["a"].state is State.FINISHED
+    client.zk.advance(10)
+    assert client.do(collect.collect_garbage(client.context, 0)).collected == 2
+    assert client.check() == {}
+
+
+def test_a_run_that_cannot_be_inserted_is_given_up() -> None:
+    """A stranger under the task's data leaves no room for the next run: the present one is finished all the same."""
+    maker = new_queue()
+    [run] = maker.do(enqueue.prepare_many(maker.context, [Message(b"x", task_id="a")]))
+    client, claimed = escrowed(escrow.pack(run))
+    write(client, Create(client.context.paths.task("a", "data") + "/foreign"))
+    client.complete(claimed)
+    assert client.check()["a"].state is State.FINISHED
+    assert "given up" in client.reports[0][1]
+
+
+def batch(client: Client, name: str, then: Message | None = None) -> str:
+    """A batch with one member; its path."""
+    client.do(enqueue.enqueue_batch(client.context, [Message(b"x", task_id=f"{name}1")], name, then))
+    return client.context.paths.batch(name)
+
+
+@pytest.mark.parametrize("data", [b"", b"not json", b'{"total":"x"}', b'{"then":5}'])
+def test_a_damaged_batch_is_named_by_who_waits_for_it_and_by_nobody_else(data: bytes) -> None:
+    """An empty ``open`` beside a damaged record: claims and clean-up go on, `wait_batch` names the path."""
+    client = new_queue()
+    base = batch(client, "b")
+    claimed = client.claimed()
+    damage(client, base, data)
+    client.complete(claimed)
+    client.put(task_id="c")
+    assert client.work() == ["c"]
+    assert client.do(collect.collect_garbage(client.context)).ran
+    assert reported(client) == [base]
+    with pytest.raises(CorruptRecord, match=base):
+        client.do(batches.wait_batch(client.context, "b", 1))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", BAD_PRIORITY, None])
+def test_a_batch_whose_follower_is_damaged_ends_without_it(data: bytes | None) -> None:
+    """The batch ends, says why nothing followed, and clean-up deletes it."""
+    client = new_queue()
+    path = batch(client, "b", Message(b"x", task_id="then")) + "/then"
+    damage(client, path, data)
+    assert client.work() == ["b1"]
+    ended = client.do(batches.wait_batch(client.context, "b", 1))
+    assert (ended.done, path in str(ended.refused)) == (True, True)
+    assert reported(client) == [path]
+    client.zk.advance(200)
+    client.do(collect.collect_garbage(client.context, 0))
+    assert client.zk.names(client.context.paths.at("batches")) == []
+
+
+def test_the_end_of_one_batch_is_not_held_up_by_another() -> None:
+    """Among batches that nobody closed a damaged one is stepped over: the one after it is closed."""
+    client = new_queue()
+    for name in ("a", "b"):
+        write(client, Delete(f"{batch(client, name)}/open/{name}1"))
+    damage(client, client.context.paths.batch("a"), b"")
+    client.do(closing.close_batches(client.context))
+    assert client.do(batches.read_batch(client.context, "b")).done
+
+
+def test_what_lacks_a_part_is_reported_by_clean_up_and_kept() -> None:
+    """A finished task without its data is not tried in silence for ever, and keeps nobody from being collected."""
+    client = new_queue()
+    for task_id in ("a", "b"):
+        client.put(task_id=task_id)
+    client.work()
+    missing = client.context.paths.task("a", "data")
+    write(client, Delete(missing))
+    client.zk.advance(10)
+    for _ in range(2):
+        assert client.do(collect.collect_garbage(client.context, 0)).kept_changed == 1
+    assert reported(client) == [missing]
+    assert client.zk.names(client.context.paths.at("tasks")) == ["a"]
+
+
+# --- stepped over
+
+
+def test_a_stranger_among_the_segments_takes_no_entries() -> None:
+    """A foreign name that sorts last is not taken for the newest segment, and its lane is not deleted under it."""
+    client = new_queue()
+    lane = client.context.paths.at("queue", "p09999")
+    client.zk.multi(0, (Create(lane), Create(f"{lane}/zzz")))
+    client.put(task_id="a")
+    assert (client.zk.names(f"{lane}/zzz"), client.work()) == ([], ["a"])
+    client.zk.advance(8000)
+    client.do(collect.collect_garbage(client.context))
+    assert "zzz" in client.zk.names(lane)
+
+
+def picked(client: Client) -> Pick:
+    """The entry of the only pending task, listed now."""
+    [lane] = client.do(listing(client.context, client.context.paths.at("queue")))
+    lane = client.context.paths.at("queue", lane)
+    [segment] = client.do(listing(client.context, lane))
+    [entry] = client.do(listing(client.context, f"{lane}/{segment}"))
+    return Pick(entry, f"{lane}/{segment}")
+
+
+def test_a_task_that_came_back_is_not_stepped_over() -> None:
+    """Not when its entry was listed since its record was read, nor when it comes and goes while it is looked at."""
+    client = new_queue()
+    client.put(task_id="a")
+    pick, other = picked(client), Client(client.zk, "other")
+    client.do(step_over_if_there(client.context, pick))
+    assert (client.reports, pick.path in client.context.quarantine) == ([], False)
+    hands: list[Claimed] = []
+
+    def meanwhile(op: Any) -> None:
+        """In hand when the record is read, and back, as another entry of the same name, before the second look."""
+        if isinstance(op, Get) and not hands:
+            hands.append(other.claimed())
+        elif isinstance(op, Exists) and hands and not hands[0].lost:
+            other.do(settle.release(other.context, hands[0]))
+            picked(client)  # another thread of this client lists it again
+
+    client.do(step_over_if_there(client.context, pick), meanwhile)
+    assert [claimed.lost for claimed in hands] == [True]
+    assert client.reports == []
+    assert client.work() == ["a"]
+
+
+def test_an_entry_of_a_task_that_is_not_pending_is_reported_once() -> None:
+    """A copy of an entry, left by a hand, of a task that is finished: nobody tries it for ever."""
+    client = new_queue()
+    client.put(task_id="a")
+    pick = picked(client)
+    client.work()
+    write(client, Create(pick.path))
+    picked(client)
+    for _ in range(2):
+        client.do(step_over_if_there(client.context, pick))
+    assert reported(client) == [pick.path]
+    assert pick.path in client.context.quarantine

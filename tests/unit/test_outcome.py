@@ -197,6 +197,7 @@ def test_a_damaged_record_of_a_lost_claim_stays_as_it_is() -> None:
     path = hand.world.context.paths.task("own", "state")
     hand.world.zk.multi(0, (SetData(path, b"no record"),))
     hand.world.zk.expire(hand.world.session)
+    hand.world.session = hand.world.zk.connect()
     with pytest.raises(ClaimLost):
         hand.world.do(hand.settling(Success()))
     node = hand.world.zk.node(path)

@@ -37,9 +37,8 @@ def znodes(client: Client) -> set[str]:
 
 def as_older_versions(client: Client) -> None:
     """Make the task's tree what a version wrote that knew no thin ones."""
-    missing = [f"{TREE}/{name}" for name in ("metadata", "filters") if f"{TREE}/{name}" not in client.zk.nodes]
-    for path in missing:
-        client.zk.multi(0, (Create(path, b"{}" if path.endswith("metadata") else b""),))
+    for name, data in {"metadata": b"{}", "filters": b""}.items():
+        client.zk.multi(0, (Create(f"{TREE}/{name}", data),))
 
 
 def as_written(_client: Client) -> None:
@@ -54,112 +53,81 @@ def told(client: Client) -> Task:
     return task
 
 
-def holds(client: Client, data: bytes, asked: dict[str, Any]) -> Task:
-    """The task, which is what a message asked for; the tree is whole, and everybody can go on."""
+def holds(client: Client, data: bytes, parts: str, came: int) -> None:
+    """The task is what a message asked for, and when; the tree is whole, and everybody can go on."""
     client.check()
-    task = told(client)
+    task, asked = told(client), PARTS[parts]
     assert (task.data, task.metadata, task.filters) == (data, asked.get("metadata", {}), asked.get("filters", {}))
-    assert not client.reports
-    return task
+    assert (task.enqueued_ms, client.reports) == (came, [])
 
 
-either_form = pytest.mark.parametrize("form", [as_written, as_older_versions])
-from_one_to_another = pytest.mark.parametrize(("before", "after"), list(product(PARTS, PARTS)))
-
-
-@pytest.mark.parametrize(
-    ("asked", "standing"),
-    [
-        ("nothing", set()),
-        ("metadata", {"metadata"}),
-        ("filters", {"filters", "filters/size"}),
-        ("both", {"metadata", "filters", "filters/size"}),
-    ],
-)
-def test_what_is_empty_is_not_written(asked: str, standing: set[str]) -> None:
+def test_what_is_empty_is_not_written() -> None:
     """Neither of a task that says nothing about it, nor of one with an empty mapping."""
-    client = queue()
-    client.put(task_id="a", **{"metadata": {}, "filters": {}} | PARTS[asked])
-    assert znodes(client) == {"data", "state"} | standing
-    holds(client, b"x", PARTS[asked])
+    standing = {"nothing": set(), "metadata": {"metadata"}, "filters": {"filters", "filters/size"}}
+    for parts, more in (standing | {"both": standing["metadata"] | standing["filters"]}).items():
+        client = queue()
+        client.put(task_id="a", **{"metadata": {}, "filters": {}} | PARTS[parts])
+        assert znodes(client) == {"data", "state"} | more
+        holds(client, b"x", parts, client.zk.ms)
 
 
-@either_form
-@from_one_to_another
-def test_an_update_puts_anything_in_the_place_of_anything(
-    form: Callable[[Client], None], before: str, after: str
-) -> None:
-    """The task is what the update says, came when it came, is claimed as such, and goes whole."""
-    client = queue()
-    client.put(b"old", task_id="a", **PARTS[before])
-    form(client)
-    came = told(client).enqueued_ms
-    client.zk.advance(5)
-    client.put(b"new", task_id="a", update=True, **PARTS[after])
-    assert holds(client, b"new", PARTS[after]).enqueued_ms == came
-    claimed = client.claimed()
-    assert (claimed.data, claimed.metadata) == (b"new", PARTS[after].get("metadata", {}))
-    client.complete(claimed)
-    client.do(operate.drop(client.context, "a"))
-    assert TREE not in client.zk.nodes
-    assert client.check() == {}
+@pytest.mark.parametrize("form", [as_written, as_older_versions])
+def test_anything_may_take_the_place_of_anything(form: Callable[[Client], None], subtests: pytest.Subtests) -> None:
+    """An update keeps the time of the enqueue; a run in escrow, and one that is enqueued anew, has its own."""
+    for before, after in product(PARTS, PARTS):
+        with subtests.test(before=before, after=after):
+            client = queue()
+            began = client.zk.ms
+            client.put(b"old", task_id="a", **PARTS[before])
+            form(client)
+            client.zk.advance(5)
+            client.put(b"updated", task_id="a", update=True, **PARTS[after])
+            holds(client, b"updated", after, began)
+            form(client)
+            claimed = client.claimed()
+            assert (claimed.data, claimed.metadata) == (b"updated", PARTS[after].get("metadata", {}))
+            client.put(b"waits", task_id="a", requeue=True, **PARTS[before])
+            assert znodes(client) >= {"metadata", "filters"}  # for older versions, which may end the run before it
+            holds(client, b"updated", after, began)
+            client.zk.advance(5)
+            client.complete(claimed)
+            holds(client, b"waits", before, began + 10_000)
+            form(client)
+            assert client.work() == ["a"]
+            client.zk.advance(5)
+            client.put(b"anew", task_id="a", **PARTS[after])
+            holds(client, b"anew", after, began + 15_000)
+            assert client.work() == ["a"]
+            client.do(operate.drop(client.context, "a"))
+            assert TREE not in client.zk.nodes
+            assert client.check() == {}
 
 
-@either_form
-@from_one_to_another
-def test_an_id_runs_anew_with_anything(form: Callable[[Client], None], before: str, after: str) -> None:
-    """The new run has its own content and its own time of enqueue, for scans, too."""
-    client = queue()
-    client.put(b"old", task_id="a", **PARTS[before])
-    form(client)
+def ended(client: Client) -> Any:
+    """A clean-up that deletes the task, which is finished before."""
     client.complete(client.claimed())
-    came = told(client).enqueued_ms
-    client.zk.advance(5)
-    client.put(b"new", task_id="a", **PARTS[after])
-    assert holds(client, b"new", PARTS[after]).enqueued_ms == came + 5_000
-    assert client.work() == ["a"]
-    client.check()
+    client.zk.advance(10)
+    return collect_garbage(client.context, 5)
 
 
-@either_form
-@from_one_to_another
-def test_a_run_in_escrow_may_be_anything(form: Callable[[Client], None], before: str, after: str) -> None:
-    """While it waits the tree is whole, for clients of older versions that may end the run before it."""
-    client = queue()
-    client.put(b"old", task_id="a", **PARTS[before])
-    form(client)
-    claimed, came = client.claimed(), told(client).enqueued_ms
-    client.zk.advance(5)
-    client.put(b"new", task_id="a", requeue=True, **PARTS[after])
-    assert znodes(client) >= {"metadata", "filters"}
-    assert holds(client, b"old", PARTS[before]).enqueued_ms == came
-    client.zk.advance(5)
-    client.complete(claimed)
-    assert holds(client, b"new", PARTS[after]).enqueued_ms == came + 10_000
-    assert client.work() == ["a"]
+DELETIONS: Final[dict[str, Callable[[Client], Any]]] = {
+    "drop": lambda client: operate.drop(client.context, "a"),
+    "clear": lambda client: operate.clear(client.context),
+    "clean-up": ended,
+}
 
 
-@either_form
-@pytest.mark.parametrize("parts", PARTS)
-def test_any_tree_is_deleted_whole(form: Callable[[Client], None], parts: str) -> None:
+def test_any_tree_is_deleted_whole(subtests: pytest.Subtests) -> None:
     """By a drop, a clear and a clean-up; nothing of it is left, and the id is free."""
-    client = queue()
-
-    def clean_up() -> Any:
-        client.complete(client.claimed())
-        client.zk.advance(10)
-        return collect_garbage(client.context, 5)
-
-    for delete in (
-        lambda: operate.drop(client.context, "a"),
-        lambda: operate.clear(client.context),
-        clean_up,
-    ):
-        client.put(task_id="a", **PARTS[parts])
-        form(client)
-        client.do(delete())
-        assert TREE not in client.zk.nodes
-        assert (client.check(), client.reports) == ({}, [])
+    for form, parts in product((as_written, as_older_versions), PARTS):
+        client = queue()
+        for name, delete in DELETIONS.items():
+            with subtests.test(form=form.__name__, parts=parts, by=name):
+                client.put(task_id="a", **PARTS[parts])
+                form(client)
+                client.do(delete(client))
+                assert TREE not in client.zk.nodes
+                assert (client.check(), client.reports) == ({}, [])
 
 
 def test_both_forms_are_cleaned_up_in_one_transaction() -> None:
@@ -172,51 +140,33 @@ def test_both_forms_are_cleaned_up_in_one_transaction() -> None:
         client.put(task_id=f"thin{number}")
         client.complete(client.claimed())
     client.zk.advance(10)
-    report = client.do(collect_garbage(client.context, 5), lambda op: _note(multis, op))
-    assert report.collected == 5
+    note = lambda op: multis.append(op) if isinstance(op, Multi) else None
+    assert client.do(collect_garbage(client.context, 5), note).collected == 5
     assert sum(any(op.path == TREE for op in multi.ops) for multi in multis) == 1
     assert any({f"{TREE}/state", "/zkmq/q/tasks/thin0/state"} <= {op.path for op in multi.ops} for multi in multis)
     assert client.check() == {}
 
 
-def _note(multis: list[Multi], op: Op) -> None:
-    if isinstance(op, Multi):
-        multis.append(op)
-
-
-@pytest.mark.parametrize("delete", ["drop", "clear"])
-def test_a_tree_that_grows_under_a_deletion_is_read_again(delete: str) -> None:
-    """The update between the reading and the deletion is committed; the deletion then takes all of it."""
+@pytest.mark.parametrize("by", DELETIONS)
+def test_a_tree_that_grows_under_a_deletion_is_read_again(by: str) -> None:
+    """An update meanwhile is deleted with the rest; a run that began anew under a clean-up is there, whole."""
     client = queue()
     client.put(task_id="a")
     other, grown = Client(client.zk, "other"), list[str]()
 
     def between(op: Op) -> None:
         if isinstance(op, Multi) and any(each.path == TREE for each in op.ops) and not grown:
-            grown.append(other.put(b"new", task_id="a", update=True, **PARTS["both"]))
+            grown.append(other.put(b"new", task_id="a", update=by != "clean-up", **PARTS["both"]))
 
-    procedure = operate.drop(client.context, "a") if delete == "drop" else operate.clear(client.context)
-    client.do(procedure, between)
+    report = client.do(DELETIONS[by](client), between)
     assert grown == ["a"]
-    assert TREE not in client.zk.nodes
-    assert client.check() == {}
-
-
-def test_a_tree_that_grows_under_a_clean_up_is_kept() -> None:
-    """The run that began anew meanwhile is there, with what it was asked with."""
-    client = queue()
-    client.put(task_id="a")
-    client.complete(client.claimed())
-    client.zk.advance(10)
-    other, grown = Client(client.zk, "other"), list[str]()
-
-    def between(op: Op) -> None:
-        if isinstance(op, Multi) and any(each.path == TREE for each in op.ops) and not grown:
-            grown.append(other.put(b"new", task_id="a", **PARTS["both"]))
-
-    assert client.do(collect_garbage(client.context, 5), between).kept_changed == 1
-    holds(client, b"new", PARTS["both"])
-    assert other.work() == ["a"]
+    if by == "clean-up":
+        assert report.kept_changed == 1
+        holds(client, b"new", "both", client.zk.ms)
+        assert other.work() == ["a"]
+    else:
+        assert TREE not in client.zk.nodes
+        assert client.check() == {}
 
 
 def test_when_a_thin_task_came_is_told_without_asking_for_it() -> None:

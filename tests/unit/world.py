@@ -43,9 +43,11 @@ from tests.simulation.zookeeper import Ensemble, Znode
 
 #: Says what becomes of an operation: None for nothing, an error to throw instead of it, or one of the words below.
 Fault = Callable[[Op], Any]
-LOST_REPLY, LOST_REQUEST, BROKEN_OFF, NOT_SENT = "lost reply", "lost request", "broken off", "not sent"
+LOST_REQUEST, LOST_REPLY, LOST_LATE, BROKEN_OFF, NOT_SENT = (
+    "lost before", "lost after", "lost late", "broken off", "not sent",
+)  # fmt: skip
 #: The request never arrives; its reply is lost; it arrives late, after whatever was written to find out.
-LOST = ("lost before", "lost after", "lost late")
+LOST = (LOST_REQUEST, LOST_REPLY, LOST_LATE)
 CRASHES = ("crash before", "crash after")
 UNKNOWN = Outcome(committed=False, unknown=True)
 NO_TRIES = 5_000
@@ -112,10 +114,6 @@ class FakeZooKeeper(Ensemble):
         return made
 
 
-StrictZooKeeper = FakeZooKeeper
-copy_of = FakeZooKeeper.copy
-
-
 # --- carrying out
 
 
@@ -176,9 +174,9 @@ def _write(zk: FakeZooKeeper, session: int, op: Multi | CreateContainer, faults:
     fault = faults.draw()
     if fault == "crash before":
         raise Crash
-    delayed, faults.late = faults.late, [op] if fault == "lost late" else []
+    delayed, faults.late = faults.late, [op] if fault == LOST_LATE else []
     outcome = UNKNOWN
-    if fault not in {"lost before", "lost late"}:
+    if fault not in {LOST_REQUEST, LOST_LATE}:
         outcome = replace(zk.perform(session, op), sent=zk.ms / 1000)
     for each in delayed:
         zk.perform(session, each)
@@ -243,11 +241,14 @@ class Client:
 
     def _context(self) -> Context:
         context = new_context(self.zk, self.session, name=self.name)
+        context.run.session = lambda: self.session
         context.run.report = lambda path, why: self.reports.append((path, why))
         return context
 
-    def do(self, procedure: Any, fault: Fault = lambda _op: None) -> Any:
+    def do(self, procedure: Any, fault: Fault | Faults = lambda _op: None) -> Any:
         """Carry a procedure out."""
+        if isinstance(fault, Faults):
+            return drive(self.zk, self.session, procedure, fault)
         return carry_out(procedure, lambda op: self._execute(op, fault))
 
     def _execute(self, op: Any, fault: Fault) -> Any:
@@ -256,14 +257,12 @@ class Client:
         effect = fault(op)
         if isinstance(effect, Exception):
             raise effect
-        if effect == LOST_REQUEST:
-            return _unanswered(op)
         if effect == NOT_SENT and isinstance(op, Post):
             return False
-        result = execute(self.zk, self.session, op, Faults())
+        result = execute(self.zk, self.session, op, Faults(0, effect or ""))
         if effect == BROKEN_OFF:
             raise Crash
-        return _unanswered(op) if effect == LOST_REPLY else result
+        return result
 
     def put(self, data: bytes = b"x", **options: Any) -> str:
         return self.do(enqueue.enqueue(self.context, Message(data, **options)))
@@ -302,14 +301,6 @@ class Client:
 
     def check(self) -> dict[str, TaskState]:
         return check_tree(self.zk, self.context)
-
-
-def _unanswered(op: Any) -> Any:
-    """What a procedure gets for a write whose reply does not come."""
-    if isinstance(op, Post):
-        op.lost()
-        return True
-    return UNKNOWN
 
 
 def new_queue(**conf: Any) -> Client:
