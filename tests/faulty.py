@@ -1,13 +1,14 @@
 """A door to a ZooKeeper server that fails as told: packet by packet, by a plan.
 
 Clients connect to the door, the door to the server. For each request of a client the plan says what becomes of it; what
-is not about one request (`drop`, `silence`) is done at once. All of it runs on one event loop in a thread of its own.
+is not about one request (`down`, `hold`) is done at once. All of it runs on one event loop in a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import struct
 import threading
@@ -31,6 +32,16 @@ _WITH_DATA: Final = frozenset({_CREATE, 5})
 PATIENCE_S: Final = 5.0
 
 
+def is_write(request: Request) -> bool:
+    """Whether it may change something."""
+    return request.kind in WRITES
+
+
+def is_multi(request: Request) -> bool:
+    """Whether it is a transaction."""
+    return request.kind == "multi"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request on its way to the server; ``number`` counts all requests that the door has seen."""
@@ -39,11 +50,6 @@ class Request:
     xid: int
     kind: str
     body: bytes = field(repr=False)
-
-    @property
-    def write(self) -> bool:
-        """Whether it may change something."""
-        return self.kind in WRITES
 
     @property
     def operations(self) -> list[tuple[str, str]]:
@@ -61,12 +67,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CutBefore:
-    """It never arrives: the connection is cut instead."""
+    """It never arrives: the connection is cut instead. `away`: so are all others, and nobody is let in for so long."""
+
+    away: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CutAfter:
-    """It is carried out, and the connection cut in place of the reply."""
+    """It is carried out, and the connection cut in place of the reply; `away` as above."""
+
+    away: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +97,13 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """It never arrives; for so many seconds every connection is cut and every new one refused."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Tell:
     """`call` is called, on the door's own thread, when the reply has come and before it is passed on."""
 
     call: Callable[[], object]
 
 
-Fault = CutBefore | CutAfter | Late | Delay | Drop | Tell
+Fault = CutBefore | CutAfter | Late | Delay | Tell
 Plan = Callable[[Request], Fault | None]
 
 
@@ -110,14 +113,17 @@ def faultless(_request: Request) -> Fault | None:
 
 
 class Once:
-    """The next request that `which` accepts meets `fault`; every other one passes."""
+    """Of the requests that `which` accepts one meets `fault`, if any: the next, or that after `skip` others."""
 
-    def __init__(self, which: Callable[[Request], bool], fault: Fault) -> None:
-        self._which, self._fault = which, fault
+    def __init__(self, which: Callable[[Request], bool], fault: Fault | None = None, skip: int = 0) -> None:
+        self._which, self._fault, self._skip = which, fault, skip
         self.met = threading.Event()
 
     def __call__(self, request: Request) -> Fault | None:
         if self.met.is_set() or not self._which(request):
+            return None
+        if self._skip:
+            self._skip -= 1
             return None
         self.met.set()
         return self._fault
@@ -158,14 +164,14 @@ class Faulty:
     """A door: ``hosts`` leads through it to `server`. Usable from any thread; to be closed."""
 
     def __init__(self, server: str, plan: Plan = faultless) -> None:
-        host, _, port = server.rpartition(":")
+        host, _, port = server.partition(",")[0].rpartition(":")
         self._server = (host, int(port))
         self.plan = plan
         self.requests = 0
         self.faults: Counter[str] = Counter()
         self.cuts = 0
         self._shut_until = 0.0
-        self._silent_until = 0.0
+        self._flows = {"requests": asyncio.Event(), "replies": asyncio.Event()}
         self._late = 0
         self._opened = asyncio.Condition()
         self._passages: set[_Passage] = set()
@@ -173,6 +179,7 @@ class Faulty:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="faulty", daemon=True)
         self._thread.start()
+        self.flow()
         self._listener = self._do(asyncio.start_server(self._enter, "127.0.0.1", 0, limit=1 << 21))
         self.hosts = f"127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
 
@@ -184,17 +191,22 @@ class Faulty:
 
     # --- from any thread
 
-    def cut(self) -> None:
-        """Cut every connection; new ones are let in."""
-        self._do(self._drop(0.0))
+    def down(self, seconds: float = math.inf) -> None:
+        """Cut every connection, and let nobody in for so long, or until `up`."""
+        self._do(self._shut(seconds))
 
-    def drop(self, seconds: float) -> None:
-        """Cut every connection, and refuse new ones for so long."""
-        self._do(self._drop(seconds))
+    def up(self) -> None:
+        """Let clients in again."""
+        self._shut_until = 0.0
 
-    def silence(self, seconds: float) -> None:
-        """Pass nothing on for so long, in either direction; no connection is cut."""
-        self._silent_until = time.monotonic() + seconds
+    def hold(self, *ways: str, seconds: float | None = None) -> None:
+        """Pass no ``requests`` or ``replies`` on, or neither, for so long or until `flow`; no connection is cut."""
+        self._do(self._hold_back(ways or tuple(self._flows), seconds))
+
+    def flow(self) -> None:
+        """Pass on what was held back, in its order, and all that follows it."""
+        for way in self._flows.values():
+            self._loop.call_soon_threadsafe(way.set)
 
     @property
     def connections(self) -> int:
@@ -215,10 +227,16 @@ class Faulty:
 
     # --- on the loop
 
-    async def _drop(self, seconds: float) -> None:
+    async def _shut(self, seconds: float) -> None:
         self._shut_until = max(self._shut_until, time.monotonic() + seconds)
         for passage in list(self._passages):
             self._cut(passage)
+
+    async def _hold_back(self, ways: tuple[str, ...], seconds: float | None) -> None:
+        for way in ways:
+            self._flows[way].clear()
+            if seconds is not None:
+                self._loop.call_later(seconds, self._flows[way].set)
 
     async def _end(self) -> None:
         self._listener.close()
@@ -234,6 +252,11 @@ class Faulty:
             self.cuts += 1
         passage.cut()
 
+    async def _cut_for(self, passage: _Passage, away: float) -> None:
+        self._cut(passage)
+        if away:
+            await self._shut(away)
+
     async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -248,19 +271,18 @@ class Faulty:
     async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with self._opened:
             await self._opened.wait_for(lambda: not self._late)
-        if time.monotonic() < self._shut_until:
-            return
         server_reader, server_writer = await asyncio.open_connection(*self._server, limit=1 << 21)
         passage = _Passage(writer, server_writer)
+        if time.monotonic() < self._shut_until:
+            passage.cut()
+            return
         self._passages.add(passage)
-        ways = [
-            asyncio.ensure_future(way)
-            for way in (self._requests(passage, reader), self._replies(passage, server_reader))
-        ]
+        both = self._requests(passage, reader), self._replies(passage, server_reader)
+        ways = [asyncio.ensure_future(way) for way in both]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             if passage.held:
-                await self._deliver_late(ways[0])
+                await asyncio.wait({ways[0]}, timeout=2 * PATIENCE_S)
         finally:
             self._passages.discard(passage)
             passage.cut()
@@ -272,7 +294,7 @@ class Faulty:
         passage.server.write(_framed(await _packet(reader)))  # the session's handshake is no request
         while True:
             packet = await _packet(reader)
-            await self._quiet()
+            await self._flows["requests"].wait()
             xid, kind = struct.unpack_from(">ii", packet)
             self.requests += 1
             request = Request(self.requests, xid, KINDS.get(kind, str(kind)), packet)
@@ -280,14 +302,11 @@ class Faulty:
             if fault is not None:
                 self.faults[type(fault).__name__] += 1
             match fault:
-                case CutBefore():
-                    self._cut(passage)
-                    return
-                case Drop(seconds):
-                    await self._drop(seconds)
+                case CutBefore(away):
+                    await self._cut_for(passage, away)
                     return
                 case Late(seconds):
-                    await self._hold(passage, packet, seconds)
+                    await self._delay(passage, packet, seconds)
                     return
                 case None:
                     pass
@@ -296,7 +315,7 @@ class Faulty:
             passage.server.write(_framed(packet))
             await passage.server.drain()
 
-    async def _hold(self, passage: _Passage, packet: bytes, seconds: float) -> None:
+    async def _delay(self, passage: _Passage, packet: bytes, seconds: float) -> None:
         """Cut the client off now, send its request later; the reply is read, so that it took place, and dropped."""
         self._late += 1
         passage.held = True
@@ -315,10 +334,6 @@ class Faulty:
             async with self._opened:
                 self._opened.notify_all()
 
-    @staticmethod
-    async def _deliver_late(holding: asyncio.Future[None]) -> None:
-        await asyncio.wait({holding}, timeout=2 * PATIENCE_S)
-
     async def _replies(self, passage: _Passage, reader: asyncio.StreamReader) -> None:
         try:
             await self._pass_replies(passage, reader)
@@ -329,25 +344,21 @@ class Faulty:
         passage.client.write(_framed(await _packet(reader)))
         while True:
             packet = await _packet(reader)
-            await self._quiet()
+            await self._flows["replies"].wait()
             if passage.waiting and struct.unpack_from(">i", packet)[0] == passage.waiting[0][0]:
                 match passage.waiting.popleft()[1]:
                     case Delay(seconds):
                         await asyncio.sleep(seconds)
                     case Tell(call):
                         call()
+                    case CutAfter(away) if not passage.held:
+                        await self._cut_for(passage, away)
+                        return
                     case _:
-                        if not passage.held:
-                            self._cut(passage)
                         return
             if not passage.held:
                 passage.client.write(_framed(packet))
                 await passage.client.drain()
-
-    async def _quiet(self) -> None:
-        left = self._silent_until - time.monotonic()
-        if left > 0:
-            await asyncio.sleep(left)
 
 
 def _operations(body: bytes) -> list[tuple[str, str]]:

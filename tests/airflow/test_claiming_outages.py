@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from logging import getLogger
 from types import SimpleNamespace
 
@@ -14,8 +13,7 @@ from airflow_provider_zkmq.operators import patience
 from airflow_provider_zkmq.triggers import backoff
 from tests.airflow.conftest import define
 from tests.airflow.test_claiming import Store, claim, event, tries
-from tests.proxy import Proxy
-from tests.support import eventually
+from tests.faulty import CutAfter, Faulty, Once, is_write
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
 #: The servers are away for longer than a call waits, and than a session lives.
@@ -25,7 +23,7 @@ AWAY_S = 5.0
 @pytest.fixture
 def proxy(queue, zookeeper, root, monkeypatch):
     """The operators' way to ZooKeeper, by which the test itself does not go."""
-    made = Proxy(zookeeper)
+    made = Faulty(zookeeper)
     limits = {"connect_timeout": 2, "request_timeout": 2, "session_timeout": 4}
     define(monkeypatch, host=made.hosts, extra={"root": root, "queue": queue.name} | limits)
     yield made
@@ -34,13 +32,7 @@ def proxy(queue, zookeeper, root, monkeypatch):
 
 def away_after_the_write(proxy, number):
     """The reply to this write of the operator's is lost, and nobody answers for a while."""
-
-    def go():
-        eventually(lambda: proxy.cuts, within=60)
-        proxy.down(AWAY_S)
-
-    proxy.cut(number)
-    threading.Thread(target=go, daemon=True).start()
+    proxy.plan = Once(is_write, CutAfter(AWAY_S), number)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -49,7 +41,7 @@ def test_a_claim_of_unknown_outcome_is_found_again(queue, proxy, number):
     queue.enqueue_many([Message(b"x", task_id=name) for name in "ab"])
     away_after_the_write(proxy, number)
     [told] = claim(tries(Store()))
-    assert proxy.cuts == 1
+    assert proxy.faults == {"CutAfter": 1}
     task = queue.task(told["id"])
     assert (task.state, task.attempt, told["attempt"], queue.counts()["claimed"]) == ("claimed", 1, 1, 1)
     queue.complete(told["id"], told["token"])
@@ -65,7 +57,7 @@ def test_claims_are_taken_over_through_an_outage(queue, proxy, number):
     away_after_the_write(proxy, number)
     got = claim(tries(Store(), triggering_asset_events=event({"claims": claims})), from_events=True)
     assert [(each["id"], each["token"]) for each in got] == [(each["id"], each["token"]) for each in claims]
-    assert proxy.cuts == 1
+    assert proxy.faults == {"CutAfter": 1}
     for each in got:
         queue.fail(each["id"], each["token"], "tried")
     assert {task.attempt for task in queue.tasks()} == {1}

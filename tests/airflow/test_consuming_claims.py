@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -32,8 +31,8 @@ from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from tests.airflow.conftest import define, instance
 from tests.airflow.test_consume import Heard, operator
+from tests.faulty import Faulty
 from tests.integration.test_docs import blocks
-from tests.proxy import Proxy
 from tests.support import eventually
 
 
@@ -240,7 +239,7 @@ def test_a_time_out_before_anything_has_begun_leaves_all_to_the_next_try(queue, 
 
 def test_an_outage_is_outlived_at_its_beginning(queue, context, claims, monkeypatch, zookeeper, root):
     """The servers are away when the first claim is taken over, for longer than a call waits."""
-    with contextlib.closing(Proxy(zookeeper)) as proxy:
+    with Faulty(zookeeper) as proxy:
         limits = {"connect_timeout": 2, "request_timeout": 2, "session_timeout": 4}
         define(monkeypatch, host=proxy.hosts, extra={"root": root, "queue": queue.name} | limits)
         connect = ZkmqHook.queue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 from types import SimpleNamespace
@@ -21,35 +22,20 @@ from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from airflow_provider_zkmq.triggers import backoff
 from tests.airflow.conftest import Heard, define, finish, instance
-from tests.proxy import Proxy
+from tests.faulty import CutAfter, Faulty, Once
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
 
 
-class Losing(Proxy):
-    """Goes down with the reply to the first transaction that holds these bytes."""
-
-    def __init__(self, server: str) -> None:
-        super().__init__(server)
-        self.marker: bytes | None = None
-
-    def _request(self, packet, lost):
-        if self.marker is not None and self.marker in packet:
-            lost.add(int.from_bytes(packet[:4], "big"))
-            self.marker = None
-        return True
-
-    def _reply(self, packet, lost):
-        passes = super()._reply(packet, lost)
-        if not passes:
-            self.down()
-        return passes
+def loses(proxy, marker):
+    """It goes down with the reply to the first request that holds these bytes."""
+    proxy.plan = Once(lambda request: marker in request.body, CutAfter(math.inf))
 
 
 @pytest.fixture
 def proxy(queue, zookeeper, root, monkeypatch):
     """What stands between the operators and ZooKeeper; the queue of the test has its own way."""
-    between = Losing(zookeeper)
+    between = Faulty(zookeeper)
     times = {"connect_timeout": 0.5, "request_timeout": 0.5, "session_timeout": 4}
     define(monkeypatch, host=between.hosts, extra={"root": root, "queue": "jobs"} | times)
     yield between
@@ -118,7 +104,7 @@ def test_a_write_whose_reply_is_lost_with_zookeeper_is_one_task(
 ):
     """The operator succeeds with what its own write made, and adopts nothing, also where it was handled meanwhile."""
     ends = [spied(monkeypatch, verb) for verb in ("enqueue_new", "enqueue_many")]
-    proxy.marker = b"marked"
+    loses(proxy, b"marked")
     pauses += [lambda: finish(queue) if handled else None, proxy.up]
     told = ZkmqEnqueueOperator(task_id="t", **arguments).execute(instance())
     [task] = queue.tasks()
@@ -139,7 +125,7 @@ def test_many_of_unknown_outcome_beside_those_of_an_earlier_try(queue, proxy, lo
     ids = ZkmqEnqueueOperator(task_id="t", messages=messages[:2]).execute(instance(try_number=1))
     log.lines.clear()
     operator = ZkmqEnqueueOperator(task_id="t", messages=messages)
-    proxy.marker = marker
+    loses(proxy, marker)
     pauses.append(proxy.up)
     told = operator.execute(instance(try_number=2))
     lines = [line.partition(" task(s)")[0] for line in log.lines]
@@ -151,7 +137,7 @@ def test_many_of_unknown_outcome_beside_those_of_an_earlier_try(queue, proxy, lo
 
 def test_the_first_part_of_a_write_is_no_earlier_try_s_to_the_second(queue, proxy, log, pauses):
     """A series is written, then the caller's ids, whose reply is lost with ZooKeeper: nothing is refused or adopted."""
-    proxy.marker = b"marked"
+    loses(proxy, b"marked")
     pauses.append(proxy.up)
     messages = ["one", {"data": "marked", "task_id": "own"}]
     ids = ZkmqEnqueueOperator(task_id="t", messages=messages, on_duplicate="fail").execute(instance())
@@ -165,7 +151,7 @@ def test_a_change_of_another_s_task_is_made_once(queue, proxy, pauses, way):
     """A reply that is lost with ZooKeeper neither refuses the change nor makes it twice."""
     queue.enqueue("old", task_id="theirs")
     claim = queue.claim() if way == "requeue" else None
-    proxy.marker = b"marked"
+    loses(proxy, b"marked")
     pauses.append(proxy.up)
     message = {"data": "marked", "task_id": "theirs", way: True}
     assert ZkmqEnqueueOperator(task_id="t", messages=[message]).execute(instance()) == ["theirs"]
@@ -177,7 +163,7 @@ def test_a_change_of_another_s_task_is_made_once(queue, proxy, pauses, way):
 
 def test_a_batch_of_unknown_outcome_is_followed_once(queue, proxy, pauses):
     """Its members and what follows them are there once, and an own id among them that is another's is still refused."""
-    proxy.marker = b"marked"
+    loses(proxy, b"marked")
     pauses.append(proxy.up)
     operator = ZkmqEnqueueOperator(task_id="t", messages=["a", "marked", "c"], batch="b", then={"data": "then"})
     assert operator.execute(instance()) == "b"
@@ -185,7 +171,7 @@ def test_a_batch_of_unknown_outcome_is_followed_once(queue, proxy, pauses):
     assert queue.claim().task.data == b"then"
     assert (queue.claim(), queue.batch("b").done) == (None, True)
     queue.enqueue("other", task_id="own")
-    proxy.marker = b"again"
+    loses(proxy, b"again")
     messages = ["again", {"data": "d", "task_id": "own"}]
     with pytest.raises(DuplicateTask, match="'own'"):
         ZkmqEnqueueOperator(task_id="t", messages=messages, batch="c").execute(instance())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_zkmq.engine import OrderedEnum, Queue, Zkmq
+from tests.faulty import Faulty
 from tests.integration.fronts import KINDS, connected
 from tests.support import fresh_root
 
@@ -34,6 +35,12 @@ def q(zk: Zkmq) -> Queue:
 
 
 @pytest.fixture
+def where(zookeeper: str, root: str) -> dict[str, str]:
+    """Where the queues of the test are: arguments of `Zkmq.connect`, and options of the data source."""
+    return {"hosts": zookeeper, "root": root}
+
+
+@pytest.fixture
 def other(zookeeper: str, root: str) -> Iterator[Zkmq]:
     """A client beside that of the test."""
     with Zkmq.connect(zookeeper, root=root, session_timeout=4, gc=False) as client:
@@ -45,6 +52,13 @@ def front(request: pytest.FixtureRequest, zookeeper: str, root: str) -> Iterator
     """A client beside that of the test, of either front; both are called in the blocking way."""
     with connected(request.param, zookeeper, root=root, session_timeout=4, gc=False) as client:
         yield client
+
+
+@pytest.fixture
+def door(zookeeper: str) -> Iterator[Faulty]:
+    """A way to the server that fails as it is told to."""
+    with Faulty(zookeeper) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -1,28 +1,26 @@
-"""Three real servers: what clients hold while connections fail, what a follower answers, and what grows with time.
+"""Three real servers: what clients hold while connections fail, and what a follower answers.
 
 ``ZKMQ_ENSEMBLE_TASKS`` sets the size (default 600; 20 000 for a long run).
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import random
 import threading
 import time
-import tracemalloc
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.embedded import EmbeddedServer, fourletter
-from airflow_provider_zkmq.engine import Message, Queue, Task, Zkmq
+from airflow_provider_zkmq.embedded import EmbeddedServer
+from airflow_provider_zkmq.engine import Queue, Zkmq
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     DuplicateTask,
@@ -31,14 +29,11 @@ from airflow_provider_zkmq.engine.errors import (
     WaitTimeout,
     ZkmqError,
 )
-from tests.faulty import Chance, CutAfter, CutBefore, Faulty, Late
-from tests.integration.books import Auditor, Books
+from tests.faulty import Chance, CutAfter, CutBefore, Faulty, Late, is_write
 from tests.support import eventually
 
 TASKS = int(os.environ.get("ZKMQ_ENSEMBLE_TASKS", "600"))
 PAIRS = max(150, TASKS // 20)
-WAITS = TASKS
-PAUSES = max(30, TASKS // 20)
 CLIENTS, THREADS, PRODUCERS = 5, 2, 2
 WORK_S = 0.1
 FAULTS = (CutBefore(), CutAfter(), Late(0.05), CutAfter(), Late(0.3))
@@ -47,6 +42,8 @@ SHARE = max(0.004, 24 / TASKS)
 DROP_EVERY_S, DROP_S = 4.0, 1.0
 STUCK_S = 15.0
 LONGEST_S = 60.0 + TASKS / 20
+GRACE_S = 3.0
+_Pair = tuple[str, int]
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +73,94 @@ def _followers(servers: EmbeddedServer) -> list[int]:
 
 
 # --- connections that fail
+
+
+@dataclass
+class Books:
+    """Kept by the clients themselves: a claim that was returned is in hand, one that was settled is out of it."""
+
+    in_hand: dict[_Pair, str] = field(default_factory=dict)
+    """Task and token to client."""
+    completed: list[_Pair] = field(default_factory=list)
+    said: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    _under_way: set[tuple[str, float, object]] = field(default_factory=set)
+    _asked: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def asking(self, client: str) -> Iterator[None]:
+        """A claim of the client's is under way; one that raises gave its client no chance to give anything back."""
+        call = (client, time.monotonic(), object())
+        with self._lock:
+            self._under_way.add(call)
+        try:
+            yield
+            with self._lock:
+                self._asked[client] = max(self._asked[client], call[1])
+        finally:
+            with self._lock:
+                self._under_way.discard(call)
+
+    def take(self, client: str, task_id: str, token: int) -> None:
+        """A claim was returned."""
+        with self._lock:
+            self.in_hand[task_id, token] = client
+
+    def complete(self, task_id: str, token: int) -> None:
+        """A completion was acknowledged."""
+        with self._lock:
+            self.completed.append((task_id, token))
+
+    def give(self, task_id: str, token: int) -> None:
+        """It is settled, or known to be lost."""
+        with self._lock:
+            del self.in_hand[task_id, token]
+
+    def note(self, what: str) -> None:
+        """Something that a call said."""
+        with self._lock:
+            self.said[what] += 1
+
+    def asked_since(self, client: str, moment: float) -> bool:
+        """Whether a claim of the client's begun after that moment has returned, and none from before is under way."""
+        with self._lock:
+            older = any(who == client and began <= moment for who, began, _ in self._under_way)
+            return self._asked[client] > moment and not older
+
+
+class Auditor:
+    """Compares, every second: a claimed task in nobody's hand for three seconds, though its client has claimed since.
+
+    Consumers are named for their clients; all sessions of a run live on.
+    """
+
+    def __init__(self, books: Books, observer: Queue) -> None:
+        self._books, self._observer = books, observer
+        self._suspects: dict[_Pair, float] = {}
+        self.orphans: dict[_Pair, str] = {}
+        self.audits = 0
+        self.most = 0
+
+    def run(self, over: threading.Event) -> None:
+        """Until then."""
+        while not over.wait(1.0):
+            self.audit()
+
+    def audit(self) -> None:
+        """One comparison."""
+        moment = time.monotonic()
+        claimed = {(task.id, task.version): task for task in self._observer.tasks(state="claimed")}
+        self._suspects = {pair: self._suspects.get(pair, moment) for pair in claimed if pair not in self._books.in_hand}
+        for pair, since in self._suspects.items():
+            client = (claimed[pair].consumer or "").partition("-")[0]
+            if moment - since > GRACE_S and pair not in self.orphans and self._books.asked_since(client, since):
+                self.orphans[pair] = (
+                    f"{claimed[pair].data.decode()}: claimed {pair[1]:#x} by {claimed[pair].consumer}, "
+                    f"in nobody's hand for {moment - since:.1f} s, though {client} has claimed since"
+                )
+        self.audits += 1
+        self.most = max(self.most, len(claimed))
 
 
 @dataclass
@@ -164,29 +249,7 @@ def _produce(run: Run, zk: Zkmq, names: list[str]) -> None:
             break
 
 
-@contextmanager
-def _threads(*jobs: Callable[[], None]) -> Iterator[list[threading.Thread]]:
-    failed: list[BaseException] = []
-
-    def guarded(job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException as error:  # noqa: BLE001  raised below
-            failed.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    try:
-        yield threads
-    finally:
-        for thread in threads:
-            thread.join(60)
-    if failed:
-        raise failed[0]
-
-
-def _wait_for_the_end(run: Run, producers: list[threading.Thread]) -> None:
+def _wait_for_the_end(run: Run, producers: list[Future[None]]) -> None:
     """Until all that was enqueued is completed; or nothing moves any more. Meanwhile doors are shut, one at a time."""
     rng = random.Random(11)
     begun = moved = dropped = time.monotonic()
@@ -194,14 +257,14 @@ def _wait_for_the_end(run: Run, producers: list[threading.Thread]) -> None:
     while (now := time.monotonic()) - begun < LONGEST_S:
         if len(run.books.completed) != done:
             done, moved = len(run.books.completed), now
-        if not any(thread.is_alive() for thread in producers):
+        if all(producer.done() for producer in producers):
             finished = {task_id for task_id, _ in run.books.completed}
             if len(finished) >= len(run.acknowledged | run.perhaps) or now - moved > STUCK_S:
                 return
         if now - dropped > DROP_EVERY_S:
             door = rng.choice(run.doors)
-            door.drop(DROP_S)
-            door.faults["Drop"] += 1
+            door.down(DROP_S)
+            door.faults["Down"] += 1
             dropped = now
         time.sleep(0.05)  # looks again; the end bounds it
 
@@ -211,7 +274,7 @@ def test_every_claimed_task_is_in_somebody_s_hand(servers: EmbeddedServer, root:
     with ExitStack() as stack:
         observer = stack.enter_context(Zkmq.connect(_hosts(servers, _leader(servers)), root=root, gc=False)).queue("in")
         observer.configure()
-        plans = [Chance(seed, SHARE, FAULTS, lambda request: request.write) for seed in range(3)]
+        plans = [Chance(seed, SHARE, FAULTS, is_write) for seed in range(3)]
         doors = [
             stack.enter_context(Faulty(_hosts(servers, node), plan)) for node, plan in zip(range(3), plans, strict=True)
         ]
@@ -224,22 +287,21 @@ def test_every_claimed_task_is_in_somebody_s_hand(servers: EmbeddedServer, root:
         sessions = [client.session_id for client in consumers]
         auditor = Auditor(run.books, observer)
         begun = time.monotonic()
-        produce = [
-            lambda zk=zk, at=at: _produce(run, zk, names[at::PRODUCERS])  # type: ignore[misc]
-            for at, zk in enumerate(producers)
-        ]
-        consume = [
-            lambda zk=zk, number=number, n=n: _consume(run, zk, f"c{number}", 10 * number + n)  # type: ignore[misc]
-            for number, zk in enumerate(consumers)
-            for n in range(THREADS)
-        ]
-        with _threads(*produce, *consume) as threads:
+        with ThreadPoolExecutor(PRODUCERS + CLIENTS * THREADS + 1) as pool:
             try:
-                _wait_for_the_end(run, threads[:PRODUCERS])
+                producing = [pool.submit(_produce, run, zk, names[at::PRODUCERS]) for at, zk in enumerate(producers)]
+                others = [
+                    pool.submit(_consume, run, zk, f"c{number}", 10 * number + n)
+                    for number, zk in enumerate(consumers)
+                    for n in range(THREADS)
+                ]
+                others.append(pool.submit(auditor.run, run.over))
+                _wait_for_the_end(run, producing)
                 auditor.audit()
             finally:
                 run.over.set()
-        auditor.stop()
+        for job in (*producing, *others):
+            job.result()
         _judge(run, auditor, observer, time.monotonic() - begun)
         assert [client.session_id for client in consumers] == sessions, "the sessions were to live on"
 
@@ -335,144 +397,3 @@ def _try(wrong: Counter[str], what: str, call: Callable[[], Any]) -> bool:
         wrong[f"{what}: {type(error).__name__}"] += 1
         return False
     return True
-
-
-# --- what grows
-
-
-@dataclass(frozen=True)
-class Size:
-    """What a client keeps, and the server for it."""
-
-    callbacks: int
-    watches: int
-    objects: int
-    bytes: int
-
-
-def _size(client: Zkmq, port: int) -> Size:
-    gc.collect()
-    kazoo = client._session.client
-    callbacks = sum(len(found) for table in (kazoo._data_watchers, kazoo._child_watchers) for found in table.values())
-    watches = int(fourletter.mntr("127.0.0.1", port)["zk_watch_count"])
-    return Size(callbacks, watches, len(gc.get_objects()), tracemalloc.get_traced_memory()[0])
-
-
-@dataclass
-class Habit:
-    """Something that a client does again and again, with another one's help."""
-
-    zk: Zkmq
-    other: Zkmq
-    numbers: Iterator[int]
-
-    @property
-    def q(self) -> Queue:
-        """The queue of the client that is measured."""
-        return self.zk.queue("in")
-
-    @property
-    def there(self) -> Queue:
-        """The same of the other's."""
-        return self.other.queue("in")
-
-
-def _wait_in_vain(it: Habit) -> None:
-    with pytest.raises(WaitTimeout):
-        it.q.wait([f"pending.{next(it.numbers) % 40}"], timeout=0.001)
-
-
-def _wait_for_what_is_done(it: Habit) -> None:
-    name = f"done.{next(it.numbers)}"
-    it.there.enqueue(b"x", task_id=name, priority=9)
-    claim = it.there.claim()
-    assert claim is not None
-    claim.complete()
-    assert it.q.wait([name], timeout=20)[0].state == "finished"
-
-
-def _clean_up(it: Habit) -> None:
-    it.q.collect_garbage()
-
-
-def _pause_and_resume(it: Habit) -> None:
-    it.there.pause()
-    it.there.resume()
-    it.there.wait([it.there.enqueue(b"x", {}, priority=9)], timeout=20)
-
-
-HABITS: dict[str, tuple[Callable[[Habit], None], int]] = {
-    "timed-out waits": (_wait_in_vain, WAITS),
-    "finished waits": (_wait_for_what_is_done, max(60, WAITS // 20)),
-    "clean-ups": (_clean_up, max(60, WAITS // 20)),
-    "pauses and resumes": (_pause_and_resume, PAUSES),
-}
-
-
-@pytest.mark.parametrize("habit", HABITS)
-def test_a_client_does_not_grow(servers: EmbeddedServer, root: str, habit: str) -> None:
-    """After a while of the same, kazoo's callbacks, the server's watches and the memory are constant."""
-    node, other = _followers(servers)[0], _leader(servers)
-    with ExitStack() as stack:
-        zk = stack.enter_context(Zkmq.connect(_hosts(servers, node), root=root, session_timeout=20, gc=False))
-        helper = stack.enter_context(Zkmq.connect(_hosts(servers, other), root=root, session_timeout=20, gc=False))
-        act, times = HABITS[habit]
-        it = Habit(zk, helper, count())
-        helper.queue("in").configure(task_gc_lifetime=86_400)
-        eventually(lambda: zk.queues() == ["in"])
-        if act is _pause_and_resume:
-            stack.enter_context(_idle_worker(it.q))
-        else:
-            names = [f"pending.{number}" for number in range(40)]
-            helper.queue("in").enqueue_many([Message(b"x", task_id=name) for name in names])
-        eventually(lambda: _is_there(it, "pending.39") or act is _pause_and_resume)
-        tracemalloc.start()
-        stack.callback(tracemalloc.stop)
-        for _ in range(20 + times // 5):
-            act(it)
-        before = _size(zk, servers.ports[node])
-        for _ in range(times):
-            act(it)
-        _settled(zk, servers.ports[node], before)
-        after = _size(zk, servers.ports[node])
-    said = (
-        f"{times} {habit}: callbacks {before.callbacks} to {after.callbacks}, "
-        f"watches {before.watches} to {after.watches}, "
-        f"objects {before.objects} to {after.objects}, bytes {before.bytes:,} to {after.bytes:,} "
-        f"({(after.bytes - before.bytes) / times:.0f} each)"
-    )
-    print(f"\n{said}")  # noqa: T201  the figures of the run
-    assert after.callbacks <= before.callbacks + 16, said
-    assert after.watches <= before.watches + 16, said
-    assert after.objects <= before.objects + 500 + times // 20, said
-    assert after.bytes <= before.bytes + 200_000 + 40 * times, said
-
-
-def _settled(zk: Zkmq, port: int, before: Size) -> None:
-    """Give what is taken back in the background a moment to arrive; a growth that stays, stays."""
-    deadline = time.monotonic() + 2.0
-    while _size(zk, port).watches > before.watches + 16 and time.monotonic() < deadline:
-        time.sleep(0.1)  # looks again; the deadline bounds it
-
-
-def _is_there(it: Habit, task_id: str) -> bool:
-    try:
-        return it.q.task(task_id) is not None
-    except ZkmqError:
-        return False
-
-
-@contextmanager
-def _idle_worker(q: Queue) -> Iterator[None]:
-    """Eight threads that wait for work."""
-
-    def handler(_task: Task) -> None:
-        return None
-
-    worker = q.worker(handler, threads=8)
-    worker.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        worker.join()

@@ -14,27 +14,23 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import AllOf, AsyncZkmq, Message, Queue, RetryPolicy, Task, UnitOfWork, Zkmq
+from airflow_provider_zkmq.engine import AsyncQueue, AsyncZkmq, Message, Queue, RetryPolicy, Task, UnitOfWork, Zkmq
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.zk.reply import Reply
-from tests.faulty import CutAfter, CutBefore, Delay, Fault, Faulty, Late, Once, Request, Tell
-from tests.integration.hands import claim_the_rest, claimed_by_the_living, stranded
+from tests.faulty import CutAfter, CutBefore, Delay, Fault, Faulty, Late, Once, Request, Tell, faultless
 from tests.support import eventually
 
-TRIALS = 100
-TRIALS_OF_TWO = 60
-ENOUGH = 20  # so many late ones say all
-SPARE = 20
+SPARE = 10
 SHOWN = 5
-LATE_S = 2.0  # whoever sleeps over a task does so until something else happens; a busy machine takes tenths
 PATIENCE_S = 20.0
 ENGINE = "airflow_provider_zkmq"
 SWALLOWED = "cancelled, and returned all the same"
@@ -47,99 +43,117 @@ def _no_word_of_each_cut(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def door(zookeeper: str) -> Iterator[Faulty]:
-    with Faulty(zookeeper.split(",", maxsplit=1)[0]) as made:
+def client(door: Faulty, root: str) -> Iterator[Zkmq]:
+    """Who meets the trouble; `zk` looks on, past the door."""
+    with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as made:
         yield made
 
 
-@pytest.fixture
-def q(door: Faulty, root: str) -> Iterator[Queue]:
-    """The queue through the door, for the client that meets the trouble."""
-    with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as client:
-        yield client.queue("in")
+@dataclass
+class Hall:
+    """A queue of so many tasks, as a client sees it that takes no part, and what the calls of the others got."""
 
+    observer: Queue
+    everything: set[str] = field(default_factory=set)
+    got: set[str] = field(default_factory=set)
+    said: Counter[str] = field(default_factory=Counter)
 
-@pytest.fixture
-def observer(zk: Zkmq) -> Queue:
-    """The same queue by a client of its own, past the door."""
-    queue = zk.queue("in")
-    queue.configure(policy=RetryPolicy(attempts=1_000, factor=0))
-    return queue
+    @classmethod
+    def of(cls, zk: Zkmq, name: str, count: int, order: str = "default") -> Hall:
+        """A new queue."""
+        observer = zk.queue(name)
+        observer.configure(policy=RetryPolicy(attempts=1_000, factor=0), order=order)
+        return cls(observer, set(observer.enqueue_many([Message(f"t{number}") for number in range(count)])))
 
+    def note(self, what: str, got: Any) -> None:
+        """A call has returned a claim, the id of a task, or nothing."""
+        self.said[what] += 1
+        if got is not None:
+            self.got.add(got if isinstance(got, str) else got.task.id)
 
-def _fill(observer: Queue, count: int = TRIALS + SPARE) -> set[str]:
-    return set(observer.enqueue_many([Message(f"t{number}") for number in range(count)]))
+    def stranded(self) -> list[str]:
+        """One line for each claimed task of a living session that nobody holds."""
+        live = set(self.observer._session.client.get_children(self.observer._context.paths.at("live")))
+        return [
+            f"{task.id} ({task.data.decode()}): claimed by {task.consumer}; the calls said {dict(self.said)}"
+            for task in self.observer.tasks(state="claimed")
+            if task.consumer in live and task.id not in self.got
+        ]
 
+    def nothing_is_stranded(self, claim: Callable[[float], Any]) -> None:
+        """One more claim by the same client; then all that is claimed is in hand, and all the rest can be had.
 
-def _some(lines: list[str]) -> str:
-    return "\n".join(lines[:SHOWN])
+        A call that was cancelled twice may still be giving something back.
+        """
+        one_more = claim(PATIENCE_S)
+        assert one_more is not None, f"nothing can be claimed any more; the calls said {dict(self.said)}"
+        self.got.add(one_more.task.id)
+        if self.said["cancelled"]:
+            deadline = time.monotonic() + 5
+            while self.stranded() and time.monotonic() < deadline:
+                time.sleep(0.02)  # looks again; the deadline bounds it
+        assert self.stranded()[:SHOWN] == []
+        while (more := claim(0)) is not None:
+            self.got.add(more.task.id)
+        self.got |= {task.id for task in self.observer.tasks(state="finished")}  # cancelled too late
+        assert self.got == self.everything, f"the calls said {dict(self.said)}"
 
+    async def nothing_is_stranded_by(self, queue: AsyncQueue) -> None:
+        """The same of a client on this event loop."""
+        loop = asyncio.get_running_loop()
 
-def _nothing_is_stranded(
-    q: Queue, observer: Queue, everything: set[str], in_hand: set[str], said: Counter[str]
-) -> None:
-    """One more claim by the same client; then all that is claimed is in hand, and all the rest can be had."""
-    claim = q.claim(timeout=PATIENCE_S)
-    assert claim is not None, f"nothing can be claimed any more; the calls said {dict(said)}"
-    in_hand.add(claim.task.id)
-    left = stranded(observer, in_hand)
-    assert not left, f"{len(left)} stranded; the calls said {dict(said)}:\n" + _some(left)
-    in_hand |= {claim.task.id for claim in claim_the_rest(q)}
-    assert in_hand == everything, f"{len(everything - in_hand)} tasks cannot be had; the calls said {dict(said)}"
+        def claim(timeout: float) -> Any:
+            return asyncio.run_coroutine_threadsafe(queue.claim(timeout=timeout), loop).result(2 * PATIENCE_S)
+
+        await asyncio.to_thread(self.nothing_is_stranded, claim)
 
 
 # --- lost packets
 
 
-@pytest.mark.parametrize(
-    ("fault", "trials", "options"),
-    [
-        pytest.param(CutAfter(), TRIALS, {}, id="reply-lost"),
-        pytest.param(CutAfter(), 30, {"lease": 600}, id="reply-lost-leased"),
-        pytest.param(CutBefore(), 30, {}, id="request-lost"),
-        pytest.param(Late(0.1), 30, {}, id="request-late"),
-    ],
-)
-@pytest.mark.parametrize("order", ["default", "fifo"])
+def _claims(request: Request) -> bool:
+    return request.claims
+
+
 def test_a_claim_that_loses_its_connection_has_its_task(
-    q: Queue, observer: Queue, door: Faulty, order: str, fault: Fault, trials: int, options: dict[str, Any]
+    zk: Zkmq, client: Zkmq, door: Faulty, subtests: pytest.Subtests
 ) -> None:
     """Each call gives its caller a task of his own, though the connection is lost at the claim's transaction."""
-    observer.configure(order=order)
-    everything = _fill(observer, 2 * trials + SPARE)
-    got: list[str] = []
-    said: Counter[str] = Counter()
-    for _ in range(trials if order == "default" else min(trials, 30)):
-        door.plan = plan = Once(lambda request: request.claims, fault)
-        try:
-            claim = q.claim(timeout=PATIENCE_S, **options)
-        except ZkmqError as error:
-            said[type(error).__name__] += 1
-        else:
-            said["None" if claim is None else "a claim"] += 1
-            got += [] if claim is None else [claim.task.id]
-        assert plan.met.is_set()
-    assert len(set(got)) == len(got)
-    _nothing_is_stranded(q, observer, everything, set(got), said)
-    assert set(said) == {"a claim"}, said
+    faults: list[tuple[Fault, dict[str, Any]]] = [(fault, {}) for fault in (CutBefore(), CutAfter(), Late(0.1))]
+    faults.append((CutAfter(), {"lease": 600}))
+    for number, (order, (fault, options)) in enumerate(product(("default", "fifo"), faults)):
+        with subtests.test(order=order, fault=fault, **options):
+            trials = 20 if fault == CutAfter() else 8
+            hall, q = Hall.of(zk, f"q{number}", 2 * trials + SPARE, order), client.queue(f"q{number}")
+            for trial in range(trials):
+                door.plan = plan = Once(_claims, fault)
+                try:
+                    claim = q.claim(timeout=PATIENCE_S, **options)
+                except ZkmqError as error:
+                    hall.said[type(error).__name__] += 1
+                else:
+                    hall.note("None" if claim is None else "a claim", claim)
+                assert plan.met.is_set()
+                assert len(hall.got) == trial + 1, "two calls got the same task"
+            hall.nothing_is_stranded(lambda timeout, q=q: q.claim(timeout=timeout))
+            assert set(hall.said) == {"a claim"}, hall.said
 
 
-def test_a_lost_reply_to_the_only_task_is_no_empty_queue(q: Queue, observer: Queue, door: Faulty) -> None:
-    """The claim that got the only task returns it, at once: there is nothing else that could wake it."""
-    q.claim()
-    for _ in range(10):
+def test_a_lost_reply_to_the_only_task_is_no_empty_queue(zk: Zkmq, client: Zkmq, door: Faulty) -> None:
+    """The claim that got the only task returns it: there is nothing else that could wake it."""
+    observer, q = zk.queue("in"), client.queue("in")
+    observer.configure()
+    assert q.claim() is None
+    for _ in range(5):
         task_id = observer.enqueue(b"x")
-        door.plan = Once(lambda request: request.claims, CutAfter())
-        claim = q.claim(timeout=3)
+        door.plan = Once(_claims, CutAfter())
+        claim = q.claim(timeout=10)
         assert claim is not None, f"None for task {task_id}, which is {observer.task(task_id).status}"
         assert claim.task.id == task_id
         claim.complete()
 
 
 # --- cancelled calls
-
-
-Cancelled = Callable[["asyncio.Task[Any]", Faulty, random.Random], Awaitable[None]]
 
 
 async def _at_random(task: asyncio.Task[Any], door: Faulty, rng: random.Random) -> None:
@@ -170,172 +184,121 @@ async def _at_the_reply(task: asyncio.Task[Any], door: Faulty, rng: random.Rando
             loop.call_soon_threadsafe(task.cancel)
         come.set()
 
-    door.plan = Once(lambda request: request.claims, Tell(lambda: loop.call_soon_threadsafe(together)))
+    door.plan = Once(_claims, Tell(lambda: loop.call_soon_threadsafe(together)))
     await asyncio.wait({task, waiter := asyncio.ensure_future(come.wait())}, timeout=PATIENCE_S)
     await asyncio.wait({waiter}, timeout=PATIENCE_S)
 
 
-WAYS: dict[str, Cancelled] = {"at random": _at_random, "twice": _twice, "at the reply": _at_the_reply}
+async def _claim(zk: AsyncZkmq, name: str) -> Any:
+    return await zk.queue(name).claim(timeout=5)
 
 
-async def _had(zk: AsyncZkmq, said: Counter[str]) -> str:
-    claim = await zk.queue("in").claim(timeout=PATIENCE_S)
-    assert claim is not None, f"nothing can be claimed any more; the calls {said}"
-    return claim.task.id
-
-
-async def _lost(observer: Queue, got: set[str]) -> list[str]:
-    """The claimed tasks that nobody has; a call that was cancelled twice may still be giving one back."""
-    deadline = time.monotonic() + 1.0
-    while True:
-        lost = sorted(set(await asyncio.to_thread(claimed_by_the_living, observer)) - got)
-        if not lost or time.monotonic() > deadline:
-            return lost
-        await asyncio.sleep(0.05)
-
-
-async def _claim(zk: AsyncZkmq) -> str | None:
-    claim = await zk.queue("in").claim(timeout=5)
-    return None if claim is None else claim.task.id
-
-
-async def _take(zk: AsyncZkmq) -> str | None:
+async def _take(zk: AsyncZkmq, name: str) -> Any:
     """Take a task in a transaction that is never ended by its caller."""
-    task = await zk.transaction().try_take("in")
-    return None if task is None else task.id
+    tx = zk.transaction()
+    return None if (task := await tx.try_take(name)) is None else task.id
 
 
-async def _take_and_leave(zk: AsyncZkmq) -> str | None:
+async def _take_and_leave(zk: AsyncZkmq, name: str) -> Any:
     """Take a task in a transaction that is rolled back as the cancellation passes through it."""
     async with zk.transaction() as tx:
-        task = await tx.try_take("in", timeout=5)
+        await tx.try_take(name, timeout=5)
         await asyncio.sleep(0.002)
         await tx.commit()
-    return None if task is None else task.id
 
 
-@pytest.mark.parametrize("call", [_claim, _take, _take_and_leave])
-@pytest.mark.parametrize("way", WAYS)
 async def test_a_cancelled_call_leaves_nothing_behind(
-    observer: Queue, door: Faulty, root: str, way: str, call: Callable[[AsyncZkmq], Awaitable[str | None]]
+    zk: Zkmq, door: Faulty, root: str, subtests: pytest.Subtests
 ) -> None:
-    """A cancelled claim or taking ends, soon, cancelled; what it may have got goes back before the next claim."""
-    rng = random.Random(sum(map(ord, way)))
-    everything = await asyncio.to_thread(_fill, observer, 2 * TRIALS)
-    got: set[str] = set()
-    said: Counter[str] = Counter()
-    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as zk:
-        got.add(await _had(zk, said))
-        for _ in range(TRIALS):
-            door.plan = lambda _request: None
-            task = asyncio.ensure_future(call(zk))
-            await WAYS[way](task, door, rng)
-            cancelled = task.cancelling() > 0
-            done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
-            assert done, f"a cancelled call did not end within {PATIENCE_S:g} s; the others {said}"
-            if task.cancelled():
-                said["cancelled"] += 1
-                continue
-            said[SWALLOWED if cancelled else "came first"] += 1
-            if (task_id := task.result()) is not None:
-                got.add(task_id)
-        got.add(await _had(zk, said))
-        lost = await _lost(observer, got)
-        assert not lost, f"{len(lost)} of {TRIALS} stranded; the calls {said}: {lost[:SHOWN]}"
-        while (more := await zk.queue("in").claim()) is not None:
-            got.add(more.task.id)
-        got |= {task.id for task in await asyncio.to_thread(observer.tasks, state="finished")}  # cancelled too late
-        assert got == everything, f"{len(everything - got)} tasks cannot be had; the calls {said}"
-    assert not said[SWALLOWED], f"{said[SWALLOWED]} cancellations were swallowed: {said}"
-    assert said["cancelled"] > TRIALS // 10, f"hardly a call was met: {said}"
+    """A cancelled claim or taking ends, cancelled; what it may have got goes back before the next claim."""
+    seed, trials, cancelled = 17, 30, 0
+    rng = random.Random(seed)
+    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as own:
+        for call, way in product((_claim, _take, _take_and_leave), (_at_random, _twice, _at_the_reply)):
+            with subtests.test(seed=seed, call=call.__name__, way=way.__name__):
+                name = f"q{call.__name__}{way.__name__}"
+                hall = await asyncio.to_thread(Hall.of, zk, name, 2 * trials)
+                hall.note("came first", await own.queue(name).claim(timeout=PATIENCE_S))
+                for _ in range(trials):
+                    door.plan = faultless
+                    task = asyncio.ensure_future(call(own, name))
+                    await way(task, door, rng)
+                    met = task.cancelling() > 0
+                    done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
+                    assert done, f"a cancelled call did not end; the others {hall.said}"
+                    if task.cancelled():
+                        hall.said["cancelled"] += 1
+                    else:
+                        hall.note(SWALLOWED if met else "came first", task.result())
+                cancelled += hall.said["cancelled"]
+                await hall.nothing_is_stranded_by(own.queue(name))
+                assert not hall.said[SWALLOWED], hall.said
+    assert cancelled > trials, "hardly a call was met"
 
 
-def _ends_a_claim(request: Request) -> bool:
+def _settles(request: Request) -> bool:
     """Whether it is a transaction that settles a claim: a commit, or what rolls one back."""
     return any(kind == "delete" and path.endswith("/claim") for kind, path in request.operations)
 
 
-def _cancel_at_the_door(door: Faulty, task: asyncio.Task[Any], fault: Fault) -> threading.Event:
-    """Cancel at the request that settles, which meets `fault`."""
-    loop, met = asyncio.get_running_loop(), threading.Event()
-
-    def plan(request: Request) -> Fault | None:
-        if met.is_set() or not _ends_a_claim(request):
-            return None
-        met.set()
-        loop.call_soon_threadsafe(task.cancel)
-        return fault
-
-    door.plan = plan
-    return met
-
-
-@pytest.mark.parametrize("fault", [CutBefore(), CutAfter(), Late(0.1), Delay(0.1)], ids=lambda it: type(it).__name__)
-async def test_a_cancelled_commit_is_whole_and_ends_cancelled(
-    observer: Queue, door: Faulty, root: str, fault: Fault
+async def test_a_transaction_cancelled_at_its_end_is_whole_and_ends_cancelled(
+    zk: Zkmq, door: Faulty, root: str, subtests: pytest.Subtests
 ) -> None:
-    """The cancellation is what its caller gets, also where the rollback finds that the commit has happened."""
-    task_id = await asyncio.to_thread(observer.enqueue, b"x")
-    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as zk:
+    """The cancellation is what its caller gets, also where the commit has happened; a rollback goes on."""
+    loop = asyncio.get_running_loop()
+    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as own:
 
-        async def work() -> None:
-            async with zk.transaction() as tx:
-                assert await tx.try_take("in") is not None
-                await tx.put("out", b"y")
-                await tx.commit()
+        async def work(number: str, *, commits: bool) -> None:
+            async with own.transaction() as tx:
+                assert await tx.try_take(f"in{number}") is not None
+                if commits:
+                    await tx.put(f"out{number}", b"y")
+                    await tx.commit()
 
-        task = asyncio.ensure_future(work())
-        met = _cancel_at_the_door(door, task, fault)
-        await asyncio.wait({task}, timeout=PATIENCE_S)
-        assert met.is_set()
-        assert task.cancelled(), task
-        found = await zk.queue("in").task(task_id)
-        written = (await zk.queue("out").counts())["inserted"]
-        assert (found.state, written) in {("finished", 1), ("inserted", 0)}
-        assert (await _had(zk, Counter()) == task_id) if found.state == "inserted" else True
+        faults = (CutBefore(), CutAfter(), Late(0.1), Delay(0.1))
+        for commits, (number, fault) in product((True, False), enumerate(faults)):
+            with subtests.test(commits=commits, fault=fault):
+                name = f"{number}{commits}"
+                task_id = await asyncio.to_thread(zk.queue(f"in{name}").enqueue, b"x")
+                await asyncio.to_thread(zk.queue(f"out{name}").configure)
+                settled = Once(_settles, fault)
 
+                def plan(request: Request, settled: Once = settled) -> Fault | None:
+                    if (met := settled(request)) is not None:
+                        loop.call_soon_threadsafe(task.cancel)  # noqa: B023  the task of this round
+                    return met
 
-@pytest.mark.parametrize("fault", [CutBefore(), CutAfter(), Late(0.1), Delay(0.1)], ids=lambda it: type(it).__name__)
-async def test_a_cancelled_rollback_goes_on(observer: Queue, door: Faulty, root: str, fault: Fault) -> None:
-    """Leaving a transaction is cancelled while it rolls back: it ends cancelled, and nothing is left claimed."""
-    task_id = await asyncio.to_thread(observer.enqueue, b"x")
-    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as zk:
-
-        async def work() -> None:
-            async with zk.transaction() as tx:
-                assert await tx.try_take("in") is not None
-
-        task = asyncio.ensure_future(work())
-        met = _cancel_at_the_door(door, task, fault)
-        await asyncio.wait({task}, timeout=PATIENCE_S)
-        assert met.is_set()
-        assert task.cancelled(), task
-        assert await _had(zk, Counter()) == task_id
+                door.plan = plan
+                task = asyncio.ensure_future(work(name, commits=commits))
+                await asyncio.wait({task}, timeout=PATIENCE_S)
+                assert settled.met.is_set()
+                assert task.cancelled(), task
+                found = await own.queue(f"in{name}").task(task_id)
+                written = (await own.queue(f"out{name}").counts())["inserted"]
+                assert (found.state, written) in ({("finished", 1)} if commits else set()) | {("inserted", 0)}
+                claim = await own.queue(f"in{name}").claim(timeout=PATIENCE_S if found.state == "inserted" else 0)
+                assert (claim and claim.task.id) == (task_id if found.state == "inserted" else None)
 
 
-async def test_a_cancelled_worker_leaves_nothing_behind(observer: Queue, door: Faulty, root: str) -> None:
+async def test_a_cancelled_worker_leaves_nothing_behind(zk: Zkmq, door: Faulty, root: str) -> None:
     """Cancelled at any moment, also when a claim has just come back: it ends; what it did not finish can be had."""
-    rng = random.Random(9)
-    everything = await asyncio.to_thread(_fill, observer, 6 * TRIALS)
+    print(f"seed {(seed := 9)}")  # noqa: T201
+    rng, rounds = random.Random(seed), 30
 
     async def handler(_task: Task) -> None:
         await asyncio.sleep(rng.random() * 0.003)
 
-    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as zk:
-        for _ in range(TRIALS):
-            run = asyncio.ensure_future(zk.queue("in").worker(handler, threads=2).run())
+    hall = await asyncio.to_thread(Hall.of, zk, "in", 6 * rounds)
+    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as own:
+        for _ in range(rounds):
+            run = asyncio.ensure_future(own.queue("in").worker(handler, threads=2).run())
             await asyncio.sleep(rng.random() * 0.01)
             run.cancel()
             done, _ = await asyncio.wait({run}, timeout=PATIENCE_S)
-            assert done, f"a cancelled worker did not end within {PATIENCE_S:g} s"
+            assert done, "a cancelled worker did not end"
             assert run.cancelled(), run
-        got = {await _had(zk, Counter())}
-        lost = await _lost(observer, got)
-        assert not lost, f"{len(lost)} stranded after {TRIALS} workers: {lost[:SHOWN]}"
-        while (more := await zk.queue("in").claim()) is not None:
-            got.add(more.task.id)
-        got |= {task.id for task in await asyncio.to_thread(observer.tasks, state="finished")}
-        assert got == everything, f"{len(everything - got)} tasks cannot be had"
+            hall.said["cancelled"] += 1
+        await hall.nothing_is_stranded_by(own.queue("in"))
 
 
 # --- interrupted calls
@@ -350,127 +313,123 @@ def _in_the_engine(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def _interrupts_inside_only(come: threading.Event) -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt in the main thread while that is inside of the engine, and nowhere else."""
+def _interrupted(after: float) -> Iterator[threading.Event]:
+    """SIGINT, so many seconds later or when the event is set.
+
+    It raises KeyboardInterrupt in the main thread while that is inside of the engine, and nowhere else.
+    """
+    come, over, main = threading.Event(), threading.Event(), threading.main_thread().ident
+    assert main is not None
 
     def handle(_number: int, frame: FrameType | None) -> None:
         come.set()
         if _in_the_engine(frame):
             raise KeyboardInterrupt
 
+    def interrupt() -> None:
+        over.wait(after)
+        signal.pthread_kill(main, signal.SIGINT)
+
     before = signal.signal(signal.SIGINT, handle)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     try:
-        yield
+        yield over
     finally:
+        over.set()
+        thread.join()
+        eventually(come.is_set)
         signal.signal(signal.SIGINT, before)
 
 
-def _interrupter(delay: float, over: threading.Event) -> threading.Thread:
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        over.wait(delay)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    return thread
-
-
-def test_a_claim_interrupted_by_a_signal_leaves_nothing_behind(q: Queue, observer: Queue) -> None:
+def test_a_claim_interrupted_by_a_signal_leaves_nothing_behind(zk: Zkmq, client: Zkmq) -> None:
     """Ctrl-C at a random moment of a blocking claim: the caller has no claim, so the client gives it back."""
-    rng = random.Random(5)
-    everything = _fill(observer, 6 * TRIALS)
-    got = {claim.task.id for claim in [q.claim()] if claim is not None}
-    said: Counter[str] = Counter()
-    for _ in range(5 * TRIALS):
-        come, over = threading.Event(), threading.Event()
-        with _interrupts_inside_only(come):
-            thread = _interrupter(rng.random() * 0.004, over)
+    print(f"seed {(seed := 5)}")  # noqa: T201
+    rng, enough = random.Random(seed), 30
+    hall, q = Hall.of(zk, "in", 10 * enough), client.queue("in")
+    hall.note("came first", q.claim())
+    while hall.said["interrupted"] < enough and hall.said["came first"] < 8 * enough:
+        with _interrupted(rng.random() * 0.004) as over:
             try:
                 claim = q.claim(timeout=5)
             except KeyboardInterrupt:
-                said["interrupted"] += 1
+                hall.said["interrupted"] += 1
             else:
-                said["came first"] += 1
-                got |= set() if claim is None else {claim.task.id}
+                hall.note("came first", claim)
             over.set()
-            thread.join()
-            eventually(come.is_set)
-        if said["interrupted"] >= TRIALS:
-            break
-    assert said["interrupted"] >= TRIALS, said
-    _nothing_is_stranded(q, observer, everything, got, said)
+    assert hall.said["interrupted"] == enough, hall.said
+    hall.nothing_is_stranded(lambda timeout: q.claim(timeout=timeout))
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("options", [{}, {"lease": 600}], ids=["bound", "leased"])
 def test_a_claim_interrupted_at_any_reply_leaves_nothing_behind(
-    q: Queue, observer: Queue, monkeypatch: pytest.MonkeyPatch, when: str, options: dict[str, Any]
+    zk: Zkmq, client: Zkmq, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     """Interrupted at each of its waits for a reply, once the request is sent, or just when the reply was read."""
-    everything = _fill(observer)
-    claim = q.claim()
-    got = {claim.task.id} if claim is not None else set()
-    said: Counter[str] = Counter()
-    wait = Reply.get
-    me = threading.get_ident()
-    left = [0]
+    wait, me, trials = Reply.get, threading.get_ident(), 12
+    left, when = 0, ""
 
     def interrupted(self: Reply, *args: Any, **kwargs: Any) -> Any:
+        nonlocal left
         if threading.get_ident() != me or not _in_the_engine(sys._getframe()):
             return wait(self, *args, **kwargs)
-        left[0] -= 1
-        if left[0] == 0 and when == "before":
+        left -= 1
+        if left == 0 and when == "before":
             raise KeyboardInterrupt
         value = wait(self, *args, **kwargs)
-        if left[0] == 0:
+        if left == 0:
             raise KeyboardInterrupt
         return value
 
-    monkeypatch.setattr(Reply, "get", interrupted)
-    for trial in range(TRIALS):
-        left[0] = 1 + trial % 4
-        try:
-            claim = q.claim(timeout=5, **options)
-        except KeyboardInterrupt:
-            said["interrupted"] += 1
-        else:
-            said["came first"] += 1
-            got |= set() if claim is None else {claim.task.id}
-    monkeypatch.undo()
-    assert said["interrupted"] >= TRIALS // 3, said
-    _nothing_is_stranded(q, observer, everything, got, said)
+    options: dict[str, Any]
+    for when, options in product(("before", "after"), ({}, {"lease": 600})):
+        with subtests.test(when=when, **options):
+            name = f"{when}{len(options)}"
+            hall, q = Hall.of(zk, name, trials + SPARE), client.queue(name)
+            hall.note("came first", q.claim())
+            with monkeypatch.context() as patch:
+                patch.setattr(Reply, "get", interrupted)
+                for trial in range(trials):
+                    left = 1 + trial % 4
+                    try:
+                        claim = q.claim(timeout=5, **options)
+                    except KeyboardInterrupt:
+                        hall.said["interrupted"] += 1
+                    else:
+                        hall.note("came first", claim)
+                left = 0
+            assert hall.said["interrupted"] >= trials // 3, hall.said
+            hall.nothing_is_stranded(lambda timeout, q=q: q.claim(timeout=timeout))
 
 
 # --- the server away, a handler at work
 
 
-@pytest.mark.parametrize("request_timeout", [30, 0.5], ids=["patient", "impatient"])
-@pytest.mark.parametrize("cut", ["drop", "silence"])
-def test_a_transactional_handler_outlives_two_seconds_without_a_server(
-    observer: Queue, zk: Zkmq, door: Faulty, root: str, request_timeout: float, cut: str
+@pytest.mark.parametrize(("request_timeout", "silent"), [(30, False), (0.5, True)], ids=["away", "silent, impatient"])
+def test_a_transactional_handler_outlives_a_while_without_a_server(
+    zk: Zkmq, door: Faulty, root: str, request_timeout: float, *, silent: bool
 ) -> None:
     """The session lives on: each task is delivered as often as its handler ran, finished once, and written once."""
-    out = zk.queue("out")
+    observer, out = Hall.of(zk, "in", 0).observer, zk.queue("out")
     out.configure()
     deliveries: Counter[str] = Counter()
     refused: Counter[str] = Counter()
+
+    def trouble() -> None:
+        door.hold(seconds=1.0) if silent else door.down(1.0)
 
     def handler(task: Task, tx: UnitOfWork) -> str:
         name = task.data.decode()
         deliveries[name] += 1
         away = deliveries[name] == 1 and name != "after"
         if away and not name.startswith("before"):
-            getattr(door, cut)(2.0)
+            trouble()
         try:
             tx.put("out", name)
         except ZkmqError:
             refused[name] += 1  # an impatient client may not learn the queue's rules in time: the handler fails then
             raise
         if away and name.startswith("before"):
-            getattr(door, cut)(2.0)
+            trouble()
         if away and name.endswith("fails"):
             msg = "as told"
             raise RuntimeError(msg)
@@ -484,7 +443,7 @@ def test_a_transactional_handler_outlives_two_seconds_without_a_server(
         worker = client.queue("in").worker(handler, transactional=True)
         worker.start()
         try:
-            states = _ended(observer, list(ids), 40.0)
+            states = observer.wait(list(ids), timeout=60)
         finally:
             worker.stop()
             worker.join()
@@ -496,95 +455,39 @@ def test_a_transactional_handler_outlives_two_seconds_without_a_server(
     assert dict(deliveries) == {name: 2 if name.endswith("fails") or refused[name] else 1 for name in names}
 
 
-def _ended(observer: Queue, ids: list[str], within: float) -> list[Task]:
-    """The tasks once all have ended, or as they are when the time is over."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        tasks = [observer.task(task_id) for task_id in ids]
-        if all(task.state == "finished" for task in tasks):
-            break
-        time.sleep(0.05)  # looks again; the deadline bounds it
-    return tasks
+# --- nobody sleeps over work
 
 
-# --- nobody is late
-
-
-@pytest.mark.parametrize("order", ["default", "fifo"])
-@pytest.mark.parametrize(("threads", "slow"), [(2, True), (8, True), (8, False)], ids=["two", "eight", "eight-quick"])
-def test_an_idle_worker_begins_each_of_two_tasks_at_once(
-    zookeeper: str, root: str, observer: Queue, order: str, threads: int, slow: bool
-) -> None:
-    """Idle threads, two enqueues by another client 0 to 10 ms apart, sixty times: each is begun, and nothing helps it.
+def test_an_idle_worker_begins_each_of_two_tasks_at_once(zk: Zkmq, other: Zkmq, subtests: pytest.Subtests) -> None:
+    """Idle threads, two enqueues by another client 0 to 10 ms apart: each is begun, and nothing but itself wakes them.
 
     `slow`: a handler is at work until the other task was begun, too: who is busy cannot make good for who sleeps.
     """
-    observer.configure(order=order)
-    trials = TRIALS_OF_TWO if order == "default" else TRIALS_OF_TWO // 3
-    rng = random.Random(3)
-    begun: dict[str, float] = {}
-    late: list[str] = []
-    worst = 0.0
+    rng = random.Random(seed := 3)
+    cases = product(("default", "fifo"), [(2, True), (8, True), (8, False)])
+    for number, (order, (threads, slow)) in enumerate(cases):
+        with subtests.test(seed=seed, order=order, threads=threads, slow=slow):
+            observer, gate = Hall.of(zk, f"q{number}", 0, order).observer, threading.Event()
+            begun: set[str] = set()
 
-    gate = threading.Event()
+            def handler(task: Task, begun: set[str] = begun, gate: threading.Event = gate, slow: bool = slow) -> None:
+                begun.add(task.id)
+                if slow:
+                    gate.wait(3 * PATIENCE_S)
 
-    def handler(task: Task) -> None:
-        begun[task.id] = time.monotonic()
-        if slow:
-            gate.wait(PATIENCE_S)
-
-    with Zkmq.connect(zookeeper, root=root, session_timeout=20, gc=False) as client:
-        worker = client.queue("in").worker(handler, threads=threads)
-        worker.start()
-        try:
-            for trial in range(trials):
-                gate.clear()
-                apart = rng.random() * 0.01
-                told: dict[str, float] = {}
-                for pause in (apart, 0.0):
-                    told[observer.enqueue(b"x")] = time.monotonic()
-                    time.sleep(pause)  # what the test is about
-                _until(lambda told=told: all(task_id in begun for task_id in told), 2 * LATE_S)
+            worker = other.queue(f"q{number}").worker(handler, threads=threads)
+            worker.start()
+            try:
+                for trial in range(12):
+                    gate.clear()
+                    two = {observer.enqueue(b"x")}
+                    time.sleep(rng.random() * 0.01)  # what the test is about
+                    two.add(observer.enqueue(b"x"))
+                    eventually(lambda two=two, begun=begun: two <= begun)
+                    gate.set()
+                    eventually(lambda worker=worker, trial=trial: worker.finished == 2 * (trial + 1))
+                    time.sleep(rng.choice((0.0, 0.0, 0.0, 0.3)))  # idle for less or more than a listing is reused
+            finally:
                 gate.set()
-                waits = [begun.get(task_id, time.monotonic()) - when for task_id, when in told.items()]
-                worst = max(worst, *waits)
-                late += [
-                    f"trial {trial}, {apart * 1000:.1f} ms apart, task {number}: "
-                    + (f"{wait:.3f} s" if task_id in begun else f"not begun after {wait:.1f} s")
-                    for number, (task_id, wait) in enumerate(zip(told, waits, strict=True), 1)
-                    if wait > LATE_S
-                ]
-                if len(late) >= ENOUGH:
-                    break
-                _until(lambda: worker.finished == 2 * (trial + 1), 3.0)  # noqa: B023  called at once
-                time.sleep(rng.choice((0.0, 0.4)))  # idle for less or more than a listing is reused
-        finally:
-            worker.stop()
-            worker.join()
-    said = f"{order}, {threads} threads: {len(late)} of {2 * (trial + 1)} began late, the worst after {worst:.3f} s"
-    print(f"\n{said}")  # noqa: T201
-    assert not late, f"{said}:\n" + _some(late)
-
-
-def test_whoever_waits_for_a_task_to_appear_is_told_at_once(zookeeper: str, root: str, observer: Queue) -> None:
-    """`find`, asked for one task more than there is, ten times: it returns soon after the enqueue."""
-    waits = []
-    with Zkmq.connect(zookeeper, root=root, session_timeout=20, gc=False) as client, ThreadPoolExecutor(1) as pool:
-        there = client.queue("in")
-        for count in range(1, 11):
-            found = pool.submit(there.find, AllOf(), at_least=count, timeout=10)
-            listings = client.requests.get("Children", 0)
-            _until(lambda listings=listings: client.requests.get("Children", 0) > listings, 0.3)  # it has looked
-            time.sleep(0.1)  # and waits: what the test is about
-            task_id = observer.enqueue(b"x")
-            told = time.monotonic()
-            assert task_id in found.result(20)
-            waits.append(time.monotonic() - told)
-    assert max(waits) <= LATE_S, f"late by {[f'{wait:.3f}' for wait in waits]} s"
-
-
-def _until(condition: Callable[[], bool], within: float) -> None:
-    """Return when `condition` holds, or when the time is over."""
-    deadline = time.monotonic() + within
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.002)  # looks again; the deadline bounds it
+                worker.stop()
+                worker.join()
