@@ -1,269 +1,463 @@
-"""Nobody sleeps over work: what was refused, is tried by another thread, or changed in place, is looked at again."""
+"""Nobody sleeps over work: what was refused or changed is looked at again; news wakes one waiter of each kind."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.claiming import claim
+from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.model.filters import String
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany, Pipeline, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Get, GetMany, Pipeline, Wait
+from airflow_provider_zkmq.engine.core.protocol.seats import Seat, Seats
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.once import once
 from airflow_provider_zkmq.engine.core.reading.watched import listing
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, holding, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import enqueue, holding, operate
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost
-from tests.fake_zookeeper import FakeZooKeeper, check_tree, drive, new_context
+from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.stepping import Stepper
-
-ANY = take.Wanted(EVERYTHING)
-LEASED = take.Wanted(EVERYTHING, 30)
-
-
-class World:
-    """A server and clients, each a session with its own memory."""
-
-    def __init__(self, order="default", **options):
-        self.zk = FakeZooKeeper()
-        self.session, self.context = self.client("one")
-        options.setdefault("policy", RetryPolicy(attempts=5, factor=0))
-        self.do(configure.configure(self.context, order=order, filters={"k": String()}, **options))
-
-    def client(self, name):
-        session = self.zk.connect()
-        return session, new_context(self.zk, session, name=name)
-
-    def do(self, procedure):
-        return drive(self.zk, self.session, procedure)
-
-    def put(self, task_id, **options):
-        return self.do(enqueue.enqueue(self.context, Message(b"x", task_id=task_id, **options)))
-
-    def claim(self, timeout=0.0, context=None):
-        return self.do(claim.claim(context or self.context, ANY, timeout))
-
-    def stepper(self, procedure):
-        return Stepper(self.zk, self.session, procedure)
-
-    def waiting(self):
-        """A claim of a warm client that has found nothing and is about to wait."""
-        stepper = self.stepper(claim.claim(self.context, ANY, 30))
-        stepper.until(Wait)
-        return stepper
+from tests.support import eventually
+from tests.unit.claiming import ANY, ORDERS, another, step
+from tests.unit.world import Client, new_context, new_queue
 
 
-def test_two_threads_get_two_tasks_however_soon_the_second_came():
+def queue(*names: str, order: str = "default") -> Client:
+    client = new_queue(order=order, filters={"k": String()}, policy=RetryPolicy(attempts=5, factor=0))
+    for name in names:
+        client.put(task_id=name)
+    return client
+
+
+def warm() -> Client:
+    """A client that has worked on its queue before; nothing is pending."""
+    client = queue("warm")
+    client.complete(client.claimed())
+    return client
+
+
+def claiming(client: Client, timeout: float = 30, selector: str | None = None) -> Stepper:
+    wanted = Wanted(EVERYTHING if selector is None else as_selector(selector))
+    return step(client, claim.claim(client.context, wanted, timeout))
+
+
+def waiting(client: Client, selector: str | None = None) -> Stepper:
+    """A claim that has found nothing and is about to wait."""
+    stepper = claiming(client, selector=selector)
+    stepper.until(Wait)
+    return stepper
+
+
+def test_two_threads_get_two_tasks_however_soon_the_second_came() -> None:
     """One thread is at the first task when the second is enqueued: the other thread does not sleep on its listing."""
-    world = World()
-    world.put("warm")
-    world.do(settle.complete(world.context, world.claim()))
-    one, two = world.waiting(), world.waiting()
-    world.put("a", priority=0)
+    client = warm()
+    one, two = waiting(client), waiting(client)
+    client.put(task_id="a", priority=0)
     one.answer(True)
     one.until(GetMany, "tasks/a")  # it has listed the segment, and is at its only entry
     two.answer(True)
     two.until(Wait)
-    world.put("b")
+    client.put(task_id="b")
     assert two.op.timeout <= 0.5 or two.op.signal.count > two.op.seen, "it sleeps although work has come"
     two.answer(True)
     assert {one.finish().task_id, two.finish().task_id} == {"a", "b"}
-    check_tree(world.zk, world.context)
+    client.check()
 
 
-def test_a_thread_looks_again_soon_at_what_another_one_is_trying():
+def test_a_thread_looks_again_soon_at_what_another_one_is_trying() -> None:
     """The other thread's try may fail: nobody relies on it for longer than half a second."""
-    world = World()
-    world.put("a")
-    one = world.stepper(claim.claim(world.context, ANY, 30))
+    client = queue("a")
+    one = claiming(client)
     one.until(GetMany, "tasks/a")
-    two = world.waiting()
+    two = waiting(client)
     assert two.op.timeout <= 0.5
     one.cut()
     two.answer(False)
     assert two.finish().task_id == "a"
 
 
-@pytest.mark.parametrize("order", ["default", "fifo"])
-def test_a_record_changed_between_a_claim_s_read_and_its_write_is_read_again(order):
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_record_changed_between_a_claim_s_read_and_its_write_is_read_again(order: str) -> None:
     """An update in place fires no watch: the claim that it refuses hands the task out all the same, with new data."""
-    world = World(order)
-    world.put("a")
-    _, other = world.client("two")
-    stepper = world.stepper(claim.claim(world.context, ANY, 30))
+    client = queue("a", order=order)
+    stepper = claiming(client)
     stepper.until(Multi, "tasks/a/claim")
-    world.do(operate.replace_data(other, "a", b"new"))
+    client.do(operate.replace_data(another(client).context, "a", b"new"))
     claimed = stepper.finish()
     assert (claimed.task_id, claimed.data) == ("a", b"new")
-    world.do(settle.complete(world.context, claimed))
-    check_tree(world.zk, world.context)
+    client.complete(claimed)
+    client.check()
 
 
-def test_a_promotion_that_was_refused_is_tried_again_soon():
+def test_a_promotion_that_was_refused_is_tried_again_soon() -> None:
     """Somebody changes a task just when it is promoted: who waits looks again, not at the end of its patience."""
-    world = World()
-    world.put("a", delay=5)
-    assert world.claim() is None
-    world.zk.advance(6)
-    _, other = world.client("two")
-    stepper = world.stepper(claim.claim(world.context, ANY, 30))
+    client = queue()
+    client.put(task_id="a", delay=5)
+    assert client.take() is None
+    client.zk.advance(6)
+    stepper = claiming(client)
     stepper.until(Pipeline, "tasks/a/state")
-    world.do(operate.replace_data(other, "a", b"new"))
+    client.do(operate.replace_data(another(client).context, "a", b"new"))
     stepper.until(Wait)
     assert stepper.op.timeout <= 0.5
-    world.zk.advance(0.5)
+    client.zk.advance(0.5)
     stepper.answer(False)
     assert stepper.finish().data == b"new"
-    check_tree(world.zk, world.context)
+    client.check()
 
 
-def test_the_next_time_to_look_is_each_look_s_own():
+def test_the_next_time_to_look_is_each_look_s_own() -> None:
     """Another thread's look does not take a due time off the agenda of a thread that is about to wait."""
-    world = World()
-    world.put("a", delay=3)
-    world.context.listings.readings.clear()
-    one = world.stepper(claim.claim(world.context, ANY, 30))
+    client = queue()
+    client.put(task_id="a", delay=3)
+    client.context.listings.readings.clear()
+    one = claiming(client)
     one.until(Children, "'/zkmq/q/queue'")  # it has looked at what is scheduled, and goes on to what is pending
-    two = world.stepper(rescue.rescue_dead(world.context))
-    two.finish()
-    two = world.stepper(rescue.expire_leases(world.context, world.context.agenda()))
-    two.finish()
+    client.do(rescue.rescue_dead(client.context))
+    client.do(rescue.expire_leases(client.context, client.context.agenda()))
     one.until(Wait)
     assert one.op.timeout <= 3.1
 
 
-def test_a_thousand_due_tasks_do_not_keep_a_claim_waiting():
+def test_a_thousand_due_tasks_do_not_keep_a_claim_waiting() -> None:
     """One look promotes a bounded number, several transactions in flight; the claim comes back with a task at once."""
-    world = World()
-    world.do(enqueue.enqueue_many(world.context, [Message(b"x", delay=5) for _ in range(1_000)]))
-    world.zk.advance(6)
-    stepper = world.stepper(claim.claim(world.context, ANY, 1))
+    client = queue()
+    client.do(enqueue.enqueue_many(client.context, [Message(b"x", delay=5) for _ in range(1_000)]))
+    client.zk.advance(6)
+    stepper = claiming(client, 1)
     assert stepper.finish() is not None
     promotions = [
-        op for op in stepper.done if isinstance(op, Pipeline) and any(isinstance(one, Multi) for one in op.ops)
+        op.ops for op in stepper.done if isinstance(op, Pipeline) and any(isinstance(one, Multi) for one in op.ops)
     ]
-    singles = [op for op in stepper.done if isinstance(op, Multi)]
-    assert sum(len(op.ops) for op in promotions) <= 128
-    assert len(singles) <= 5
-    while world.claim(1) is not None:
-        pass
-    states = check_tree(world.zk, world.context)
-    assert {state.state for state in states.values()} == {State.CLAIMED}
+    assert sum(map(len, promotions)) <= 128
+    assert sum(isinstance(op, Multi) for op in stepper.done) <= 5
+    for most in (*[64] * 7, *[1] * 80, *[64] * 8):  # the end of a segment is met by single claims
+        client.do(claim.claim_many(client.context, ANY, most, 1))
+    assert {state.state for state in client.check().values()} == {State.CLAIMED}
 
 
-def test_lanes_of_one_priority_are_served_by_time_of_enqueue():
+def test_lanes_of_one_priority_are_served_by_time_of_enqueue() -> None:
     """Neither the name of a lane nor its inflow puts its tasks before those that came earlier."""
-    world = World()
+    client = queue()
     for number, kind in enumerate("zazmb"):
-        world.put(f"t{number}", filters={"k": kind})
-    world.put("urgent", filters={"k": "q"}, priority=1)
+        client.put(task_id=f"t{number}", filters={"k": kind})
+    client.put(task_id="urgent", filters={"k": "q"}, priority=1)
     got = []
-    while (claimed := world.claim()) is not None:
+    while (claimed := client.take()) is not None:
         got.append(claimed.task_id)
         if len(got) < 4:
-            world.put(f"later{len(got)}", filters={"k": "a"})
+            client.put(task_id=f"later{len(got)}", filters={"k": "a"})
     assert got[:6] == ["urgent", "t0", "t1", "t2", "t3", "t4"]
 
 
 @pytest.mark.parametrize("read_anew", [False, True])
-def test_a_lane_that_comes_while_the_first_is_looked_for_is_not_passed_by(read_anew):
+def test_a_lane_that_comes_while_the_first_is_looked_for_is_not_passed_by(read_anew: bool) -> None:
     """In strict order the list of lanes is read by the same rule as the lanes: a lower rank in a new one comes first.
 
     Also where another thread of the client has read that list anew meanwhile: it is another reading than this look's.
     """
-    world = World("fifo")
-    world.put("warm", filters={"k": "m"})
-    world.do(settle.complete(world.context, world.claim()))
-    _, other = world.client("two")
-    stepper = world.stepper(claim.claim(world.context, ANY, 30))
+    client = queue(order="fifo")
+    client.put(task_id="warm", filters={"k": "m"})
+    client.complete(client.claimed())
+    other = another(client)
+    stepper = claiming(client)
     stepper.until(Children, "queue/p09999;k=m")
-    world.do(enqueue.enqueue(other, Message(b"x", {"k": "a"}, task_id="first")))
-    world.do(enqueue.enqueue(other, Message(b"x", {"k": "m"}, task_id="second")))
+    other.put(task_id="first", filters={"k": "a"})
+    other.put(task_id="second", filters={"k": "m"})
     if read_anew:
-        world.do(listing(world.context, world.context.paths.at("queue")))
+        client.do(listing(client.context, client.context.paths.at("queue")))
     assert stepper.finish().task_id == "first"
 
 
-def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment():
+def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment() -> None:
     """The lease is read again, and taken under its version: who has just extended it keeps its task."""
-    for at in ("before the read", "before the write"):
-        world = World()
-        world.put("a")
-        claimed = world.do(claim.claim(world.context, LEASED))
-        other_session, other = world.client("two")
-        drive(world.zk, other_session, claim.claim(other, ANY))  # it knows of the lease
-        world.zk.advance(31)
-        stepper = Stepper(world.zk, other_session, rescue.tend(other))
-        stepper.until(GetMany if at == "before the read" else Multi, "tasks/a/state")
-        world.do(holding.extend(world.context, claimed, 30))
+    for kind in (GetMany, Multi):
+        client = queue("a")
+        claimed = client.claimed(lease=30)
+        other = another(client)
+        other.take()  # it knows of the lease
+        client.zk.advance(31)
+        stepper = step(other, rescue.tend(other.context))
+        stepper.until(kind, "tasks/a/state")
+        client.do(holding.extend(client.context, claimed, 30))
         stepper.finish()
-        assert check_tree(world.zk, world.context)["a"].state is State.CLAIMED
-        world.do(settle.complete(world.context, claimed))
+        assert client.check()["a"].state is State.CLAIMED
+        client.complete(claimed)
 
 
-def test_progress_of_an_earlier_run_of_the_same_id_is_refused():
+def test_progress_of_an_earlier_run_of_the_same_id_is_refused() -> None:
     """After `clear`, the same id again may have a record of the same version: the claim's own note tells them apart."""
-    world = World()
-    world.put("a")
-    old = world.do(claim.claim(world.context, LEASED))
-    world.do(operate.clear(world.context))
-    other_session, other = world.client("two")
-    world.put("a")
-    new = drive(world.zk, other_session, claim.claim(other, LEASED))
+    client = queue("a")
+    old = client.claimed(lease=30)
+    client.do(operate.clear(client.context))
+    other = another(client)
+    client.put(task_id="a")
+    new = other.claimed(lease=30)
     assert new.version == old.version
     with pytest.raises(ClaimLost):
-        world.do(holding.progress(world.context, old, 0.5, "stale"))
-    assert b"stale" not in world.zk.node(world.context.paths.task("a", "claim")).data
-    drive(world.zk, other_session, settle.complete(other, new))
+        client.do(holding.progress(client.context, old, 0.5, "stale"))
+    assert b"stale" not in client.zk.nodes[client.context.paths.task("a", "claim")].data
+    other.complete(new)
 
 
-def test_a_burial_that_was_refused_is_tried_again():
+def test_a_burial_that_was_refused_is_tried_again() -> None:
     """A requeue written while a dead consumer's task is rescued: the task is given back all the same, by that look."""
-    world = World()
-    world.put("a")
-    world.claim()
-    other_session, other = world.client("two")
-    assert drive(world.zk, other_session, claim.claim(other, ANY)) is None
-    world.zk.expire(world.session)
-    third_session, third = world.client("three")
-    stepper = Stepper(world.zk, other_session, claim.claim(other, ANY, 30))
+    client = queue("a")
+    client.claimed()
+    other = another(client)
+    assert other.take() is None
+    client.zk.expire(client.session)
+    stepper = claiming(other)
     stepper.until(Multi, "tasks/a/state")
-    drive(world.zk, third_session, enqueue.enqueue(third, Message(b"again", task_id="a", requeue=True)))
+    another(client, "third").put(b"again", task_id="a", requeue=True)
     assert stepper.finish().task_id == "a"
-    check_tree(world.zk, other)
+    other.check()
 
 
-def test_a_foreign_znode_at_a_dead_consumer_is_no_loop_and_no_end():
+def test_a_foreign_znode_at_a_dead_consumer_is_no_loop_and_no_end() -> None:
     """What keeps a burial from its end is looked at again after longer and longer pauses; work goes on."""
-    world = World()
-    world.put("a")
-    world.claim()
-    consumer = world.context.registration.consumer.id
-    other_session, other = world.client("two")
-    world.zk.multi(other_session, (Create(f"{world.context.paths.consumer(consumer)}/foreign"),))
-    world.zk.expire(world.session)
-    claimed = drive(world.zk, other_session, claim.claim(other, ANY, 30))
-    assert claimed.task_id == "a"
-    stepper = Stepper(world.zk, other_session, claim.claim(other, ANY, 1_000))
+    client = queue("a")
+    client.claimed()
+    consumer = client.context.registration.consumer.id  # type: ignore[union-attr]
+    other = another(client)
+    client.zk.multi(other.session, (Create(f"{client.context.paths.consumer(consumer)}/foreign"),))
+    client.zk.expire(client.session)
+    assert other.claimed(timeout=30).task_id == "a"
+    stepper = claiming(other, 1_000)
     stepper.finish()
     assert sum(isinstance(op, Multi) for op in stepper.done) < 100
 
 
-def test_the_server_s_clock_is_paired_with_when_it_was_asked():
+def test_the_server_s_clock_is_paired_with_when_it_was_asked() -> None:
     """A reply that was 20 s on its way does not make a delay of 30 s come due after 10."""
-    world = World()
-    world.context.clock.last = None
-    stepper = world.stepper(enqueue.enqueue(world.context, Message(b"x", task_id="a", delay=30)))
+    client = queue()
+    client.context.clock.last = None
+    stepper = step(client, enqueue.enqueue(client.context, Message(b"x", task_id="a", delay=30)))
     stepper.until(Multi, "clock")
-    asked = world.zk.ms
-    outcome = world.zk.multi(world.session, stepper.op.ops)
-    world.zk.advance(20)
+    asked = client.zk.ms
+    outcome = client.zk.multi(client.session, stepper.op.ops)
+    client.zk.advance(20)
     stepper.answer(replace(outcome, sent=asked / 1000))
     stepper.finish()
-    due = check_tree(world.zk, world.context)["a"].due
-    assert due >= world.zk.ms + 30_000 - 1
-    assert due <= world.zk.ms + 31_000
+    due = client.check()["a"].due
+    assert due is not None
+    assert 30_000 - 1 <= due - client.zk.ms <= 31_000
+
+
+# --- what one thread reads for all
+
+
+class Interrupted(dict[str, Any]):
+    """A memory, one call of which meets an interrupt once it has done its work."""
+
+    calls = 0
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._at = at
+
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        value = method(*arguments)
+        self.calls += 1
+        if self.calls == self._at:
+            raise KeyboardInterrupt
+        return value
+
+    def get(self, *arguments: Any) -> Any:
+        return self._call(super().get, *arguments)
+
+    def setdefault(self, *arguments: Any) -> Any:
+        return self._call(super().setdefault, *arguments)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_wherever_an_interrupt_comes_the_next_reads_by_itself(at: int) -> None:
+    """It does not wait for somebody who is gone."""
+    client = queue()
+
+    def read() -> Any:
+        yield Get("/")
+
+    client.context.shared = shared = Interrupted(at)
+    try:
+        client.do(once(client.context, "conf", lambda: False, read))
+    except KeyboardInterrupt:
+        pass
+    else:
+        assert shared.calls < at
+    client.context.shared = dict(shared)
+    stepper = step(client, once(client.context, "conf", lambda: False, read))
+    assert isinstance(stepper.op, Get), "it waits for somebody who is gone"
+    stepper.finish()
+    assert not client.context.shared
+
+
+@pytest.mark.parametrize("ending", ["done", "cut", "failed"])
+def test_who_waited_reads_only_where_the_other_could_not(ending: str) -> None:
+    """It reads by itself after the other was cut off, or failed."""
+    client = queue()
+    context = new_context(client.zk, client.session)
+    first, second = step(client, read_conf(context)), step(client, read_conf(context))
+    assert isinstance(second.op, Wait)
+    if ending == "done":
+        first.finish()
+    elif ending == "cut":
+        first.cut()
+    else:
+        with pytest.raises(ZeroDivisionError):
+            first.fail(ZeroDivisionError())
+    second.answer(True)
+    assert second.over == (ending == "done")
+    assert second.finish().order == "default"
+    assert not context.shared
+
+
+# --- who is woken
+
+
+def test_one_of_each_kind_is_woken_in_the_order_in_which_they_came() -> None:
+    """Who finds nothing is the first of its kind again, so that the agenda of one look is not that of all."""
+    seats: Seats[str] = Seats()
+    for who, kind in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("free", None), ("free2", None)):
+        seats.take(who, None if kind is None else Seat(kind))
+    assert sorted(seats.one_of_each()) == ["a1", "b1", "free", "free2"]
+    assert (seats.next_of("a"), seats.next_of("a"), seats.next_of("b")) == (["a2"], [], [])
+    assert len(seats) == 0
+    first = Seat("a")
+    seats.take("first", first)
+    seats.take("second", Seat("a"))
+    for _ in range(3):
+        assert seats.one_of_each() == ["first"]
+        seats.take("first", first)
+    seats.leave("first", first)
+    assert seats.everybody() == ["second"]
+
+
+def test_a_signal_wakes_everybody_when_it_is_fired_and_one_when_it_is_nudged() -> None:
+    """Who passes it on wakes the next of its kind; who comes too late is told so."""
+    signal, woken = ThreadSignal(), []
+    for number in range(3):
+        signal.on_next(0, lambda number=number: woken.append(number), Seat("kind"))  # type: ignore[misc]
+    signal.nudge()
+    assert (woken, signal.count) == ([0], 1)
+    signal.pass_on("kind")
+    assert (woken, signal.count) == ([0, 1], 1)
+    assert not signal.on_next(0, lambda: woken.append(9), Seat("kind")), "it has happened since"
+    signal.fire()
+    assert woken == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("told", "kinds"), [("fire", []), ("nudge", []), ("pass_on", ["kind"])])
+def test_an_interrupt_of_who_tells_leaves_nobody_asleep(told: str, kinds: list[str]) -> None:
+    """It may come at the first of several, or before the one that was to be woken knows."""
+    signal, woken, seat = ThreadSignal(), [], Seat("kind")
+
+    def interrupted() -> None:
+        woken.append("first")
+        if woken.count("first") == 1:
+            raise KeyboardInterrupt
+
+    signal.on_next(0, interrupted, seat)
+    signal.on_next(0, lambda: woken.append("second"), Seat("kind"))
+    signal.on_next(0, lambda: woken.append("free"))
+    with pytest.raises(KeyboardInterrupt):
+        getattr(signal, told)(*kinds)
+    assert set(woken) == {"first", "second", "free"}
+    assert not signal._callbacks
+
+
+async def test_who_leaves_its_seat_is_not_woken_in_another_s_place() -> None:
+    """A thread that waited in vain, or a coroutine that is cancelled: the next nudge is for the other."""
+    signal, seat = ThreadSignal(), Seat("kind")
+    wake = asyncio.get_running_loop().create_future().cancel
+    assert signal.on_next(0, wake, seat)
+    signal.forget(wake, seat)
+    assert not signal._callbacks
+    assert not signal.wait(0, 0.0, Seat("kind"))
+    other = threading.Thread(target=signal.wait, args=(0, 60.0, Seat("kind")))
+    other.start()
+    eventually(lambda: len(signal._callbacks) == 1)
+    signal.nudge()
+    other.join(20)
+    assert not other.is_alive()
+    assert not signal._callbacks
+
+
+def sit_down(*steppers: Stepper) -> list[list[bool]]:
+    """Put each on its seat, as a driver does; whether it was woken."""
+    told: list[list[bool]] = []
+    for stepper in steppers:
+        mine: list[bool] = []
+        assert stepper.op.signal.on_next(stepper.op.seen, lambda mine=mine: mine.append(True), stepper.op.seat)  # type: ignore[misc]
+        told.append(mine)
+    return told
+
+
+def test_an_enqueue_wakes_one_thread_of_each_kind() -> None:
+    """Ten wait for anything, two for what is of kind a: one of each is told, and few more once the task is taken.
+
+    These are told by the claim itself, which takes the entry off the listing, and by the thread that leaves.
+    """
+    client = warm()
+    steppers = [waiting(client, selector) for selector in [None] * 10 + ["k==a"] * 2]
+    told = sit_down(*steppers)
+    client.put(task_id="one")
+    assert [at for at, each in enumerate(told) if each] == [0, 10]
+    steppers[0].answer(True)
+    assert steppers[0].finish().task_id == "one"
+    assert [at for at, each in enumerate(told) if each] == [0, 1, 2, 10, 11]
+    for woken in (1, 2, 10, 11):
+        steppers[woken].answer(True)
+        steppers[woken].until(Wait)  # nothing is there, nor of its kind
+    assert sum(map(bool, told)) == 5
+
+
+def test_who_sees_more_than_it_can_take_calls_the_next_before_it_takes_its_own() -> None:
+    """Two tasks at once: the second thread is called while the first is at the first task, not after it."""
+    client = warm()
+    steppers = [waiting(client) for _ in range(3)]
+    told = sit_down(*steppers)
+    client.put(task_id="one")
+    client.put(task_id="two")
+    told[1].clear()  # the enqueues themselves may have told it
+    steppers[0].answer(True)
+    steppers[0].until(GetMany)
+    assert told[0]
+    assert told[1], "it was left asleep although there are two tasks"
+
+
+@pytest.mark.parametrize("ending", ["cut", "error", "time-out"])
+def test_who_was_woken_for_all_and_leaves_without_a_look_has_the_next_one_look(ending: str) -> None:
+    """It is cancelled, or its connection fails, or its time is over: another one takes the task."""
+    client = warm()
+    first, second = waiting(client), waiting(client)
+    told = sit_down(first, second)
+    client.put(task_id="one")
+    assert (bool(told[0]), bool(told[1])) == (True, False)
+    if ending == "cut":
+        first.cut()
+    elif ending == "error":
+        first.answer(True)
+        first.until(Children)
+        with pytest.raises(ZeroDivisionError):
+            first.fail(ZeroDivisionError())
+    else:
+        first.op.signal.forget(lambda: None)
+        client.zk.advance(31)
+        first.answer(False)
+        assert first.finish().task_id == "one"  # it looks a last time
+    assert told[1], "nobody was told"
+    second.answer(True)
+    if ending != "time-out":
+        assert second.finish().task_id == "one"

@@ -8,296 +8,238 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.claiming.ready import ready
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.filters import String
-from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete
+from airflow_provider_zkmq.engine.core.tasks import configure, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import consumers, deletion
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound
-from tests.fake_zookeeper import FakeZooKeeper, check_tree, drive, new_context
 from tests.stepping import Stepper
-
-ANY = Wanted(EVERYTHING)
-
-
-class World:
-    """A queue, a client that changes it, and another one that looks."""
-
-    def __init__(self, order: str = "default", **conf: Any) -> None:
-        self.zk = FakeZooKeeper()
-        self.session, self.context = self.client("one")
-        self.looks, self.looker = self.client("looker")
-        conf.setdefault("policy", RetryPolicy(attempts=5, factor=0))
-        self.do(configure.configure(self.context, order=order, filters={"k": String()}, **conf))
-
-    def client(self, name: str) -> tuple[int, Context]:
-        session = self.zk.connect()
-        return session, new_context(self.zk, session, name=name)
-
-    def do(self, procedure: Any) -> Any:
-        return drive(self.zk, self.session, procedure)
-
-    def put(self, task_id: str = "a", filters: dict[str, object] | None = None, **options: Any) -> None:
-        self.do(enqueue.enqueue(self.context, Message(b"x", filters, task_id=task_id, **options)))
-
-    def claimed(self, **wanted: Any) -> Any:
-        claimed = self.do(claim.claim(self.context, Wanted(EVERYTHING, **wanted)))
-        assert claimed is not None
-        return claimed
-
-    def look(self, **asked: Any) -> Any:
-        return drive(self.zk, self.looks, ready(self.looker, **asked))
-
-    def waiting(self, **asked: Any) -> Stepper:
-        """A client that has found nothing, and is about to wait."""
-        stepper = Stepper(self.zk, self.looks, ready(self.looker, **({"timeout": None} | asked)))
-        stepper.until(Wait)
-        assert not stepper.over
-        return stepper
-
-    def woken(self, waiter: Stepper) -> bool:
-        """Let a waiter go on that was told; whether it has found work, or waits again."""
-        assert waiter.op.signal.count > waiter.op.seen, "it sleeps although something has come"
-        waiter.answer(True)
-        waiter.until(Wait)
-        return waiter.over and waiter.result is True
-
-    def state(self, task_id: str = "a") -> State:
-        return check_tree(self.zk, self.context)[task_id].state
+from tests.unit.claiming import ANY, ORDERS, another, step
+from tests.unit.world import Client, new_queue
 
 
-@pytest.mark.parametrize("order", ["default", "fifo"])
+def queue(*names: str, order: str = "default") -> tuple[Client, Client]:
+    """A client that changes the queue, and another one that looks."""
+    client = new_queue(order=order, filters={"k": String()}, policy=RetryPolicy(attempts=5, factor=0))
+    for name in names:
+        client.put(task_id=name)
+    return client, another(client, "looker")
+
+
+def look(looker: Client, **asked: Any) -> Any:
+    return looker.do(ready(looker.context, **asked))
+
+
+def waiting(looker: Client, **asked: Any) -> Stepper:
+    """A client that has found nothing, and is about to wait."""
+    stepper = step(looker, ready(looker.context, **({"timeout": None} | asked)))
+    stepper.until(Wait)
+    assert not stepper.over
+    return stepper
+
+
+def woken(waiter: Stepper) -> bool:
+    """Let a waiter go on that was told; whether it has found work, or waits again."""
+    assert waiter.op.signal.count > waiter.op.seen, "it sleeps although something has come"
+    waiter.answer(True)
+    waiter.until(Wait)
+    return waiter.over and waiter.result is True
+
+
+def in_time(client: Client, waiter: Stepper, seconds: float) -> bool:
+    """Let so much time pass for a waiter; whether it has found work, or waits again."""
+    client.zk.advance(seconds)
+    waiter.answer(False)
+    waiter.until(Wait)
+    return waiter.over and waiter.result is True
+
+
+@pytest.mark.parametrize("order", ORDERS)
 def test_there_is_work_where_there_is_some_and_nothing_is_claimed(order: str) -> None:
-    world = World(order)
-    assert world.look() is False
-    world.put()
-    before = {path: (node.data, node.version) for path, node in world.zk.nodes.items()}
-    assert world.look() is True
-    assert {path: (node.data, node.version) for path, node in world.zk.nodes.items()} == before
-    assert world.claimed().task_id == "a"
-    assert world.look() is False
+    """Before, there is none; nor where another has claimed it."""
+    client, looker = queue(order=order)
+    assert look(looker) is False
+    client.put(task_id="a")
+    before = {path: (node.data, node.version) for path, node in client.zk.nodes.items()}
+    assert look(looker) is True
+    assert {path: (node.data, node.version) for path, node in client.zk.nodes.items()} == before
+    assert client.claimed().task_id == "a"
+    assert look(looker) is False
 
 
 def test_who_only_looks_is_no_consumer() -> None:
-    """It is on no register: it has no share of a crowd, and nobody buries it."""
-    world = World()
-    world.put(delay=1)
-    waiter = world.waiting()
-    world.zk.advance(2)
-    waiter.answer(False)
-    assert waiter.finish() is True
-    assert world.looker.registration.consumer is None
-    assert not [path for path in world.zk.nodes if path.startswith(("/zkmq/q/consumers/", "/zkmq/q/live/"))]
+    """It is on no register: it has no share of a crowd, and nobody buries it. A client of both announces its claims."""
+    client, looker = queue()
+    client.put(task_id="a", delay=1)
+    assert in_time(client, waiting(looker), 2)
+    assert looker.context.registration.consumer is None
+    assert not [path for path in client.zk.nodes if path.startswith(("/zkmq/q/consumers/", "/zkmq/q/live/"))]
+    looker.do(consumers.register(looker.context, "k=='x'"))
+    look(looker, selector="k==y")
+    assert looker.context.registration.consumer is not None
+    assert looker.context.registration.consumer.accepts == ["k=='x'"]
 
 
 def test_a_waiter_is_woken_by_an_enqueue_and_asks_for_nothing_while_it_is_idle() -> None:
-    """Its second look at a queue in which nothing has happened is made from memory."""
-    world = World()
-    world.put()
-    world.do(settle.complete(world.context, world.claimed()))
-    waiter = world.waiting()
+    """Its second look at a queue in which nothing has happened is made from memory; it ends when told to stop."""
+    client, looker = queue("a")
+    client.complete(client.claimed())
+    waiter = waiting(looker)
     assert waiter.op.timeout is None
     waiter.answer(True)
     asked = len(waiter.done)
     waiter.until(Wait)
     assert len(waiter.done) == asked, "nothing has happened, so that nothing is asked for"
-    world.put("b")
-    assert world.woken(waiter)
+    stop: list[bool] = []
+    stopped = waiting(looker, stopping=lambda: bool(stop))
+    client.put(task_id="b")
+    assert woken(waiter)
+    stop.append(True)
+    looker.context.signal.fire()
+    stopped.answer(True)
+    assert stopped.finish() is False
 
 
 def test_a_due_task_is_promoted_by_who_only_looks() -> None:
-    """There is no consumer to do it."""
-    world = World()
-    world.put(delay=5)
-    waiter = world.waiting()
+    """Where there is no consumer to do it; consumers have their share of them, and a moment's time for it."""
+    client, looker = queue()
+    client.put(task_id="a", delay=5)
+    waiter = waiting(looker)
     assert waiter.op.timeout <= 5.1
-    world.zk.advance(6)
-    waiter.answer(False)
-    assert waiter.finish() is True
-    assert check_tree(world.zk, world.context)["a"].due is None
-
-
-def test_who_only_looks_leaves_promotions_to_living_consumers_for_a_moment() -> None:
-    """Each consumer has its share of them; who looks takes what none of them has seen to."""
-    world = World()
-    assert world.do(claim.claim(world.context, ANY)) is None
-    world.put(delay=5)
-    waiter = world.waiting()
-    world.zk.advance(5.1)
-    waiter.answer(False)
-    waiter.until(Wait)
+    assert in_time(client, waiter, 6)
+    assert client.check()["a"].due is None
+    client, looker = queue()
+    assert client.take() is None
+    client.put(task_id="a", delay=5)
+    waiter = waiting(looker)
+    assert not in_time(client, waiter, 5.1)
     assert 0 < waiter.op.timeout <= 0.3
-    world.zk.advance(0.5)
-    waiter.answer(False)
-    assert waiter.finish() is True
+    assert in_time(client, waiter, 0.5)
 
 
-def test_the_task_of_a_dead_consumer_is_given_back_by_who_only_looks() -> None:
-    world = World()
-    world.put()
-    world.claimed()
-    waiter = world.waiting()
-    world.zk.expire(world.session)
-    assert world.woken(waiter)
-
-
-def test_a_lease_that_ends_is_seen_to_by_who_only_looks() -> None:
-    world = World()
-    world.put()
-    world.claimed(lease=5)
-    waiter = world.waiting()
+def test_what_others_leave_is_given_back_by_who_only_looks() -> None:
+    """The task of a dead consumer, and that of a lease that ends."""
+    client, looker = queue("a")
+    client.claimed()
+    waiter = waiting(looker)
+    client.zk.expire(client.session)
+    assert woken(waiter)
+    client, looker = queue("a")
+    client.claimed(lease=5)
+    waiter = waiting(looker)
     assert waiter.op.timeout <= 5.1
-    world.zk.advance(6)
-    waiter.answer(False)
-    assert waiter.finish() is True
+    assert in_time(client, waiter, 6)
 
 
 def test_nothing_is_ready_in_a_paused_queue() -> None:
     """Who waits is woken when it is resumed."""
-    world = World()
-    world.put()
-    world.do(configure.pause(world.context))
-    waiter = world.waiting()
-    world.do(configure.resume(world.context))
-    assert world.woken(waiter)
+    client, looker = queue("a")
+    client.do(configure.pause(client.context))
+    waiter = waiting(looker)
+    client.do(configure.resume(client.context))
+    assert woken(waiter)
 
 
-def test_only_what_fits_counts() -> None:
-    world = World()
-    world.put("a", {"k": "x"})
-    waiter = world.waiting(selector="k==y")
-    world.put("b", {"k": "z"})
-    assert not world.woken(waiter)
-    world.put("c", {"k": "y"})
-    assert world.woken(waiter)
+def test_only_what_fits_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entries of a mixed lane are judged by their records, as a claim judges them."""
+    client, looker = queue()
+    client.put(task_id="a", filters={"k": "x"})
+    waiter = waiting(looker, selector="k==y")
+    client.put(task_id="b", filters={"k": "z"})
+    assert not woken(waiter)
+    client.put(task_id="c", filters={"k": "y"})
+    assert woken(waiter)
     with pytest.raises(ConfigError):
-        world.look(selector="nonsense==1")
-
-
-def test_the_entries_of_a_mixed_lane_are_judged_by_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a claim judges them."""
+        look(looker, selector="nonsense==1")
     monkeypatch.setattr("airflow_provider_zkmq.engine.core.writing.place.MAX_LANES", 1)
-    world = World()
-    for number, kind in enumerate("xyz"):
-        world.put(f"t{number}", {"k": kind})
-    assert any(path.endswith(";*") for path in world.zk.nodes)
-    assert [world.look(selector=f"k=={kind}") for kind in "xyzw"] == [True, True, True, False]
+    client, looker = queue()
+    for kind in "xyz":
+        client.put(filters={"k": kind})
+    assert any(path.endswith(";*") for path in client.zk.nodes)
+    assert [look(looker, selector=f"k=={kind}") for kind in "xyzw"] == [True, True, True, False]
 
 
 def test_a_task_whose_attempts_are_used_up_is_no_work() -> None:
     """The policy was lowered meanwhile: it goes to the dead letters, as when a claim meets it."""
-    world = World()
-    world.put()
-    world.do(settle.fail(world.context, world.claimed(), "e"))
-    world.do(configure.configure(world.context, policy=RetryPolicy(attempts=1)))
-    assert world.look() is False
-    assert world.state() is State.DEAD
-    world.put("b")
-    assert world.look() is True
+    client, looker = queue("a")
+    client.fail(client.claimed())
+    client.do(configure.configure(client.context, policy=RetryPolicy(attempts=1)))
+    assert look(looker) is False
+    assert client.check()["a"].state is State.DEAD
+    client.put(task_id="b")
+    assert look(looker) is True
 
 
 def test_a_task_that_another_has_claimed_since_it_was_listed_is_no_work() -> None:
     """Its record says so; the listing's watch has the waiter look again."""
-    world = World()
-    world.put()
-    stepper = Stepper(world.zk, world.looks, ready(world.looker, timeout=None))
+    client, looker = queue("a")
+    stepper = step(looker, ready(looker.context, timeout=None))
     stepper.until(GetMany, "tasks/a")
-    claimed = world.claimed()
+    claimed = client.claimed()
     stepper.until(Wait)
     assert not stepper.over
-    world.do(settle.release(world.context, claimed))
-    assert world.woken(stepper)
+    client.do(settle.release(client.context, claimed))
+    assert woken(stepper)
 
 
-def test_an_entry_without_a_task_is_told_of_once_and_is_no_work() -> None:
-    world = World()
-    world.put()
-    segment = next(path for path in world.zk.nodes if path.endswith("~a") or "~a" in path).rpartition("/")[0]
-    world.do(operate.drop(world.context, "a"))
-    world.put("b")
-    world.do(settle.complete(world.context, world.claimed()))
-    world.zk.multi(world.session, (Create(f"{segment}/0000000000000000000000~gone"),))
-    told: list[str] = []
-    world.looker.run.report = lambda path, _why: told.append(path)
-    assert [world.look(), world.look()] == [False, False]
-    assert len(told) == 1
+def test_what_a_claim_would_step_over_is_no_work() -> None:
+    """An entry without a task, which is told of once, and a task without its payload: no claim would find any."""
+    client, looker = queue("a", "b")
+    segment = client.context.paths.entry(client.state("a").place).rpartition("/")[0]
+    client.do(operate.drop(client.context, "a"))
+    client.complete(client.claimed())
+    client.zk.multi(client.session, (Create(f"{segment}/0000000000000000000000~gone"),))
+    assert [look(looker), look(looker)] == [False, False]
+    assert len(looker.reports) == 1
+    client, looker = queue("a")
+    client.zk.multi(0, (Delete(client.context.paths.task("a", "data")),))
+    assert look(looker) is False
 
 
 def test_it_takes_no_wake_up_from_one_who_claims() -> None:
     """An event wakes one of those who claim and one of those who look: they sit apart, though in one client."""
-    world = World()
-    claiming = Stepper(world.zk, world.looks, claim.claim(world.looker, ANY, 30))
+    _, looker = queue()
+    claiming = step(looker, claim.claim(looker.context, ANY, 30))
     claiming.until(Wait)
-    looking = world.waiting()
-    assert looking.op.seat.kind != claiming.op.seat.kind
-    assert looking.op.seat.kind == world.waiting().op.seat.kind
-    assert looking.op.seat.kind != world.waiting(selector="k==x").op.seat.kind
+    kinds = [
+        each.op.seat.kind for each in (claiming, waiting(looker), waiting(looker), waiting(looker, selector="k==x"))
+    ]
+    assert kinds[1] == kinds[2]
+    assert len(set(kinds)) == 3
 
 
 @pytest.mark.parametrize("how", ["found", "cut off", "in time"])
 def test_who_leaves_has_the_next_one_look(how: str) -> None:
     """Of several that look for the same, one is woken: whatever becomes of it, it calls the next."""
-    world = World()
-    waiter, called = world.waiting(timeout=5), list[object]()
+    client, looker = queue()
+    waiter, called = waiting(looker, timeout=5), list[object]()
     kind = waiter.op.seat.kind
-    passed = world.looker.signal.pass_on
-    world.looker.signal.pass_on = lambda one: called.append(one) or passed(one)  # type: ignore[method-assign,func-returns-value]
+    signal = looker.context.signal
+    passed = signal.pass_on
+    signal.pass_on = lambda one: called.append(one) or passed(one)  # type: ignore[method-assign,func-returns-value]
     waiter.op.seat.kept = True  # as the driver has it when it sits down
     match how:
         case "found":
-            world.put()
-            assert world.woken(waiter)
+            client.put()
+            assert woken(waiter)
         case "cut off":
             waiter.cut()
         case _:
-            world.zk.advance(6)
-            waiter.answer(False)
-            assert waiter.finish() is False
+            assert not in_time(client, waiter, 6)
+            assert waiter.result is False
     assert called == [kind]
 
 
-def test_it_ends_when_it_is_told_to_stop() -> None:
-    world, stop = World(), [False]
-    waiter = world.waiting(stopping=lambda: stop[0])
-    stop[0] = True
-    world.looker.signal.fire()
-    waiter.answer(True)
-    assert waiter.finish() is False
-
-
 def test_a_queue_that_is_not_there_or_goes_while_it_is_waited_for_is_told_of() -> None:
-    world = World()
-    waiter = world.waiting()
-    world.do(deletion.delete(world.context, confirm=True))
+    """Who waits is woken for it."""
+    client, looker = queue()
+    waiter = waiting(looker)
+    client.do(deletion.delete(client.context, confirm=True))
     assert waiter.op.signal.count > waiter.op.seen
     with pytest.raises(QueueNotFound):
-        world.woken(waiter)
+        woken(waiter)
     with pytest.raises(QueueNotFound):
-        world.look()
-
-
-def test_a_payload_that_is_missing_is_no_work() -> None:
-    """A claim would step over it, so that who is told of work would find none, again and again."""
-    world = World()
-    world.put()
-    world.do(_delete(world.context.paths.task("a", "data")))
-    assert world.look() is False
-
-
-def _delete(path: str) -> Any:
-    yield Multi((Delete(path),))
-
-
-def test_one_who_looks_beside_one_who_claims_registers_nothing_of_its_own() -> None:
-    """A client of both has its consumer announce what it claims, not what it looks for."""
-    world = World()
-    drive(world.zk, world.looks, consumers.register(world.looker, "k=='x'"))
-    world.look(selector="k==y")
-    assert world.looker.registration.consumer is not None
-    assert world.looker.registration.consumer.accepts == ["k=='x'"]
+        look(looker)
