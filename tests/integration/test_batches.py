@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import threading
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import (
-    AsyncZkmq,
     BadMessage,
     ConfigError,
     ConsumeTimes,
@@ -150,25 +148,6 @@ def test_a_small_batch_costs_the_same(q: Queue, front: Any) -> None:
     assert _follower(q, ids).data == b"after"
 
 
-def test_waiters_of_one_process_share_the_watch(q: Queue, other: Zkmq) -> None:
-    """Ten others for one batch are one read under one watch, and two looks each."""
-    q.enqueue_many(_messages(3), batch="shared")
-    queue = other.queue("census")
-    before = other.requests
-    with pytest.raises(WaitTimeout):
-        queue.wait_batch("shared", timeout=0)
-    jobs = [partial(queue.wait_batch, "shared", timeout=60) for _ in range(10)]
-
-    def finish() -> None:
-        eventually(
-            lambda: len(queue._context.listings.at(queue._context.paths.batch("shared", "open")).subscribers) == 10
-        )
-        _work(q)
-
-    assert {batch.done for batch in together(*jobs, finish)[:10]} == {True}
-    assert other.requests["Get"] - before.get("Get", 0) == 2
-
-
 def _snapshot(queue: Queue) -> dict[str, tuple[object, ...]]:
     return {task.id: (task.state, task.attempt, task.version, task.enqueued_ms) for task in queue.tasks()}
 
@@ -239,24 +218,6 @@ def test_a_redriven_member_is_waited_for_again(q: Queue, other: Zkmq) -> None:
         q.batch("b")
 
 
-def test_two_producers_of_one_batch_write_it_once(zookeeper: str, root: str, q: Queue) -> None:
-    """The same call made twice at once: each member once, one task that follows; the later call may be refused."""
-
-    def call(client: Zkmq) -> list[str]:
-        with suppress(DuplicateTask):
-            return client.queue("census").enqueue_many(_messages(200), batch="b", then=Message("after"))
-        return []
-
-    with clients(zookeeper, root, 2) as pair:
-        answers = [ids for ids in together(*(partial(call, client) for client in pair)) if ids]
-    ids = answers[0]
-    assert all(answer == ids for answer in answers)
-    assert (len(q.tasks()), q.batch("b").total, q.batch("b").open) == (200, 200, 200)
-    _work(q, threads=4)
-    assert q.wait_batch("b", timeout=60).failed == ()
-    assert _follower(q, ids).attempt == 1
-
-
 def test_a_completer_that_dies_leaves_the_end_to_others(zookeeper: str, root: str, q: Queue, other: Zkmq) -> None:
     """Killed between the last completion and the batch's end: who rescues it ends the batch, and the other wakes."""
     (task_id,) = q.enqueue_many(_messages(1), batch="b", then=Message("after"))
@@ -274,41 +235,32 @@ def test_a_completer_that_dies_leaves_the_end_to_others(zookeeper: str, root: st
     assert _follower(q, [task_id]).id == after.task.id
 
 
-def test_what_cannot_be_a_batch_is_refused(q: Queue) -> None:
-    """No members, a name in use, an unknown name, `then` without a batch: one clear error each, nothing written."""
-    with pytest.raises(ConfigError, match="has no tasks"):
-        q.enqueue_many([], batch="empty")
-    with pytest.raises(ConfigError, match="then= needs batch="):
-        q.enqueue_many(_messages(1), then=Message("after"))
-    for ask in (q.wait_batch, q.batch):
-        with pytest.raises(TaskNotFound, match="empty"):
-            ask("empty")
-    q.enqueue_many(_messages(2), batch="full")
-    before = _snapshot(q)
-    with pytest.raises(DuplicateTask, match="full"):
-        q.enqueue_many(_messages(3), batch="full")
-    assert _snapshot(q) == before
-    assert q.batch("full") == Batch("full", 2, 2, (), done=False)
-    with pytest.raises(WaitTimeout, match=r"2 task\(s\) open"):
-        q.wait_batch("full", timeout=0.1)
-    _work(q)
-    assert q.wait_batch("full") == Batch("full", 2, 0, (), done=True)
-    with pytest.raises(DuplicateTask, match="full"):
-        q.enqueue_many(_messages(2), batch="full")
+def test_several_write_one_batch(zookeeper: str, root: str, q: Queue, front: Any) -> None:
+    """The same call made twice at once: each member once, one task that follows; the later call may be refused.
 
+    Or one opens, both add the same members side by side, the other seals; each member runs once.
+    """
 
-async def test_writers_of_both_fronts_write_one_batch(zookeeper: str, root: str, q: Queue) -> None:
-    """One opens, both add the same members side by side, the other seals; each member runs once."""
+    def call(queue: Any) -> list[str] | None:
+        with suppress(DuplicateTask):
+            ids: list[str] = queue.enqueue_many(_messages(200), batch="a", then=Message("after"))
+            return ids
+        return None
+
+    queue = front.queue("census")
+    answers = [ids for ids in together(partial(call, q), partial(call, queue)) if ids]
+    assert all(ids == answers[0] for ids in answers)
+    assert (len(q.tasks()), q.batch("a").total, q.batch("a").open) == (200, 200, 200)
+    _work(q, threads=4)
+    assert q.wait_batch("a", timeout=60).failed == ()
+    assert _follower(q, answers[0]).attempt == 1
     messages = [Message(b"x", task_id=f"m{n:03}") for n in range(300)]
     assert not q.open_batch("b").written
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
-        queue = zk.queue("census")
-        began = await queue.now()
-        theirs = asyncio.create_task(queue.enqueue_new(messages, batch="b"))
-        ours = await asyncio.to_thread(q.enqueue_new, messages, batch="b", since=began)
-        new = [*ours.written, *(await theirs).written]
-        assert sorted(new) == [message.task_id for message in messages]
-        assert (await queue.seal_batch("b")).total == 300
+    add = lambda each: each.enqueue_new(messages, batch="b", since=began).written
+    began = queue.now()
+    written = together(partial(add, q), partial(add, queue))
+    assert sorted([*written[0], *written[1]]) == [message.task_id for message in messages]
+    assert queue.seal_batch("b").total == 300
     with pytest.raises(BadMessage, match="task id 'a b' is not allowed"):
         q.enqueue_new([Message(b"x", task_id="a b")])
     _work(q)
@@ -327,12 +279,20 @@ def test_a_member_whose_run_failed_has_failed_though_another_follows(q: Queue) -
 
 
 def test_a_batch_takes_only_what_it_can_keep(q: Queue) -> None:
-    """The same call again is fine until it is written; another message for a member's id, or an update, is refused.
+    """No members, a name in use, an unknown name, `then` without a batch, an update: one clear error each.
 
-    One that nobody finished is deleted, and its members with it, once they have ended and been kept long enough.
+    The same call again is fine until it is written; another message for a member's id is refused, and nothing is
+    written. One that nobody finished is deleted with its members, once they have ended and been kept long enough.
     """
+    with pytest.raises(ConfigError, match="has no tasks"):
+        q.enqueue_many([], batch="empty")
+    with pytest.raises(ConfigError, match="then= needs batch="):
+        q.enqueue_many(_messages(1), then=Message("after"))
     with pytest.raises(ConfigError, match="update or requeue"):
         q.enqueue_many([Message(b"1")], batch="b", then=Message(b"2", task_id="x", update=True))
+    for ask in (q.wait_batch, q.batch):
+        with pytest.raises(TaskNotFound, match="empty"):
+            ask("empty")
     q.enqueue(b"in use", task_id="taken")
     messages = [Message(b"1"), Message(b"2", task_id="taken")]
     for name in ("b", "unfinished"):
@@ -347,6 +307,10 @@ def test_a_batch_takes_only_what_it_can_keep(q: Queue) -> None:
     with pytest.raises(WaitTimeout) as caught:
         q.wait_batch("b", timeout=0)
     assert caught.value.left == ("b.000000", "taken")
+    before = _snapshot(q)
+    with pytest.raises(DuplicateTask, match="'b'"):
+        q.enqueue_many(_messages(3), batch="b")
+    assert (_snapshot(q), q.batch("b")) == (before, Batch("b", 2, 2, (), done=False))
     q.cancel("unfinished.000000")
     q.collect_garbage(3600)
     assert q.batch("unfinished").written is False

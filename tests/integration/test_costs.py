@@ -6,6 +6,7 @@ the server's clock) or a segment is full.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -20,6 +21,7 @@ from tests.integration.ended import ended_tasks
 from tests.support import eventually
 
 TIMES = 3
+DEEP = 100_000 if os.environ.get("ZKMQ_SCALE") == "1" else 5_000
 WRITE = {"Multi": 1}
 #: Of claims that follow one another: the candidate has been read.
 CLAIM = {"Multi": 1}
@@ -290,24 +292,37 @@ def test_the_log_of_what_ended_costs_by_what_is_new(zookeeper: str, root: str, z
 def test_a_claim_costs_the_same_however_much_is_pending(zookeeper: str, root: str, zk: Zkmq, order: str) -> None:
     """10 or 5 000 pending, matching or not: the same requests for a warm client, and no more for a cold one.
 
-    In strict order a cold client also reads the ranks of one segment, which holds a few hundred at the most.
+    In strict order a cold client also reads the ranks of one segment, which holds a few hundred at the most. To find
+    nothing, or to enqueue, a client starts with the requests of an empty queue, kind by kind.
     """
-    kinds = {"kind": String()}
-    costs: dict[str, list[Cost]] = {"warm": [], "cold": [], "none": []}
-    for size in (10, 5_000):
+    put = lambda queue: queue.enqueue(b"x", {"kind": "other"}, priority=-3)
+    costs: dict[str, list[Cost]] = {kind: [] for kind in ("warm", "cold", "none", "put", "nothing", "start")}
+    for size in (0, 10, DEEP):
         q = zk.queue(f"q{size}")
-        q.configure(filters=kinds, order=order)
-        q.enqueue_many([Message(b"x", {"kind": "wanted"}) for _ in range(size)])
-        q.enqueue_many([Message(b"x", {"kind": "foreign"}) for _ in range(size)])
-        with Zkmq.connect(zookeeper, root=root, gc=False) as client:
-            there = client.queue(f"q{size}")
-            take = partial(taken, there, selector="kind==wanted")
-            costs["cold"].append(spent(client, lambda take=take: take().complete()))  # type: ignore[misc]
-            costs["warm"].append(_cost(client, _nothing, lambda _, take=take: take().complete()))  # type: ignore[misc]
-            absent = partial(there.claim, selector="kind==absent")
-            costs["none"].append(_cost(client, _nothing, lambda _, absent=absent: absent()))  # type: ignore[misc]
+        q.configure(filters={"kind": String()}, order=order)
+        for kind in ("wanted", "foreign"):
+            q.enqueue_many([Message(b"x", {"kind": kind}) for _ in range(size or 1)])
+            if not size:  # its lane and its segment are there, and nothing is pending
+                taken(q).complete()
+        put(q)  # the lane is there
+        for name, call in (("nothing", lambda queue: queue.claim(selector="kind==nothing")), ("start", put)):
+            with clients(zookeeper, root, 1) as (client,):
+                call(client.queue(q.name))
+                costs[name].append(dict(client.requests))
+        if size:
+            with clients(zookeeper, root, 1) as (client,):
+                there = client.queue(q.name)
+                take = partial(taken, there, selector="kind==wanted")
+                costs["cold"].append(spent(client, lambda take=take: take().complete()))  # type: ignore[misc]
+                costs["warm"].append(_cost(client, _nothing, lambda _, take=take: take().complete()))  # type: ignore[misc]
+                absent = partial(there.claim, selector="kind==absent")
+                costs["none"].append(_cost(client, _nothing, lambda _, absent=absent: absent()))  # type: ignore[misc]
+                costs["put"].append(_cost(client, _nothing, lambda _, there=there: put(there)))  # type: ignore[misc]
     assert costs["warm"][0] == costs["warm"][1] == {**(FIFO_CLAIM if order == "fifo" else CLAIM), "Multi": 2}
     assert costs["none"] == [{}, {}]
+    assert costs["put"] == [WRITE, WRITE]
+    for empty, few, many in (costs["nothing"], costs["start"]):
+        assert empty == few == many
     small, large = costs["cold"]
     ranks = large.pop("GetMany") - small.pop("GetMany")
     assert small == large

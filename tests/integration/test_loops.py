@@ -12,7 +12,6 @@ import pytest
 
 from airflow_provider_zkmq.engine import (
     AsyncZkmq,
-    ClaimLost,
     ConfigError,
     Message,
     Queue,
@@ -23,6 +22,7 @@ from airflow_provider_zkmq.engine import (
 )
 from tests.integration.clients import together
 from tests.integration.conftest import taken
+from tests.integration.fronts import KINDS, connected
 from tests.support import eventually
 
 
@@ -227,18 +227,6 @@ async def test_an_awaited_loop_that_is_left(zookeeper: str, root: str, q: Queue)
     assert [claim.task.id for claim in q.claims(timeout=0)] == ["later"]
 
 
-def test_a_lost_claim_is_told_by_the_next_step(other: Zkmq, q: Queue) -> None:
-    """The loop can be continued, with what it has claimed beside."""
-    ids = fill(q, 3)
-    claims = q.claims(timeout=0)
-    next(claims)
-    other.queue(q.name).cancel(ids[0])
-    with pytest.raises(ClaimLost):
-        next(claims)
-    assert [claim.task.id for claim in claims] == ids[1:]
-    assert q.counts()["finished"] == 2
-
-
 def test_a_loop_waits_for_what_comes(q: Queue) -> None:
     """With a bound it ends when nothing came for so long; without one when it is stopped."""
     seen: list[str] = []
@@ -275,41 +263,29 @@ def test_closing_settles_what_a_loop_has_handled(q: Queue, zookeeper: str, root:
     handled_once(q, ids[:5])
 
 
-def test_closing_settles_what_a_worker_has_handled(q: Queue, zookeeper: str, root: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_closing_settles_what_a_worker_has_handled(q: Queue, zookeeper: str, root: str, kind: str) -> None:
     """It is stopped, joined and its connection closed while its handlers are fast; three times, with what is left."""
     ids = fill(q, 1_800)
     done: list[str] = []
+
+    def handle(task: Running) -> None:
+        done.append(task.id)
+
+    async def handle_on_a_loop(task: Running) -> None:
+        handle(task)
+
     for _ in range(3):
         before = len(done)
-        with Zkmq.connect(zookeeper, root=root, gc=False) as client:
-            worker = client.queue(q.name).worker(lambda task: done.append(task.id), threads=2)
+        with connected(kind, zookeeper, root=root, gc=False) as client:
+            handler = handle if kind == "blocking" else handle_on_a_loop
+            worker = client.queue(q.name).worker(handler, threads=2)
             worker.start()
             eventually(lambda before=before: len(done) > before + 50)
             worker.stop()
             worker.join()
         assert len(done) == len(set(done)) < len(ids)
         handled_once(q, done)
-
-
-async def test_closing_settles_what_an_async_worker_has_handled(zookeeper: str, root: str, q: Queue) -> None:
-    """The same on an event loop."""
-    fill(q, 1_800)
-    done: list[str] = []
-    for _ in range(3):
-        before, enough = len(done), asyncio.Event()
-
-        async def handle(task: Running, before: int = before, enough: asyncio.Event = enough) -> None:
-            done.append(task.id)
-            if len(done) > before + 50:
-                enough.set()
-
-        async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as client:
-            worker = client.queue(q.name).worker(handle, threads=2)
-            await worker.start()
-            await enough.wait()
-            worker.stop()
-            await worker.join()
-        await asyncio.to_thread(handled_once, q, done)
 
 
 def test_what_is_put_down_when_the_connection_is_closed_under_its_worker_is_told(q: Queue, other: Zkmq) -> None:

@@ -11,20 +11,15 @@ import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import (
-    AllOf,
-    AnyOf,
     Claim,
     ClaimLost,
     ConfigError,
     ConsumeTimes,
     DuplicateTask,
     IllegalTransition,
-    Integer,
     Message,
-    OrderedEnum,
     Queue,
     RetryPolicy,
-    String,
     TaskNotFound,
     TaskTooLarge,
     WaitTimeout,
@@ -104,28 +99,29 @@ def test_failures_back_off_and_end_in_the_dead_letters(q: Queue) -> None:
 
 
 def test_a_moment_is_kept(front: Any, q: Queue) -> None:
-    """A delayed task, or one with a moment, is claimed once the server's clock has come to it, and not before."""
+    """A delayed task, or one with a moment, is claimed once the server's clock has come to it, and not before.
+
+    So is one that a transaction puts: it is scheduled by the commit.
+    """
     queue = front.queue(q.name)
     now = queue.task(queue.enqueue(b"now")).enqueued_at
     taken(queue).complete()
     moment = now.add(seconds=1)
     queue.enqueue(b"later", task_id="moment", not_before=moment)
     delayed = queue.enqueue(b"later", delay=pendulum.duration(milliseconds=700))
-    assert {queue.task(name).status for name in ("moment", delayed)} == {"queued-with-backoff"}
+    with front.transaction() as tx:
+        tx.put(q.name, b"later", task_id="put", not_before=moment)
+        tx.put(q.name, b"later", task_id="put-with-a-delay", delay=pendulum.duration(minutes=1))
+        tx.put(q.name, b"later", task_id="past", not_before=moment.subtract(hours=2))
+        tx.commit()
+    later = ("moment", delayed, "put", "put-with-a-delay")
+    assert {queue.task(name).status for name in later} == {"queued-with-backoff"}
+    assert moment <= queue.task("put").due_at <= moment.add(microseconds=1000)
+    assert taken(queue).task.id == "past"
     assert queue.claim() is None
-    for _ in range(2):
+    for _ in range(3):
         task = taken(queue, timeout=pendulum.duration(seconds=20)).task
-        assert task.claimed_at >= (moment if task.id == "moment" else task.enqueued_at.add(microseconds=700_000))
-
-
-def test_duplicates_are_refused_with_their_status(q: Queue) -> None:
-    """A task id in use is refused; the error names the id and carries the status; the others are written."""
-    q.enqueue(b"1", task_id="order-7")
-    with pytest.raises(DuplicateTask, match="order-7") as caught:
-        q.enqueue_many([Message(b"2", task_id="order-7"), Message(b"3", task_id="order-8")])
-    error = caught.value
-    assert (error.status, error.duplicates, error.enqueued) == ("queued", ("order-7",), ("order-8",))
-    assert q.task("order-7").data == b"1"
+        assert task.claimed_at >= (task.enqueued_at.add(microseconds=700_000) if task.id == delayed else moment)
 
 
 def test_tokens_settle_from_elsewhere_and_stale_ones_are_refused(zookeeper: str, root: str, q: Queue) -> None:
@@ -151,23 +147,6 @@ def test_tokens_settle_from_elsewhere_and_stale_ones_are_refused(zookeeper: str,
     again.complete()
 
 
-def test_selectors_decide_and_conditionals_combine(zk: Zkmq) -> None:
-    """Integer, String and OrderedEnum conditions, AllOf and AnyOf, as text and as objects."""
-    q = zk.queue("typed")
-    q.configure(filters={"size": Integer(), "region": String(), "grade": OrderedEnum("b", "a")})
-    small = q.enqueue("s", filters={"size": 3, "region": "eu", "grade": "b"})
-    large = q.enqueue("l", filters={"size": 30, "region": "us", "grade": "a"})
-    bare = q.enqueue("n")
-    for selector, found in (
-        ("size>=10", {large}),
-        ("size<10, region==eu", {small}),
-        (AnyOf(2, "size>10", "grade>=a", "region==eu"), {large}),
-        (AllOf(), {small, large, bare}),
-    ):
-        assert {task.id for task in q.tasks(selector=selector)} == found
-    assert taken(q, selector="region==us").task.id == large
-
-
 def test_bad_input_is_one_clear_error_and_nothing_is_written(q: Queue) -> None:
     """What the library refuses it refuses before it writes."""
     for bad in ("", "a/b", "..", "a..b", "nul\0", "x" * 129, "\ud800", "."):
@@ -189,7 +168,11 @@ def test_bad_input_is_one_clear_error_and_nothing_is_written(q: Queue) -> None:
         q.task("nowhere")
     assert q.counts() == {"inserted": 0, "scheduled": 0, "claimed": 0, "finished": 0, "dead": 0, "cancelled": 0}
     assert q.tasks() == []
-    q.enqueue(b"x" * 1_030_000)
+    q.enqueue(b"x" * 1_030_000, task_id="order-7")
+    with pytest.raises(DuplicateTask, match="order-7") as caught:
+        q.enqueue_many([Message(b"2", task_id="order-7"), Message(b"3", task_id="order-8")])
+    error = caught.value
+    assert (error.status, error.duplicates, error.enqueued) == ("queued", ("order-7",), ("order-8",))
 
 
 def test_what_exceeds_a_request_is_refused_wherever_it_comes_from(q: Queue) -> None:
@@ -284,22 +267,6 @@ def test_a_transaction_moves_between_queues_or_does_nothing(front: Any, zk: Zkmq
         (put,) = tx.commit()
     assert zk.queue("out").task(put).data == b"Hello, in"
     assert q.task(task.id).state == "finished"
-
-
-def test_a_transaction_keeps_the_times_of_what_it_puts(zk: Zkmq) -> None:
-    """A put with a delay or a moment is scheduled by the commit, and does not run at once."""
-    moment = pendulum.now("UTC").add(hours=1)
-    with zk.transaction() as tx:
-        tx.put("out", b"x", task_id="a", delay=pendulum.duration(minutes=1))
-        tx.put("out", b"x", task_id="b", not_before=moment)
-        tx.put("out", b"x", task_id="c", not_before=moment.subtract(hours=2))
-        tx.commit()
-    out = zk.queue("out")
-    later = "queued-with-backoff"
-    assert {task.id: str(task.status) for task in out.tasks()} == {"a": later, "b": later, "c": "queued"}
-    assert moment <= (out.task("b").due_at or moment.subtract(days=1)) <= moment.add(microseconds=1000)
-    assert taken(out).task.id == "c"
-    assert out.claim() is None
 
 
 def test_a_client_sees_its_own_writes(q: Queue) -> None:
