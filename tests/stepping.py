@@ -50,14 +50,10 @@ class Stepper:
 
     def finish(self) -> Any:
         """Go on to the end."""
-        self.until(_Never)
+        self.until(type(None))
         return self.result
 
     def cut(self) -> None:
         """The caller goes away."""
         self._procedure.close()
         self.over = True
-
-
-class _Never:
-    """No operation is of this kind."""

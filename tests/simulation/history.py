@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
@@ -36,6 +37,31 @@ MOST_LEASES: Final = 1
 BOUNDED_LEASE: Final = 5.5
 REMOVING: Final = frozenset({"drop", "clear"})
 Key = tuple[str, str]
+
+
+def listed_task(top: str, rest: list[str]) -> str | None:
+    """The task that a znode stands for, outside the tasks themselves; its path below the queue is `top` and `rest`."""
+    depth = DEPTHS.get(top)
+    if depth == len(rest):
+        if top == "dlq":
+            return rest[0]
+        return rest[0].rpartition("~")[0] if depth == 1 else entry_task(rest[-1])
+    if top == "consumers" and len(rest) == 3:
+        return rest[2]
+    if top == "batches" and len(rest) == 3 and rest[1] == "open" and rest[2] != WRITING:
+        return rest[2]
+    return None
+
+
+def places_of(context: Context, task: str, state: TaskState) -> set[str]:
+    """All znodes that stand for a task, as its record has it."""
+    if state.state is State.CLAIMED:
+        expected = set(notes_of(context, task, state))
+    else:
+        expected = {context.paths.entry(state.place) if state.index is None else context.paths.at(state.index)}
+    if state.batch and state.state not in ENDED:
+        expected.add(context.paths.batch(state.batch, "open", task))
+    return expected
 
 
 class History:
@@ -123,7 +149,7 @@ class History:
                 continue
             if top == "unarchived" and len(rest) == 2:
                 self._note_letter(queue, op, txn)
-            task = self._listed(top, rest)
+            task = listed_task(top, rest)
             if task is not None:
                 key = (queue, task)
                 touched[key] = None
@@ -187,19 +213,6 @@ class History:
             if self.closed[name] > 1:
                 self.fail("a batch ends once", name)
 
-    @staticmethod
-    def _listed(top: str, rest: list[str]) -> str | None:
-        depth = DEPTHS.get(top)
-        if depth == len(rest):
-            if top == "dlq":
-                return rest[0]
-            return rest[0].rpartition("~")[0] if depth == 1 else entry_task(rest[-1])
-        if top == "consumers" and len(rest) == 3:
-            return rest[2]
-        if top == "batches" and len(rest) == 3 and rest[1] == "open" and rest[2] != WRITING:
-            return rest[2]
-        return None
-
     def _judge(self, key: Key, txn: Any, claims_before: dict[Key, int | None], data: bytes) -> None:
         queue, task = key
         context = self.paths_of.context(queue)
@@ -249,13 +262,7 @@ class History:
 
     def _judge_places(self, key: Key, state: TaskState) -> None:
         queue, task = key
-        context = self.paths_of.context(queue)
-        if state.state is State.CLAIMED:
-            expected = set(notes_of(context, task, state))
-        else:
-            expected = {context.paths.entry(state.place) if state.index is None else context.paths.at(state.index)}
-        if state.batch and state.state not in ENDED:
-            expected.add(context.paths.batch(state.batch, "open", task))
+        expected = places_of(self.paths_of.context(queue), task, state)
         if expected != self.places.get(key, set()):
             self.fail("each task in one place", f"{task} is {state.state}: {expected} != {self.places.get(key)}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import cycle, product
 from typing import Any, Final
 
 import pytest
@@ -71,11 +71,25 @@ def test_what_is_empty_is_not_written() -> None:
         holds(client, b"x", parts, client.zk.ms)
 
 
+def ended(client: Client) -> Any:
+    """A clean-up that deletes the task, which is finished before."""
+    client.complete(client.claimed())
+    client.zk.advance(10)
+    return collect_garbage(client.context, 5)
+
+
+DELETIONS: Final[dict[str, Callable[[Client], Any]]] = {
+    "drop": lambda client: operate.drop(client.context, "a"),
+    "clear": lambda client: operate.clear(client.context),
+    "clean-up": ended,
+}
+
+
 @pytest.mark.parametrize("form", [as_written, as_older_versions])
 def test_anything_may_take_the_place_of_anything(form: Callable[[Client], None], subtests: pytest.Subtests) -> None:
-    """An update keeps the time of the enqueue; a run in escrow, and one that is enqueued anew, has its own."""
-    for before, after in product(PARTS, PARTS):
-        with subtests.test(before=before, after=after):
+    """An update keeps the time of the enqueue, a run in escrow and one anew have their own; each is deleted whole."""
+    for (before, after), deletion in zip(product(PARTS, PARTS), cycle(DELETIONS)):
+        with subtests.test(before=before, after=after, deletion=deletion):
             client = queue()
             began = client.zk.ms
             client.put(b"old", task_id="a", **PARTS[before])
@@ -97,37 +111,10 @@ def test_anything_may_take_the_place_of_anything(form: Callable[[Client], None],
             client.zk.advance(5)
             client.put(b"anew", task_id="a", **PARTS[after])
             holds(client, b"anew", after, began + 15_000)
-            assert client.work() == ["a"]
-            client.do(operate.drop(client.context, "a"))
+            form(client)
+            client.do(DELETIONS[deletion](client))
             assert TREE not in client.zk.nodes
-            assert client.check() == {}
-
-
-def ended(client: Client) -> Any:
-    """A clean-up that deletes the task, which is finished before."""
-    client.complete(client.claimed())
-    client.zk.advance(10)
-    return collect_garbage(client.context, 5)
-
-
-DELETIONS: Final[dict[str, Callable[[Client], Any]]] = {
-    "drop": lambda client: operate.drop(client.context, "a"),
-    "clear": lambda client: operate.clear(client.context),
-    "clean-up": ended,
-}
-
-
-def test_any_tree_is_deleted_whole(subtests: pytest.Subtests) -> None:
-    """By a drop, a clear and a clean-up; nothing of it is left, and the id is free."""
-    for form, parts in product((as_written, as_older_versions), PARTS):
-        client = queue()
-        for name, delete in DELETIONS.items():
-            with subtests.test(form=form.__name__, parts=parts, by=name):
-                client.put(task_id="a", **PARTS[parts])
-                form(client)
-                client.do(delete(client))
-                assert TREE not in client.zk.nodes
-                assert (client.check(), client.reports) == ({}, [])
+            assert (client.check(), client.reports) == ({}, [])
 
 
 def test_both_forms_are_cleaned_up_in_one_transaction() -> None:

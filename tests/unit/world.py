@@ -28,7 +28,6 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Pipeline,
     Post,
     Reconnect,
-    Stat,
     Sync,
     Tell,
     Wait,
@@ -36,9 +35,8 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 )
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi, Outcome
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
-from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
-from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from tests.simulation.history import listed_task, places_of
 from tests.simulation.zookeeper import Ensemble, Znode
 
 #: Says what becomes of an operation: None for nothing, an error to throw instead of it, or one of the words below.
@@ -75,16 +73,8 @@ class FakeZooKeeper(Ensemble):
     def watches(self) -> dict[Any, Any]:
         return self.leader.watches
 
-    @property
-    def sessions(self) -> set[int]:
-        return set(self.at)
-
     def node(self, path: str) -> Node | None:
         return self.leader.node(path)
-
-    def stat(self, path: str) -> Stat | None:
-        found = self.node(path)
-        return None if found is None else found.stat
 
     def names(self, path: str) -> list[str]:
         return self.leader.names(path)
@@ -102,13 +92,7 @@ class FakeZooKeeper(Ensemble):
     def copy(self) -> FakeZooKeeper:
         """The same tree and sessions on a server of its own, which nobody watches."""
         made = FakeZooKeeper()
-        made.leader.nodes = {
-            path: Znode(
-                it.data, it.czxid, it.mzxid, it.ctime, it.mtime, it.owner, it.version, set(it.children), it.container,
-                it.used, it.made, it.pzxid,
-            )
-            for path, it in self.nodes.items()
-        }  # fmt: skip
+        made.leader.nodes = {path: replace(node, children=set(node.children)) for path, node in self.nodes.items()}
         made.ms, made.zxid, made._sessions = self.ms, self.zxid, self._sessions
         made.at, made.ephemerals = dict(self.at), {session: set(mine) for session, mine in self.ephemerals.items()}
         return made
@@ -333,20 +317,18 @@ def check_tree(zk: FakeZooKeeper, context: Context) -> dict[str, TaskState]:
         assert state.result or state.state is not State.FINISHED, task
         assert (paths.task(task, "requeue") in zk.nodes) == state.requeue, task
         assert zk.names(paths.task(task, "filters")) == sorted(state.filters), task
-        if state.batch and state.state in {State.INSERTED, State.CLAIMED}:
-            expected.add(paths.batch(state.batch, "open", task))
+        expected |= places_of(context, task, state)
         if state.state is State.CLAIMED:
-            expected |= set(notes_of(context, task, state))
             assert claim or state.bound or state.lease is None, f"{task}: a leased claim without its znode"
         else:
             assert not claim, f"{task} is {state.state} and has a claim"
-            expected.add(paths.entry(state.place) if state.index is None else paths.at(state.index))
             kept = {State.INSERTED: None if state.index is None else "scheduled", State.DEAD: "dlq"}
             if state.requeue:
                 kept[State.FINISHED] = "requeued"
             place = kept.get(state.state, str(state.state))
             assert (None if state.index is None else state.index.split("/")[0]) == place, task
-    assert expected == entries(zk, paths)
+    below = ((path, path[len(paths.base) + 1 :].split("/")) for path in zk.nodes if path.startswith(paths.base + "/"))
+    assert expected == {path for path, (top, *rest) in below if top != "tasks" and listed_task(top, rest) is not None}
     check_letters(zk, paths, states)
     return states
 
@@ -366,17 +348,3 @@ def check_letters(zk: FakeZooKeeper, paths: Paths, states: dict[str, TaskState])
     stand = {(task, zxid or zk.nodes[paths.task(task, "state")].mzxid) for task, zxid in ended.items()}
     assert not kept & stand
     assert len(kept) == sum(len(zk.names(paths.at("unarchived", each))) for each in zk.names(paths.at("unarchived")))
-
-
-def entries(zk: FakeZooKeeper, paths: Paths) -> set[str]:
-    """All that lists a task somewhere."""
-    found = set()
-    depths = {"queue": 3, "scheduled": 2, "finished": 2, "cancelled": 2, "dlq": 1, "leases": 1, "consumers": 3}
-    depths |= {"requeued": 2, "locks": 1}
-    for path in zk.nodes:
-        if path.startswith(paths.base + "/"):
-            top, *rest = path[len(paths.base) + 1 :].split("/")
-            member = top == "batches" and len(rest) == 3 and rest[1] == "open" and rest[2] != WRITING
-            if member or depths.get(top) == len(rest):
-                found.add(path)
-    return found
