@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -18,8 +16,7 @@ from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import putting, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TransportError, Unavailable, ZkmqError
-from tests.fake_zookeeper import LOST, Faults, check_tree
-from tests.unit.test_crash_points import World
+from tests.unit.world import LOST, Client, Faults, carry_out, execute, new_queue
 
 I, F, D = State.INSERTED, State.FINISHED, State.DEAD  # noqa: E741
 #: What a handler has done, and the state of its task then; a result that the engine refuses is final.
@@ -33,176 +30,142 @@ OUTCOMES: dict[str, tuple[Handled, State]] = {
 }
 
 
-@dataclass
 class Hand:
     """A task in hand; `unit`: with another one, in a transaction that puts a third."""
 
-    world: World = field(default_factory=World)
-    transaction: transaction.Transaction | None = None
+    def __init__(self, *, unit: bool = False) -> None:
+        self.client = new_queue()
+        self.context, self.progress = self.client.context, Settlement()
+        self.client.put(task_id="own")
+        self.claimed = self.client.claimed()
+        self.transaction: Any = None
+        if unit:
+            self.client.put(task_id="other")
+            self.other = self.client.claimed()
+            self.transaction = transaction.Transaction([(self.context, self.claimed), (self.context, self.other)])
+            putting.put(self.transaction.put, self.context, Message(b"y", task_id="put"))
 
-    def __post_init__(self) -> None:
-        self.world.put(task_id="own")
-        self.claimed: Claimed = self.world.take()
-        self.progress = Settlement()
+    def do(self, procedure: Any, faults: Faults | None = None, *, cut_off: bool = False) -> Any:
+        """Carry a procedure out; `cut_off`: a connection that was lost does not come back."""
+        zk, session, chosen = self.client.zk, self.client.session, faults or Faults()
 
-    def in_transaction(self) -> Hand:
-        self.world.put(task_id="other")
-        other = self.world.take()
-        context = self.world.context
-        self.transaction = transaction.Transaction([(context, self.claimed), (context, other)])
-        putting.put(self.transaction.put, context, Message(b"y", task_id="put"))
-        return self
+        def each(op: Any) -> Any:
+            if cut_off and isinstance(op, Reconnect):
+                raise Unavailable("away")
+            return execute(zk, session, op, chosen)
+
+        try:
+            return carry_out(procedure, each)
+        finally:
+            for late in chosen.late:
+                zk.perform(session, late)
 
     def settling(self, outcome: Handled) -> Any:
-        return settle_outcome(self.world.context, self.claimed, outcome, self.transaction, self.progress)
+        return settle_outcome(self.context, self.claimed, outcome, self.transaction, self.progress)
 
     def states(self) -> dict[str, State]:
-        return {task: state.state for task, state in check_tree(self.world.zk, self.world.context).items()}
+        return {task: state.state for task, state in self.client.check().items()}
+
+    def damaged(self) -> str:
+        """The record of the task in hand, overwritten."""
+        path = self.context.paths.task("own", "state")
+        self.client.zk.multi(0, (SetData(path, b"no record"),))
+        return path
 
 
-def made(name: str) -> Hand:
-    return Hand().in_transaction() if name == "transaction" else Hand()
-
-
-def expected(name: str, state: State) -> dict[str, State]:
-    if name != "transaction":
+def expected(state: State, *, unit: bool) -> dict[str, State]:
+    if not unit:
         return {"own": state}
     return {"own": state, "other": F, "put": I} if state is F else {"own": state, "other": I}
 
 
-def cut_off(procedure: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """The procedure, for which a connection that was lost does not come back."""
-    try:
-        op = next(procedure)
-        while True:
-            if isinstance(op, Reconnect):
-                op = procedure.throw(Unavailable("away"))
-                continue
-            try:
-                result = yield op
-            except ZkmqError as error:
-                op = procedure.throw(error)
-            else:
-                op = procedure.send(result)
-    except StopIteration as stop:
-        return stop.value
+def points() -> Iterator[tuple[bool, str, int, str]]:
+    """Each outcome, alone and in a transaction, each of its writes, each way in which that is lost."""
+    for unit in (False, True):
+        for name, (outcome, _) in OUTCOMES.items():
+            hand, faults = Hand(unit=unit), Faults()
+            hand.do(hand.settling(outcome), faults)
+            yield from ((unit, name, at, kind) for at in range(faults.seen) for kind in LOST)
 
 
-def writes(where: str, outcome: Handled) -> int:
-    hand, faults = made(where), Faults()
-    hand.world.do(hand.settling(outcome), faults)
-    return faults.seen
-
-
-POINTS = [
-    (where, name, at, kind)
-    for where in ("alone", "transaction")
-    for name, (outcome, _) in OUTCOMES.items()
-    for at in range(writes(where, outcome))
-    for kind in LOST
-]
-
-
-@pytest.mark.parametrize(("where", "name", "at", "kind"), POINTS)
-def test_an_unknown_outcome_does_not_stop_the_settling(where: str, name: str, at: int, kind: str) -> None:
+def test_an_unknown_outcome_does_not_stop_the_settling(subtests: pytest.Subtests) -> None:
     """Repeated with its progress it goes on where it was: each task is in its place, and the worker takes the next.
 
-    Who settles hears what happened.
+    Who settles hears what happened. Where the connection comes back in time, it need not be repeated.
     """
-    outcome, state = OUTCOMES[name]
-    hand = made(where)
-    with pytest.raises(OutcomeUnknown):
-        hand.world.do(cut_off(hand.settling(outcome)), Faults(at, kind))
-    good = hand.world.do(hand.settling(outcome))
-    assert hand.states() == expected(where, state)
-    assert good is (state is F)
-    hand.world.put(task_id="next", priority=1)
-    assert hand.world.take().task_id == "next"
-
-
-@pytest.mark.parametrize(("where", "name", "at", "kind"), POINTS)
-def test_a_lost_reply_is_no_news_to_the_settling(where: str, name: str, at: int, kind: str) -> None:
-    """Where the connection comes back in time, the settling needs no repetition."""
-    outcome, state = OUTCOMES[name]
-    hand = made(where)
-    assert hand.world.do(hand.settling(outcome), Faults(at, kind)) is (state is F)
-    assert hand.states() == expected(where, state)
+    for unit, name, at, kind in points():
+        outcome, state = OUTCOMES[name]
+        with subtests.test(unit=unit, outcome=name, at=at, kind=kind):
+            hand = Hand(unit=unit)
+            with pytest.raises(OutcomeUnknown):
+                hand.do(hand.settling(outcome), Faults(at, kind), cut_off=True)
+            assert hand.do(hand.settling(outcome)) is (state is F)
+            assert hand.states() == expected(state, unit=unit)
+            hand.client.put(task_id="next", priority=1)
+            assert hand.client.claimed().task_id == "next"
+            hand = Hand(unit=unit)
+            assert hand.do(hand.settling(outcome), Faults(at, kind)) is (state is F)
+            assert hand.states() == expected(state, unit=unit)
 
 
 def test_a_handler_that_ended_its_transaction_has_settled_its_task() -> None:
     """What it committed is finished, what it rolled back is given back; nothing is asked of the server again."""
-    for end, states in (
-        (transaction.commit, {"own": F, "other": F, "put": I}),
-        (transaction.rollback, {"own": I, "other": I}),
+    for end, told, states in (
+        (transaction.commit, ["put"], {"own": F, "other": F, "put": I}),
+        (transaction.rollback, None, {"own": I, "other": I}),
     ):
-        hand, faults = made("transaction"), Faults()
-        hand.world.do(end(hand.transaction))
-        assert hand.world.do(hand.settling(Success()), faults) is True
+        hand, faults = Hand(unit=True), Faults()
+        assert hand.do(end(hand.transaction)) == told
+        assert hand.do(end(hand.transaction), faults) == told
+        assert hand.do(hand.settling(Success()), faults) is True
         assert (faults.seen, hand.states()) == (0, states)
 
 
-@pytest.mark.parametrize("at", [0, 1])
-def test_a_handler_s_rollback_that_was_cut_off_is_finished(at: int) -> None:
-    """It swallowed the error and returned a result: that is not committed, and no task stays claimed."""
-    hand = made("transaction")
-    with pytest.raises(OutcomeUnknown):
-        hand.world.do(cut_off(transaction.rollback(hand.transaction)), Faults(at, LOST[0]))
-    assert hand.world.do(hand.settling(Success(b"r"))) is False
-    assert hand.states() == {"own": I, "other": I}
+def test_what_a_handler_ended_and_was_cut_off_from_is_finished(subtests: pytest.Subtests) -> None:
+    """It swallowed the error and returned a result: a rollback stays one, and a commit is committed once."""
+    back, forth = {"own": I, "other": I}, {"own": F, "other": F, "put": I}
+    for end, at, kind, states in (
+        *((transaction.rollback, at, LOST[0], back) for at in (0, 1)),
+        *((lambda unit: transaction.commit(unit, b"r"), 0, kind, forth) for kind in LOST),
+    ):
+        with subtests.test(at=at, kind=kind, states=states):
+            hand = Hand(unit=True)
+            with pytest.raises(OutcomeUnknown):
+                hand.do(end(hand.transaction), Faults(at, kind), cut_off=True)
+            assert hand.do(hand.settling(Success(b"r"))) is (states is forth)
+            assert hand.states() == states
 
 
-@pytest.mark.parametrize("kind", LOST)
-def test_a_handler_s_commit_that_was_cut_off_tells_what_happened(kind: str) -> None:
-    """It swallowed the error and returned: the settling asks again, and all of it is committed once."""
-    hand = made("transaction")
-    with pytest.raises(OutcomeUnknown):
-        hand.world.do(cut_off(transaction.commit(hand.transaction, b"r")), Faults(0, kind))
-    assert hand.world.do(hand.settling(Success(b"r"))) is True
-    assert hand.states() == {"own": F, "other": F, "put": I}
-
-
-@pytest.mark.parametrize("lost", ["own", "other"])
-def test_a_lost_claim_takes_nothing_with_it(lost: str) -> None:
+def test_a_lost_claim_takes_nothing_with_it() -> None:
     """One of a transaction's claims is over when it is committed: nothing is, and the rest is given back."""
-    hand = made("transaction")
-    assert hand.transaction is not None
-    others = {claimed.task_id: claimed for _, claimed in hand.transaction.taken}
-    thief = hand.world.do(current_claim(hand.world.context, lost, others[lost].token))
-    hand.world.do(settle.complete(hand.world.context, thief))
-    if lost == "own":
-        with pytest.raises(ClaimLost):
-            hand.world.do(hand.settling(Success()))
-    else:
-        assert hand.world.do(hand.settling(Success())) is False
-    rest = "other" if lost == "own" else "own"
-    assert hand.states() == {lost: F, rest: I}
+    for lost, rest in (("own", "other"), ("other", "own")):
+        hand = Hand(unit=True)
+        token = (hand.claimed if lost == "own" else hand.other).token
+        thief = hand.do(current_claim(hand.context, lost, token))
+        hand.do(settle.complete(hand.context, thief))
+        if lost == "own":
+            with pytest.raises(ClaimLost):
+                hand.do(hand.settling(Success()))
+        else:
+            assert hand.do(hand.settling(Success())) is False
+        assert hand.states() == {lost: F, rest: I}
 
 
-@pytest.mark.parametrize("where", ["alone", "transaction"])
-@pytest.mark.parametrize("outcome", [Success(b"r"), Retry("busy")])
-def test_a_damaged_record_is_written_over_by_who_holds_the_task(where: str, outcome: Handled) -> None:
-    """The task is a dead letter with the reason; a claim that is another's by then changes nothing."""
-    hand = made(where)
-    path = hand.world.context.paths.task("own", "state")
-    hand.world.zk.multi(0, (SetData(path, b"no record"),))
-    assert hand.world.do(hand.settling(outcome)) is False
-    assert hand.states() == expected(where, D)
-    record = check_tree(hand.world.zk, hand.world.context)["own"]
-    assert "does not hold" in (record.error or "")
-
-
-def test_a_damaged_record_of_a_lost_claim_stays_as_it_is() -> None:
-    """Its session ended: whoever settles is told `ClaimLost` and does not touch what stands there."""
-    hand = made("alone")
-    path = hand.world.context.paths.task("own", "state")
-    hand.world.zk.multi(0, (SetData(path, b"no record"),))
-    hand.world.zk.expire(hand.world.session)
-    hand.world.session = hand.world.zk.connect()
+def test_a_damaged_record_is_written_over_by_who_holds_the_task_and_by_nobody_else() -> None:
+    """The task is a dead letter with the reason; once the claim's session has ended, what stands there stays."""
+    for unit in (False, True):
+        for outcome in (Success(b"r"), Retry("busy")):
+            hand = Hand(unit=unit)
+            hand.damaged()
+            assert hand.do(hand.settling(outcome)) is False
+            assert hand.states() == expected(D, unit=unit)
+            assert "does not hold" in (hand.client.state("own").error or "")
+    hand = Hand()
+    path = hand.damaged()
+    hand.client.zk.expire(hand.client.session)
     with pytest.raises(ClaimLost):
-        hand.world.do(hand.settling(Success()))
-    node = hand.world.zk.node(path)
-    assert node is not None
-    assert node.data == b"no record"
+        Client(hand.client.zk).do(hand.settling(Success()))
+    assert hand.client.zk.nodes[path].data == b"no record"
 
 
 class Stubborn:
@@ -228,38 +191,29 @@ class Stubborn:
     def snooze(self, _delay: object) -> Any:
         return self._refuse("a snooze")
 
-    def recover(self) -> Any:
-        yield from ()
+    recover = withdraw
 
 
-@pytest.mark.parametrize(
-    ("outcome", "asked"),
-    [(Success(), ["success", "a final failure", "a failure"]), (Snooze(1), ["a snooze", "a failure", "a failure"])],
-)
-def test_what_cannot_be_settled_is_raised(outcome: Handled, asked: list[str]) -> None:
+def test_what_cannot_be_settled_is_raised() -> None:
     """After the failure in its place was refused, too, the error leaves: no loop, and no success that was none."""
-    ends = Stubborn()
-    with pytest.raises(ZkmqError, match="refused"):
-        World().do(settle_by(ends, outcome, Settlement()))
-    assert ends.asked == asked
+    for outcome, asked in (
+        (Success(), ["success", "a final failure", "a failure"]),
+        (Snooze(1), ["a snooze", "a failure", "a failure"]),
+    ):
+        ends = Stubborn()
+        with pytest.raises(ZkmqError, match="refused"):
+            new_queue().do(settle_by(ends, outcome, Settlement()))
+        assert ends.asked == asked
 
 
 def test_a_rollback_without_anything_taken_cannot_keep_a_commit_out() -> None:
     """Its puts were sent and may still come: the rollback says so, rather than that nothing will happen."""
-    world = World()
+    hand = Hand()
     for kind, error in ((LOST[0], OutcomeUnknown), (LOST[1], ZkmqError)):
         it = transaction.Transaction()
-        putting.put(it.put, world.context, Message(b"y", task_id="put"))
+        putting.put(it.put, hand.context, Message(b"y", task_id="put"))
         with pytest.raises(OutcomeUnknown):
-            world.do(cut_off(transaction.commit(it)), Faults(0, kind))
+            hand.do(transaction.commit(it), Faults(0, kind), cut_off=True)
         with pytest.raises(error) as caught:
-            world.do(transaction.rollback(it))
+            hand.do(transaction.rollback(it))
         assert isinstance(caught.value, TransportError) is (kind == LOST[0])
-
-
-def test_a_repeated_commit_writes_no_second_time() -> None:
-    """Asked again after it has ended, it returns the ids and sends nothing."""
-    hand, faults = made("transaction"), Faults()
-    assert hand.world.do(transaction.commit(hand.transaction)) == ["put"]
-    assert hand.world.do(transaction.commit(hand.transaction), faults) == ["put"]
-    assert faults.seen == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 from typing import Any
@@ -10,26 +11,30 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import (
+    AsyncQueue,
+    AsyncUnitOfWork,
     AsyncZkmq,
     ConfigError,
     IllegalTransition,
     OrderedEnum,
     OutcomeUnknown,
+    Queue,
     TaskTooLarge,
     TransportError,
     Unavailable,
+    UnitOfWork,
     Zkmq,
 )
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading import configuration
-from airflow_provider_zkmq.engine.core.tasks import configure, giveback, putting, transaction
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, giveback, putting, transaction
 from airflow_provider_zkmq.engine.fronts.unit import Transaction
-from tests.fake_zookeeper import new_context
-from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_queue
+from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
 
 NOWHERE = ConnectionConfig.of("127.0.0.1:1", request_timeout=20, session_timeout=0.2)
 
@@ -42,9 +47,12 @@ def unit_with(client: Client, *messages: Message, queue: str = "new") -> transac
     return unit
 
 
-def test_a_put_is_in_memory_only() -> None:
-    """It needs no connection and sends nothing; what is wrong whatever the queue declares is refused all the same."""
-    client = Zkmq(NOWHERE)
+async def test_a_put_is_in_memory_only() -> None:
+    """It needs no connection and sends nothing, by either front.
+
+    What is wrong whatever the queue declares is refused all the same.
+    """
+    client, awaited = Zkmq(NOWHERE), AsyncZkmq(NOWHERE)
     unit = client.transaction()
     assert unit.put("q", b"x", {"size": 3}, task_id="a") == "a"
     assert unit.put("q", b"x") != unit.put("q", b"x")
@@ -61,14 +69,17 @@ def test_a_put_is_in_memory_only() -> None:
         unit.put("q", b"x" * 2_000_000)
     with pytest.raises(ConfigError, match="queue name"):
         unit.put("a/b", b"x")
-    assert (client.requests, len(unit._subject.transaction.put)) == ({}, 3)
+    assert await awaited.transaction().put("q", b"x", task_id="a") == "a"
+    assert (client.requests, awaited.requests, len(unit._subject.transaction.put)) == ({}, {}, 3)
 
 
-async def test_a_put_on_an_event_loop_is_in_memory_only() -> None:
-    """The same, awaited."""
-    client = AsyncZkmq(NOWHERE)
-    assert await client.transaction().put("q", b"x", task_id="a") == "a"
-    assert client.requests == {}
+def test_what_claims_is_shown_to_return_what_its_caller_gets() -> None:
+    """By Python's own signature of the method, in either front."""
+    claims = {Queue.claim: "Claim | None", AsyncQueue.claim: "AsyncClaim | None"}
+    for method, returns in (
+        claims | dict.fromkeys([UnitOfWork.try_take, AsyncUnitOfWork.try_take], "Task | None")
+    ).items():
+        assert inspect.signature(method).return_annotation == returns
 
 
 def test_a_commit_creates_the_queues_that_it_puts_into() -> None:
@@ -84,23 +95,17 @@ def test_a_commit_creates_the_queues_that_it_puts_into() -> None:
     assert "/zkmq/other/conf/layout" in client.zk.nodes
 
 
-@pytest.mark.parametrize(
-    ("messages", "error"),
-    [
-        ([Message(b"x"), Message(b"x", {"c": "low"})], ConfigError),
-        ([Message(b"x" * 600_000)] * 2, TaskTooLarge),
-    ],
-    ids=["an undeclared filter", "too large"],
-)
-def test_a_refused_commit_creates_no_queue(messages: list[Message], error: type[Exception]) -> None:
+def test_a_refused_commit_creates_no_queue() -> None:
     """What was put is checked as a whole before anything is written; the transaction can be rolled back."""
-    client = new_queue()
-    unit, before = unit_with(client, *messages), set(client.zk.nodes)
-    with pytest.raises(error):
-        client.do(transaction.commit(unit))
-    assert set(client.zk.nodes) == before
-    client.do(transaction.rollback(unit))
-    assert unit.ended
+    undeclared, large = [Message(b"x"), Message(b"x", {"c": "low"})], [Message(b"x" * 600_000)] * 2
+    for messages, error in ((undeclared, ConfigError), (large, TaskTooLarge)):
+        client = new_queue()
+        unit, before = unit_with(client, *messages), set(client.zk.nodes)
+        with pytest.raises(error):
+            client.do(transaction.commit(unit))
+        assert set(client.zk.nodes) == before
+        client.do(transaction.rollback(unit))
+        assert unit.ended
 
 
 def test_filters_are_checked_at_once_where_the_queue_is_known() -> None:
@@ -116,6 +121,22 @@ def test_filters_are_checked_at_once_where_the_queue_is_known() -> None:
     assert client.state("a").filters == {"c": "low"}
 
 
+def test_a_transaction_leaves_behind_the_membership_that_is_missing_and_no_other() -> None:
+    """Of two members of a batch, the entry of one or both was deleted: both are finished, each loss is reported."""
+    for ghosts in (("b",), ("a",), ("a", "b")):
+        client = new_queue()
+        members = [Message(b"x", task_id=task_id) for task_id in ("a", "b")]
+        client.do(enqueue.enqueue_batch(client.context, members, "batch"))
+        unit = transaction.Transaction([(client.context, client.claimed()) for _ in members])
+        client.zk.multi(0, tuple(Delete(client.context.paths.batch("batch", "open", ghost)) for ghost in ghosts))
+        client.do(transaction.commit(unit))
+        for task_id in ("a", "b"):
+            state = client.state(task_id)
+            assert (state.state, state.batch) == (State.FINISHED, None if task_id in ghosts else "batch")
+        assert client.zk.names(client.context.paths.batch("batch", "open")) == []
+        assert len(client.reports) == len(ghosts)
+
+
 # --- rolling back what nobody answers for
 
 
@@ -126,8 +147,8 @@ def taken() -> tuple[Client, Claimed, transaction.Transaction]:
     return client, claimed, transaction.Transaction([(client.context, claimed)])
 
 
-def holder(*, over: bool) -> giveback.Holder:
-    return giveback.Holder(lambda: over, giveback.REACHABLE.reach)
+def holder(over: Any) -> giveback.Holder:
+    return giveback.Holder(over, giveback.REACHABLE.reach)
 
 
 def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:
@@ -135,7 +156,7 @@ def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:
     client, _, unit = taken()
     client.zk.expire(client.session)
     asked: list[Any] = []
-    client.do(transaction.rollback(unit, holder(over=True)), asked.append)
+    client.do(transaction.rollback(unit, holder(lambda: True)), asked.append)
     assert (asked, unit.ended, unit.taken) == ([], True, [])
     assert Client(client.zk, "other").work() == ["a"]
 
@@ -143,10 +164,8 @@ def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:
 def test_a_rollback_out_of_reach_of_its_session_is_owed_to_it() -> None:
     """The session was out of reach for longer than it lives, and lives: its client gives the task back all the same."""
     client, claimed, unit = taken()
-    lost = at(0, Unavailable("gone"), Multi)
-    over: list[bool] = []
-    gone = giveback.Holder(lambda: bool(over) or over.append(True) is not None, giveback.REACHABLE.reach)
-    client.do(transaction.rollback(unit, gone), lost)
+    asked = iter([False])
+    client.do(transaction.rollback(unit, holder(lambda: next(asked, True))), at(0, Unavailable("gone"), Multi))
     assert (unit.ended, unit.taken) == (True, [])
     assert [owed.claimed for owed in client.context.claims.owed.values()] == [claimed]
     assert Client(client.zk, "other").take() is None
@@ -158,7 +177,7 @@ def test_a_rollback_whose_reply_is_lost_waits_no_longer_than_its_session_lives()
     """Sent, and cut off: it does not wait for the connection beyond the end of the session, and raises nothing."""
     client, _, unit = taken()
     asked: list[Any] = []
-    lost = giveback.Holder(lambda: any(isinstance(op, Multi) for op in asked), giveback.REACHABLE.reach)
+    lost = holder(lambda: any(isinstance(op, Multi) for op in asked))
 
     def cut_off(op: Any) -> Any:
         asked.append(op)
@@ -182,78 +201,66 @@ def test_a_rollback_that_may_have_met_a_commit_says_so_whatever_became_of_the_se
     with pytest.raises(OutcomeUnknown):
         client.do(transaction.commit(unit), cut_off)
     with pytest.raises(TransportError):
-        client.do(transaction.rollback(unit, holder(over=True)), lambda _op: Unavailable("gone"))
+        client.do(transaction.rollback(unit, holder(lambda: True)), lambda _op: Unavailable("gone"))
     assert not unit.ended
     with pytest.raises(IllegalTransition, match="had happened"):
         client.do(transaction.rollback(unit))
 
 
-def lost_unit(client: Zkmq) -> Transaction:
-    """A unit of work that was begun in a session, which is out of reach since."""
-    client._session.id, client._session.away_since = 7, time.monotonic()
-    return Transaction(client._session, client._context, client._used)
-
-
 def test_a_session_is_over_once_it_is_out_of_reach_for_its_time_out() -> None:
-    """By this machine's clock; at once where it is known to have ended, or where the connection was closed."""
+    """By this machine's clock; at once where it is known to have ended, or where the connection was closed.
+
+    Cut off, a rollback ends with the session and raises nothing: nothing is left that it could free.
+    """
     client = Zkmq(NOWHERE)
-    unit = lost_unit(client)
-    for event in (None, "ended", "another", "closed"):
-        client._session.away_since, client._session.id = time.monotonic(), 7
+    session = client._session
+    session.id, session.away_since = 7, time.monotonic()
+    unit = Transaction(session, client._context, client._used)
+    for change in ({"away_since": session.away_since - 1}, {"id": 0}, {"id": 8}, {"closed": True}):
+        session.id, session.away_since = 7, time.monotonic()
         assert not unit.is_over()
-        match event:
-            case None:
-                client._session.away_since -= 1
-            case "ended":
-                client._session.id = 0
-            case "another":
-                client._session.id = 8
-            case "closed":
-                client._session.closed = True
+        for name, value in change.items():
+            setattr(session, name, value)
         assert unit.is_over()
-
-
-def test_who_rolls_back_waits_no_longer_than_the_session_lives() -> None:
-    """Cut off, a rollback ends with the session's time-out and raises nothing: nothing is left that it could free."""
     client = Zkmq(NOWHERE)
-    unit = client.transaction()
+    begun = client.transaction()
     client._session.id, client._session.away_since = 7, time.monotonic()
-    unit._subject._session_id = 7
-    unit.rollback()
-    assert not unit.open
-    assert client.requests == {}
+    begun._subject._session_id = 7
+    begun.rollback()
+    assert (begun.open, client.requests) == (False, {})
 
 
-def test_a_failing_rollback_does_not_hide_what_ended_the_block(caplog: pytest.LogCaptureFixture) -> None:
-    """The handler's own error leaves the block, with a note that tells of the rollback, which is logged."""
+async def test_a_failing_rollback_does_not_hide_what_ended_the_block(caplog: pytest.LogCaptureFixture) -> None:
+    """The handler's own error leaves the block, with a note that tells of the rollback, which is logged.
+
+    So it does on an event loop; where nothing ended the block, the rollback's own error is raised.
+    """
 
     class Broken(Exception):
         """The handler's."""
 
     for trouble in (OutcomeUnknown("lost"), Unavailable("away"), RuntimeError("a mistake")):
-        unit = Zkmq(NOWHERE).transaction()
-        unit.rollback = lambda trouble=trouble: (_ for _ in ()).throw(trouble)  # type: ignore[method-assign, misc]
-        caplog.clear()
+
+        def failing(trouble: Exception = trouble) -> None:
+            raise trouble
+
+        async def awaited(trouble: Exception = trouble) -> None:
+            await asyncio.sleep(0)
+            raise trouble
+
+        unit, other = Zkmq(NOWHERE).transaction(), AsyncZkmq(NOWHERE).transaction()
+        unit.rollback, other.rollback = failing, awaited  # type: ignore[method-assign]
         with caplog.at_level(logging.WARNING), pytest.raises(Broken) as caught, unit:
             raise Broken
-        assert str(trouble) in caught.value.__notes__[0]
+        assert caught.value.__notes__ == [f"its rollback: {trouble}"]
         assert str(trouble) in caplog.text
-
-
-async def test_a_failing_rollback_hides_nothing_on_an_event_loop(caplog: pytest.LogCaptureFixture) -> None:
-    """Nor a cancellation; and where nothing ended the block, the rollback's own error is raised."""
-    unit = AsyncZkmq(NOWHERE).transaction()
-
-    async def failing() -> None:
-        await asyncio.sleep(0)
-        raise Unavailable("away")
-
-    unit.rollback = failing  # type: ignore[method-assign]
-    with pytest.raises(KeyError) as caught:
-        async with unit:
-            raise KeyError("mine")
-    assert caught.value.__notes__ == ["its rollback: away"]
-    with pytest.raises(Unavailable):
-        async with unit:
-            pass
-    assert "away" in caplog.text
+        caplog.clear()
+        with pytest.raises(Broken) as caught:
+            async with other:
+                raise Broken
+        assert caught.value.__notes__ == [f"its rollback: {trouble}"]
+        assert str(trouble) in caplog.text
+        caplog.clear()
+        with pytest.raises(type(trouble)):
+            async with other:
+                pass
