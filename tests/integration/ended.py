@@ -1,9 +1,10 @@
-"""Many tasks that have ended, written by many transactions in flight, as workers would have left them."""
+"""Tasks that have ended: a few that were handled, and many as workers would have left them."""
 
 from __future__ import annotations
 
 import time
 
+from airflow_provider_zkmq.engine import Message
 from airflow_provider_zkmq.engine.core.model.buckets import bucket_of, index_path
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -13,8 +14,30 @@ from airflow_provider_zkmq.engine.fronts.queue import Queue
 TOGETHER, WINDOW = 12, 16
 
 
+def finish(queue: Queue, count: int, *, dead: int = 0, retried: int = 0) -> list[str]:
+    """Tasks of two classes, in the order of their ends: first the dead ones, then those of two deliveries, the rest."""
+    kinds = ("low", "standard")
+    queue.enqueue_many(
+        [Message(f"data {n}", {"performance_class": kinds[n % 2]}, metadata={"n": n}) for n in range(count)]
+    )
+    ended: list[str] = []
+    while len(ended) < count:
+        claim = queue.claim(timeout=5)
+        assert claim is not None
+        number = claim.task.metadata["n"]
+        if number < dead:
+            claim.fail("no", retry=False)
+        elif number < dead + retried and claim.task.attempt == 1:
+            claim.fail("once", backoff=0)
+            continue
+        else:
+            claim.complete(b"result of " + claim.task.data)
+        ended.append(claim.task.id)
+    return ended
+
+
 def ended_tasks(queue: Queue, count: int, first: int = 0, data: bytes = b"data") -> list[str]:
-    """Finished tasks, `count` of them, with results; returns their ids. They seem to have ended 1 ms after another."""
+    """Write so many finished tasks by many transactions in flight, as if each had ended 1 ms after another."""
     client, base = queue._session.client, queue._context.paths.base
     now = int(time.time() * 1000) - count
     for bucket in sorted({bucket_of(now + number) for number in range(count)}):

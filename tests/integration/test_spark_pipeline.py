@@ -1,4 +1,4 @@
-"""The pipeline from a real ZooKeeper to gold, with a real Spark: counts at every stage, and what a crash leaves."""
+"""The archive and the pipeline to gold, with a real Spark and a real ZooKeeper, cut off and killed anywhere."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
-import time
-import uuid
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-from airflow_provider_zkmq.engine import ConfigError, Message, OrderedEnum, Zkmq
-from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.engine import ConfigError, Queue
+from airflow_provider_zkmq.spark.history.bronze import archive_queue
 from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, read_manifest
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
 from airflow_provider_zkmq.spark.history.reading import (
@@ -29,10 +28,11 @@ from airflow_provider_zkmq.spark.history.reading import (
     read_hourly,
     read_runs,
 )
-from tests.integration.ended import ended_tasks
+from tests.integration.ended import ended_tasks, finish
+from tests.integration.spark_programs import CLUSTER, EXECUTOR, processes, program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
-SCALE = bool(os.environ.get("ZKMQ_SCALE"))
+SCALE = pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="takes minutes: ZKMQ_SCALE=1")
 #: Where the pipeline is cut off here; the archive's own steps have a test of their own.
 SEAMS = (
     "bronze: published",
@@ -41,193 +41,231 @@ SEAMS = (
     "gold: staged hours",
     "gold: adopted",
 )
+#: Processes that are killed: those of Spark by a word of their command line.
+DRIVER, WORKER, NOBODY = "driver", "pyspark.daemon", "nobody"
 
 
 class Crash(BaseException):
     """Ends a run as a crash would."""
 
 
-@pytest.fixture
-def connect(zookeeper: str) -> dict[str, object]:
-    return {"hosts": zookeeper, "root": f"/pipeline-{uuid.uuid4().hex[:8]}"}
+def check_counts(spark, directory: Path, count: int, deliveries: int) -> None:
+    """Each run is in bronze and in silver once; gold's hours add up to the same, and to the deliveries."""
+    bronze = sorted(read_history(spark, directory, "census").select("id", "version").collect())
+    assert bronze == sorted(read_runs(spark, directory, "census").select("task_id", "version").collect())
+    assert bronze == sorted(set(bronze))
+    assert len(bronze) == count
+    assert read_deliveries(spark, directory, "census").count() == deliveries
+    hours = read_hourly(spark, directory, "census").groupBy().sum("arrivals", "ended", "deliveries", "retries").first()
+    assert tuple(hours) == (count, count, deliveries, deliveries - count)
+    assert read_consumers(spark, directory, "census").groupBy().sum("deliveries").first()[0] == deliveries
 
 
-@pytest.fixture
-def queue(connect: dict[str, object]) -> Iterator[Queue]:
-    with Zkmq.connect(**connect, gc=False) as client:
-        made = client.queue("q")
-        made.configure(filters={"size": OrderedEnum("small", "large")}, task_gc_lifetime=0)
-        yield made
-
-
-def finish(queue: Queue, count: int) -> list[str]:
-    """Enqueue tasks and end them: most are finished, every fifth at the second delivery, every seventh is dead."""
-    sizes = [Message(b"data", {"size": "large" if n % 2 else "small"}) for n in range(count)]
-    ids = queue.enqueue_many(sizes)
-    seen: set[str] = set()
-    while len(seen) < count:
-        claim = queue.claim(timeout=5)
-        assert claim is not None
-        number = ids.index(claim.task.id) if claim.task.id in ids else 0
-        if number % 7 == 6:
-            claim.fail("no", retry=False)
-        elif number % 5 == 4 and claim.task.attempt == 1:
-            claim.fail("once", backoff=0)
-            continue
-        else:
-            claim.complete(b"r")
-        seen.add(claim.task.id)
-    return ids
-
-
-def check_counts(spark, directory: Path, ids: list[str], deliveries: int) -> None:
-    """Each id is one run in bronze and in silver; gold's hours add up to the same, and to the deliveries."""
-    bronze = sorted(row.id for row in read_history(spark, directory, "q").select("id").collect())
-    assert bronze == sorted(ids)
-    assert sorted(row.task_id for row in read_runs(spark, directory, "q").select("task_id").collect()) == bronze
-    assert read_deliveries(spark, directory, "q").count() == deliveries
-    hours = read_hourly(spark, directory, "q").groupBy().sum("arrivals", "ended", "deliveries", "retries").first()
-    assert tuple(hours) == (len(ids), len(ids), deliveries, deliveries - len(ids))
-    assert read_consumers(spark, directory, "q").groupBy().sum("deliveries").first()[0] == deliveries
-
-
-def expected_deliveries(*counts: int) -> int:
-    return sum(count + sum(n % 5 == 4 and n % 7 != 6 for n in range(count)) for count in counts)
-
-
-def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, connect, queue, tmp_path) -> None:
+def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, where, q, zk, tmp_path) -> None:
+    """Also where a broken manifest and a missing queue end the turns of two others: they are told of, and raised."""
     lines: list[str] = []
-    ids = finish(queue, 14)
-    report = run_pipeline(connect, ["q"], tmp_path, spark, lifetime=0, progress=lines.append)
-    (done,) = report.queues
-    dead = 2  # dead letters stand until somebody deals with them; clean-up leaves them
-    assert (done.steps["bronze"]["rows"], done.steps["gc"]["deleted"]) == (14, 14 - dead)
+    ids = finish(q, 14, dead=2, retried=3)
+    (done,) = run_pipeline(where, None, tmp_path, spark, lifetime=0, progress=lines.append).queues
+    # dead letters stand until somebody deals with them; clean-up leaves them
+    assert (done.steps["bronze"]["rows"], done.steps["gc"]["deleted"]) == (14, 14 - 2)
     assert (done.steps["silver"]["runs"], done.error) == (14, None)
     assert [line.split(": ")[1] for line in lines] == ["mark", "bronze", "gc", "silver", "gold", "compaction"]
-    assert all(line.startswith("queue q: ") for line in lines)
-    check_counts(spark, tmp_path, ids, expected_deliveries(14))
-    again = run_pipeline(connect, ["q"], tmp_path, spark, lifetime=0).queues[0].steps
+    assert all(line.startswith("queue census: ") for line in lines)
+    check_counts(spark, tmp_path, 14, 14 + 3)
+    again = run_pipeline(where, ["census"], tmp_path, spark, lifetime=0).queues[0].steps
     assert (again["bronze"]["rows"], again["silver"]["runs"], again["gold"]["days written"]) == (0, 0, 0)
-    ids += finish(queue, 3)
-    assert run_pipeline(connect, None, tmp_path, spark, lifetime=0).queues[0].steps["silver"]["runs"] == 3
-    check_counts(spark, tmp_path, ids, expected_deliveries(14, 3))
+
+    ids += finish(q, 3)
+    zk.queue("a").configure()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "MANIFEST.json").write_text("[]")
+    with pytest.raises(PipelineFailed, match="2 of 3 queues had trouble") as raised:
+        run_pipeline(where, ["a", "absent", "census"], tmp_path, spark, lifetime=0, progress=lines.append)
+    broken, absent, good = raised.value.report.queues
+    assert "CorruptRecord" in broken.error
+    assert "does not exist" in absent.error
+    assert (good.error, good.steps["silver"]["runs"]) == (None, 3)
+    assert any("CorruptRecord" in line for line in lines)
+    check_counts(spark, tmp_path, 17, 17 + 3)
+    assert {row.id for row in read_history(spark, tmp_path, "census").collect()} == set(ids)
+    with pytest.raises(ConfigError):
+        run_pipeline(where, ["no/name"], tmp_path, spark)
 
 
-def test_a_crash_at_any_seam_loses_and_doubles_nothing(spark, connect, queue, tmp_path) -> None:
+@pytest.mark.full
+def test_a_crash_at_any_seam_loses_and_doubles_nothing(spark, where, q, tmp_path, subtests) -> None:
     """Cut off at one seam after the other, with new tasks each time; readers read whole tables in between."""
-    counts, ids = [], []
+    home = tmp_path / "census"
     for seam in SEAMS:
-        ids += finish(queue, 2)
-        counts.append(2)
+        finish(q, 3, dead=1, retried=1)
 
         def crash(step: str, wanted: str = seam) -> None:
             if step == wanted:
                 raise Crash(step)
 
-        with contextlib.suppress(Crash):
-            run_pipeline(connect, ["q"], tmp_path, spark, lifetime=0, after=crash)
-        ended = read_hourly(spark, tmp_path, "q").groupBy().sum("ended").first()[0] or 0
-        whole = {read_manifest(tmp_path / "q" / table).watermark for table in (SILVER, GOLD)}
-        assert ended <= read_runs(spark, tmp_path, "q").count()
-        assert len(whole) == 2 or ended == read_runs(spark, tmp_path, "q").count()
-    run_pipeline(connect, ["q"], tmp_path, spark, lifetime=0)
-    check_counts(spark, tmp_path, ids, expected_deliveries(*counts))
+        with subtests.test(seam=seam):
+            with contextlib.suppress(Crash):
+                run_pipeline(where, ["census"], tmp_path, spark, lifetime=0, after=crash)
+            ended = read_hourly(spark, tmp_path, "census").groupBy().sum("ended").first()[0] or 0
+            runs = read_runs(spark, tmp_path, "census").count()
+            marks = {read_manifest(home / table).watermark for table in (SILVER, GOLD)}
+            assert ended <= runs
+            assert len(marks) == 2 or ended == runs
+    run_pipeline(where, ["census"], tmp_path, spark, lifetime=0)
+    check_counts(spark, tmp_path, 3 * len(SEAMS), 4 * len(SEAMS))
     for table, kinds in ((".", ["runs"]), (SILVER, ["runs", "deliveries"]), (GOLD, ["hourly", "consumers"])):
-        manifest = read_manifest(tmp_path / "q" / table)
+        manifest = read_manifest(home / table)
         named = {part.path for part in manifest.runs} | {"/".join(path.split("/")[:2]) for path, _ in manifest.retired}
-        stored = {f"{kind}/{path.name}" for kind in kinds for path in (tmp_path / "q" / table / kind).glob("*")}
+        stored = {f"{kind}/{path.name}" for kind in kinds for path in (home / table / kind).glob("*")}
         assert stored == named
 
 
-def test_one_queue_s_trouble_does_not_end_the_others(spark, connect, queue, tmp_path) -> None:
-    """A broken manifest and a missing queue are told of, and raised when the others are done."""
-    finish(queue, 2)
-    with Zkmq.connect(**connect, gc=False) as client:
-        client.queue("a").configure()
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "MANIFEST.json").write_text("[]")
-    lines: list[str] = []
-    with pytest.raises(PipelineFailed, match="2 of 3 queues had trouble") as raised:
-        run_pipeline(connect, ["a", "absent", "q"], tmp_path, spark, progress=lines.append)
-    broken, absent, good = raised.value.report.queues
-    assert "CorruptRecord" in broken.error
-    assert "does not exist" in absent.error
-    assert (good.error, good.steps["silver"]["runs"]) == (None, 2)
-    assert any("CorruptRecord" in line for line in lines)
-    with pytest.raises(ConfigError):
-        run_pipeline(connect, ["no/name"], tmp_path, spark)
+class Tables:
+    """A process that brings an archive, or all tables, up to date, again and again."""
+
+    def __init__(self, what: str, where: dict[str, str], directory: Path, master: str) -> None:
+        self.process = program("tables", what, where["hosts"], where["root"], directory, master)
+        assert self.hear() == "ready"
+
+    def hear(self) -> str:
+        """What it says next; empty where it has ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def begin(self) -> None:
+        """Have it begin a run."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def outcome(self) -> str:
+        """What becomes of the run that it is in; empty where it was killed."""
+        while (line := self.hear()).startswith("step "):
+            pass
+        return line
+
+    def kill(self, victim: str, rand: random.Random) -> None:
+        """Kill one of its processes, as ``kill -9`` does; none where there is none such now."""
+        family = processes(self.process.pid)
+        found = [pid for pid, line in family.items() if victim in line] if victim != DRIVER else [self.process.pid]
+        if found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rand.choice(found), signal.SIGKILL)
+
+    def end(self) -> None:
+        """Nothing of it is left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
 
 
-def start(connect: dict[str, object], directory: Path, *master: str) -> subprocess.Popen[str]:
-    program = [sys.executable, "-m", "tests.integration.scale_pipeline"]
-    command = [*program, connect["hosts"], connect["root"], directory, *master]
-    return subprocess.Popen(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+@contextlib.contextmanager
+def ending(driver: list[Tables]) -> Iterator[list[Tables]]:
+    """A place for a driver, which ends with the block."""
+    try:
+        yield driver
+    finally:
+        for each in driver:
+            each.end()
 
 
-def killed_at(process: subprocess.Popen[str], lines: int, moment: float) -> bool:
-    """Kill the driver, its Java and its workers so long after so many lines of its output; False: it was done before.
+def produce(queue: Queue, count: int, number: int) -> None:
+    """Tasks that finish, one at its second delivery; one that dies and is dropped; one whose id is run again."""
+    ended_tasks(queue, count, first=number * count)
+    finish(queue, 1, retried=1)
+    for _ in range(2):
+        queue.enqueue(b"x", task_id="again")
+        queue.claim(timeout=20).complete(b"r")
+    queue.enqueue(b"x", task_id=f"dead{number}")
+    queue.claim(timeout=20).fail("no", retry=False)
+    queue.drop(f"dead{number}")
 
-    Lines tell of the pipeline's seams, so that a moment is anywhere in it, however slow the machine is.
+
+def ended_runs(queue: Queue) -> set[tuple[str, int]]:
+    return {each[:2] for each in queue.ended_between(0)}
+
+
+def endure(
+    what: str, where: dict[str, str], queue: Queue, directory: Path, victims: list[str], master: str, count: int
+) -> set[tuple[str, int]]:
+    """Runs of the tables, each of which loses a process at a random moment; returns what ended meanwhile.
+
+    The moment is a while after one of the steps that are told of: anywhere in a run, however slow the machine is.
     """
-    for _ in range(lines):
-        process.stdout.readline()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(moment)
-    alive = process.poll() is None
-    if alive:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    return alive
+    rand, ended = random.Random(), set()
+    steps = 8 if what == "archive" else 24
+    with ending([]) as driver:
+        for number, victim in enumerate(victims):
+            produce(queue, count, number)
+            ended |= ended_runs(queue)
+            if not driver:
+                driver.append(Tables(what, where, directory, master))
+            driver[0].begin()
+            after, pause = rand.randrange(steps), rand.uniform(0, 1)
+            sys.stdout.write(f"{victim} is killed {pause:.2f} s after step {after}\n")
+            told = "step"
+            while after and told.startswith("step"):
+                told, after = driver[0].hear(), after - 1
+            threading.Event().wait(pause)  # whatever it is doing by then
+            driver[0].kill(victim, rand)
+            if victim != DRIVER:
+                told = driver[0].outcome() if told.startswith("step") else told
+                assert victim != NOBODY or told.startswith("{"), told
+            if victim == DRIVER or not told:
+                driver.pop().end()
+            held = read_manifest(directory / "census")
+            queue.collect_garbage(lifetime=0)
+            assert ended_runs(queue) >= {each for each in ended if each[1] > held.watermark}
+    return ended
 
 
-@pytest.mark.skipif(not SCALE, reason="takes minutes: ZKMQ_SCALE=1")
-def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(spark, connect, queue, tmp_path) -> None:
-    """Twenty times, new tasks each time; its small sibling is cut off at the seams."""
-    chance, ids, counts, kills = random.Random(7), [], [], 0
-    began = time.monotonic()
-    while kills < int(os.environ.get("ZKMQ_KILLS", "20")):
-        ids += finish(queue, 10)
-        counts.append(10)
-        lines, moment = chance.randrange(1, 24), chance.uniform(0, 4)
-        killed = killed_at(start(connect, tmp_path), lines, moment)
-        kills += killed
-        sys.stdout.write(f"{'killed' if killed else 'done'} {moment:.1f} s after line {lines}\n")
-        sys.stdout.flush()
-    sys.stdout.write(f"{kills} kills, {len(counts)} runs, {time.monotonic() - began:.0f} s\n")
-    run_pipeline(connect, ["q"], tmp_path, spark, lifetime=0)
-    check_counts(spark, tmp_path, ids, expected_deliveries(*counts))
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("what", "master", "victims", "count"),
+    [
+        ("archive", "local[2]", [WORKER, WORKER, DRIVER], 600),
+        pytest.param("archive", "local[2]", [DRIVER, WORKER] * 10, 1_500, marks=SCALE),
+        pytest.param("pipeline", "local[2]", [DRIVER] * int(os.environ.get("ZKMQ_KILLS", "20")), 10, marks=SCALE),
+        pytest.param("pipeline", CLUSTER, [EXECUTOR, WORKER, DRIVER] * 2 + [NOBODY], 1_500, marks=SCALE),
+    ],
+)
+def test_what_is_killed_in_a_run_loses_and_doubles_nothing(
+    what, master, victims, count, spark, where, q, tmp_path
+) -> None:
+    """Drivers, Python workers and executors at random moments; one more run has every run that ended, once."""
+    q.configure(archive=True)
+    ended = endure(what, where, q, tmp_path, victims, master, count)
+    if what == "archive":
+        archive_queue(where, "census", tmp_path, spark)
+    else:
+        run_pipeline(where, ["census"], tmp_path, spark, lifetime=0)
+        check_counts(spark, tmp_path, len(ended), len(ended) + len(victims))
+    rows = [tuple(row) for row in read_history(spark, tmp_path, "census").select("id", "version").collect()]
+    assert len(rows) == len(set(rows)) == len(ended) == len(victims) * (count + 4)
+    assert set(rows) == ended
+    assert read_manifest(tmp_path / "census").rows == len(rows)
+    q.collect_garbage(lifetime=0)
+    assert (q.ids(), q.ended_between(0)) == ([], [])
+    finish(q, 1)
+    assert archive_queue(where, "census", tmp_path, spark).archived == 1
 
 
-@pytest.mark.skipif(not SCALE, reason="takes minutes: ZKMQ_SCALE=1")
-def test_a_hundred_thousand_tasks_reach_gold_in_two_gigabytes(spark, connect, queue, tmp_path) -> None:
-    """Every stage counts the same; a second run with a hundred new tasks is counted by them."""
-    count = int(os.environ.get("ZKMQ_TASKS", "100000"))
-    ended_tasks(queue, count)
-    for expected in (count, 100):
-        out, _ = start(connect, tmp_path).communicate()
-        sys.stdout.write(out)
-        result = json.loads(out.splitlines()[-1])
-        (steps,) = result["queues"]
-        assert (steps["bronze"]["rows"], steps["silver"]["runs"], steps["silver"]["deliveries"]) == (expected,) * 3
-        assert steps["gc"]["deleted"] == expected
-        assert result["peak_kb"] <= 2 << 20
-        if expected == count:
-            ended_tasks(queue, 100, first=count)
-    ended = read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first()
-    assert tuple(ended) == (count + 100, count + 100)
-
-
-@pytest.mark.skipif(not SCALE, reason="starts a Spark cluster: ZKMQ_SCALE=1")
-def test_the_pipeline_runs_on_executors_in_processes_of_their_own(spark, connect, queue, tmp_path) -> None:
-    ids = finish(queue, 14)
-    out, _ = start(connect, tmp_path, "local-cluster[2,1,700]").communicate()
-    (steps,) = json.loads(out.splitlines()[-1])["queues"]
-    assert (steps["bronze"]["rows"], steps["silver"]["runs"]) == (14, 14)
-    check_counts(spark, tmp_path, ids, expected_deliveries(14))
+@pytest.mark.full
+@SCALE
+def test_a_hundred_thousand_tasks_reach_gold_in_two_gigabytes(spark, where, q, tmp_path) -> None:
+    """Every stage counts the same, the driver has less than one of them; a next run is counted by its hundred tasks."""
+    count, first = int(os.environ.get("ZKMQ_TASKS", "100000")), 0
+    with ending([Tables("pipeline", where, tmp_path, "local[2]")]) as (driver,):
+        for expected in (count, 100):
+            ended_tasks(q, expected, first=first)
+            first += expected
+            driver.begin()
+            told: dict[str, Any] = json.loads(driver.outcome())
+            sys.stdout.write(f"{told}\n")
+            steps = told["steps"]
+            assert (steps["bronze"]["rows"], steps["silver"]["runs"], steps["silver"]["deliveries"]) == (expected,) * 3
+            assert steps["gc"]["deleted"] == expected
+            assert told["peak_kb"] <= 2 << 20
+            assert told["driver_kb"] <= 1 << 20
+    assert q.ids() == []
+    check_counts(spark, tmp_path, count + 100, count + 100)

@@ -1,0 +1,233 @@
+"""Programs with a Spark of their own, for tests that kill them, give them a cluster, or look at what they leave behind.
+
+``python -m tests.integration.spark_programs NAME ARGUMENTS``: each of the last functions here is one; what they find is
+a line of JSON, the last that they print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_zkmq.engine import Zkmq
+from airflow_provider_zkmq.spark import archive_queue, enqueue, py_files, read_report, register, spark_session
+from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
+
+CLUSTER, EXECUTOR = "local-cluster[2,1,700]", "CoarseGrainedExecutorBackend"
+PARTITIONS, STRAGGLERS = 20, (7, 13)
+TOP = Path(__file__).parents[2]
+
+
+def program(*arguments: object, environment: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+    """A program in a process group of its own, together with its Java, Spark's executors and Python workers."""
+    words = [sys.executable, "-m", __name__, *map(str, arguments)]
+    path = os.pathsep.join([str(TOP), *(each for each in sys.path if each)])
+    pipes: Any = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    env = {**os.environ, "PYTHONPATH": path, **(environment or {})}
+    return subprocess.Popen(words, text=True, start_new_session=True, env=env, **pipes, **options)
+
+
+def processes(top: int) -> dict[int, str]:
+    """The command lines of a process and of all that it has started, directly or not."""
+    commands, parents = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(folder.name)
+            parents[pid] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[pid] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    family, size = {top}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {pid for pid, parent in parents.items() if parent in family}
+    return {pid: commands[pid] for pid in family & commands.keys()}
+
+
+def peak_kilobytes(pid: int) -> int:
+    """The most memory that a process had at once."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1])
+    return 0
+
+
+def session(master: str, **conf: object) -> SparkSession:
+    """A Spark whose workers find this checkout."""
+    path = os.pathsep.join(each for each in sys.path if each)
+    memory = {"spark.driver.memory": "700m", "spark.executor.memory": "700m"}
+    return spark_session("zkmq-tests", master, **{**memory, "spark.executorEnv.PYTHONPATH": path, **conf})
+
+
+def say(line: str) -> None:
+    """Tell whoever started this process."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def tables(what: str, hosts: str, root: str, directory: str, master: str) -> None:
+    """Bring an archive, or the whole pipeline, up to date for each line of the input; each part of it is told of."""
+    where, step = {"hosts": hosts, "root": root}, lambda step: say(f"step {step}")
+    spark = session(master, **{"spark.driver.memory": "1g", "spark.task.maxFailures": "6"})
+    spark.range(10).mapInArrow(lambda batches: batches, "id bigint").count()  # Python workers are there from now on
+    say("ready")
+    for _ in sys.stdin:
+        try:
+            if what == "archive":
+                told: dict[str, Any] = {
+                    "archived": archive_queue(where, "census", directory, spark, after=step).archived
+                }
+            else:
+                (done,) = run_pipeline(where, None, directory, spark, lifetime=0, after=step).queues
+                peaks = {pid: peak_kilobytes(pid) for pid in processes(os.getpid())}
+                told = {"steps": done.steps, "peak_kb": sum(peaks.values()), "driver_kb": peaks[os.getpid()]}
+            say(json.dumps(told))
+        except Exception as error:  # noqa: BLE001  whatever the kill of a worker makes of it
+            say(f"failed {type(error).__name__}")
+
+
+def faulty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition; its first attempt fails when most of them have gone through, or stands still there."""
+    context = TaskContext.get()
+    assert context is not None
+    number = 0
+    for batch in batches:
+        number += batch.num_rows
+        if number > 2_000 and context.attemptNumber() == 0:
+            if context.partitionId() not in STRAGGLERS:
+                msg = "injected failure"
+                raise RuntimeError(msg)
+            time.sleep(20)  # a straggler, which is run a second time meanwhile
+        yield batch
+
+
+def kill_one(hosts: str, root: str, after: int, killed: list[int]) -> None:
+    """Kill an executor once so many tasks are there."""
+    with Zkmq.connect(hosts, root=root, gc=False) as zk:
+        queue = zk.queue("census")
+        while sum(queue.counts().values()) < after:
+            time.sleep(0.2)  # looks again; whoever runs this has a deadline
+    running = [pid for pid, command in processes(os.getpid()).items() if EXECUTOR in command]
+    os.kill(running[0], signal.SIGKILL)
+    killed.append(running[0])
+
+
+def write(hosts: str, root: str, total: str) -> None:
+    """Write so many rows by two executors, of which one is killed, while slow tasks are run twice and others fail."""
+    spark = session(
+        CLUSTER,
+        **{
+            "spark.task.maxFailures": "10",
+            "spark.speculation": "true",
+            "spark.speculation.interval": "200ms",
+            "spark.speculation.multiplier": "1.5",
+            "spark.speculation.quantile": "0.3",
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "250",
+        },
+    )
+    killed: list[int] = []
+    threading.Thread(target=kill_one, args=(hosts, root, int(total) // 3, killed), daemon=True).start()
+    df = spark.range(0, int(total), 1, PARTITIONS).selectExpr("concat('t', id) id", "concat('data ', id) data")
+    report = enqueue(df.mapInArrow(faulty, df.schema), "census", hosts=hosts, root=root, batch="load")
+    again = [part.partition for part in report.partitions if part.attempt > 0]
+    told = {"rows": report.rows, "complete": report.complete, "killed": len(killed), "failures": len(again)}
+    say(json.dumps(told | {"doubled": len(set(again) & set(STRAGGLERS))}))
+    spark.stop()
+
+
+def stream(hosts: str, root: str, source: str, checkpoint: str) -> None:
+    """Write all files of a folder, one micro-batch for each."""
+    spark = session("local[2]")
+    register(spark)
+    df = spark.readStream.schema("id string, data string").option("maxFilesPerTrigger", 1).json(source)
+    sink = df.writeStream.format("zkmq").options(hosts=hosts, root=root, queue="census")
+    sink.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+def plans(frame: DataFrame) -> str:
+    """All that Spark shows of a query."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        frame.explain(True)
+        frame.explain("formatted")
+    return shown.getvalue() + frame._jdf.queryExecution().toString()
+
+
+def failure(frame: Any) -> str:
+    """What a user sees of an error."""
+    try:
+        frame()
+    except Exception as error:  # noqa: BLE001  whatever it is, it is shown
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def places(batches: Iterator[Any]) -> Iterator[Any]:
+    """The processes that have the rows, and where each has this package from."""
+    import airflow_provider_zkmq
+
+    for batch in batches:
+        count = batch.num_rows
+        place = {"pid": [os.getpid()] * count, "code": [airflow_provider_zkmq.__file__] * count}
+        yield pa.RecordBatch.from_pydict(place)
+
+
+def reads(master: str, hosts: str, root: str, folder: str, password_file: str) -> None:
+    """Read a secured queue through the data source, and look for the password everywhere.
+
+    ``ZKMQ_AUTH`` and ``AIRFLOW_CONN_SECURED`` are in the environment, which executors inherit.
+    """
+    password, events = Path(password_file).read_text(), Path(folder, "events")
+    events.mkdir()
+    spark = spark_session(
+        "secured",
+        master,
+        **{
+            "spark.driver.memory": "700m",
+            "spark.executor.memory": "600m",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": events.as_uri(),
+            "spark.eventLog.compress": "false",  # it is searched for the password
+            "spark.submit.pyFiles": py_files(folder),
+        },
+    )
+    register(spark)
+    reader = spark.read.format("zkmq").options(root=root, columns="task_id,state,data", numPartitions=4)
+    by_environment = reader.option("hosts", hosts).option("report", f"{folder}/report").load()
+    by_connection = spark.read.format("zkmq").options(conn_id="secured", columns="task_id,state,attempt").load()
+    had = by_environment.select("task_id").mapInArrow(places, "pid long, code string").distinct().collect()
+    commands = processes(os.getpid()).values()
+    answer = {
+        "rows": [by_environment.count(), by_connection.count()],
+        "payloads": sum(len(row.data) for row in by_environment.collect()),
+        "reported": read_report(f"{folder}/report").rows,
+        "pids": len({row.pid for row in had}),
+        "code": sorted({row.code for row in had}),
+        "unknown": failure(spark.read.format("zkmq").options(conn_id="nowhere").load),
+        "refused": failure(reader.option("hosts", hosts).option("auth", f"ann:{password}").load),
+        "in plans": password in plans(by_environment) + plans(by_connection),
+        "in commands": any(password in command for command in commands),
+        "executors": sum(EXECUTOR in command for command in commands),
+    }
+    spark.stop()
+    written = [path.read_bytes() for path in events.rglob("*") if path.is_file()]
+    answer["events"] = sum(map(len, written))
+    answer["in events"] = any(password.encode() in each for each in written)
+    say(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    {each.__name__: each for each in (tables, write, stream, reads)}[sys.argv[1]](*sys.argv[2:])
