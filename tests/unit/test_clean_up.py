@@ -1,0 +1,340 @@
+"""When clean-up is due and whose lock it has; the thread that puts right what calls left ends and is not hot."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.protocol.ops import Children
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
+from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE
+from airflow_provider_zkmq.engine.core.tasks import configure
+from airflow_provider_zkmq.engine.core.upkeep import lock, turns
+from airflow_provider_zkmq.engine.core.upkeep.collect import Collected, collect_garbage
+from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt
+from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable, ZkmqError
+from airflow_provider_zkmq.engine.fronts import debts
+from tests.unit.claiming import another, queue_of, step
+from tests.unit.looping import filled
+from tests.unit.test_departing import put_down, taken
+from tests.unit.world import BROKEN_OFF, LOST_REPLY, Client, Crash, Fault, new_queue
+
+
+def look(client: Client, fault: Any = lambda _op: None) -> turns.Turn:
+    return client.do(turns.collect_if_due(client.context), fault)
+
+
+def due(client: Client) -> bool:
+    """Whether a look makes a run."""
+    return look(client).report.ran
+
+
+def configured(client: Client, **options: Any) -> None:
+    client.do(configure.configure(client.context, **options))
+
+
+def finished(count: int = 1, **conf: Any) -> Client:
+    """The client of a queue with so many tasks that have ended."""
+    client = queue_of(map(str, range(count)), **conf)
+    client.work()
+    client.zk.advance(1)
+    return client
+
+
+def on(path: str, effect: Any) -> Fault:
+    """A fault at each write that begins with this znode."""
+    return lambda op: effect if isinstance(op, Multi) and op.ops[0].path == path else None
+
+
+def test_a_queue_that_was_never_cleaned_up_is_due() -> None:
+    """The first look of whoever comes first makes the first run; the next is due an interval later.
+
+    Another client's look, and a new one's, says how long it is to the next run; the one after it makes it.
+    """
+    client = finished(task_gc_interval=20, task_gc_lifetime=0)
+    assert look(client) == turns.Turn(Collected(collected=1), 20)
+    client.zk.advance(15)
+    for other in (client, another(client)):
+        turn = look(other)
+        assert (turn.report.ran, round(turn.due_in)) == (False, 5)
+    client.zk.advance(6)
+    assert due(another(client))
+    assert not due(client)
+
+
+def test_a_look_that_finds_nothing_due_is_one_read() -> None:
+    """Where the server's clock is known, as after an enqueue: a short-lived producer pays no more than that."""
+    client, ops = new_queue(task_gc_interval=20), []
+    look(client)
+    client.put()
+    assert not look(client, lambda op: ops.append(op)).report.ran
+    assert len(ops) == 1
+
+
+def test_another_interval_counts_from_the_last_run() -> None:
+    """A shorter one is due as soon as it has passed since then; a longer one is waited for."""
+    for before, after in ((20, 1), (3600, 1), (1e9, 0)):
+        client = new_queue(task_gc_interval=before)
+        assert look(client).due_in == before
+        client.zk.advance(0.4)
+        configured(another(client), task_gc_interval=after)
+        assert look(client).due_in <= 1
+        client.zk.advance(0.8)
+        assert after == 0 or due(client)
+    client = new_queue(task_gc_interval=10)
+    look(client)
+    configured(client, task_gc_interval=100)
+    client.zk.advance(60)
+    turn = look(client)
+    assert (turn.report.ran, round(turn.due_in)) == (False, 40)
+
+
+def test_a_shorter_lifetime_makes_a_run_due_at_once_and_once() -> None:
+    """What was kept for an hour may go now: the first look deletes it, the others find it done."""
+    client = finished(task_gc_interval=3600, task_gc_lifetime=3600)
+    other = another(client)
+    client.zk.advance(100)
+    assert look(other).report.collected == 0
+    assert not due(client)
+    configured(client, task_gc_lifetime=50)
+    assert look(other).report == Collected(collected=1)
+    assert not due(client)
+    for lifetime in (50, 500):
+        configured(client, task_gc_lifetime=lifetime)
+        assert not due(other)
+
+
+def test_an_operator_s_run_for_less_covers_a_shorter_lifetime() -> None:
+    """Everything that had ended was deleted: nothing is due before the interval has passed."""
+    client = new_queue(task_gc_interval=3600, task_gc_lifetime=3600)
+    client.do(collect_garbage(client.context, 0))
+    configured(client, task_gc_lifetime=50)
+    assert not due(client)
+    client.do(collect_garbage(client.context, 100))
+    assert due(client)
+
+
+def test_two_that_look_at_the_same_time_make_one_run() -> None:
+    """Who comes second sees that the first has been there; a run under way elsewhere is looked at again soon."""
+    client = new_queue(task_gc_interval=3600)
+    path = client.context.paths.at("lock")
+    client.zk.multi(0, (Create(path, b"another's"),))
+    assert look(client) == turns.Turn(Collected(ran=False), turns.BUSY_SECONDS)
+    client.zk.multi(0, (Delete(path),))
+    other, first = another(client), iter([True])
+
+    def overtaken(op: Any) -> None:
+        if isinstance(op, Multi) and op.ops[0].path == path and next(first, False):
+            assert due(other)
+
+    assert not look(client, overtaken).report.ran
+    assert client.zk.nodes[client.context.paths.at("gc")].version == 1
+
+
+def test_a_damaged_note_of_the_last_run_leaves_it_to_the_interval() -> None:
+    """Nobody cleans up without end, and nobody stops doing so."""
+    for data in (b"", b"{", b"[1]", b'{"lifetime":"long"}', b'{"lifetime":true}', b"[" * 100_000):
+        client = new_queue(task_gc_interval=20)
+        look(client)
+        client.zk.multi(0, (SetData(client.context.paths.at("gc"), data),))
+        assert not due(client), data[:20]
+        client.zk.advance(21)
+        assert due(client), data[:20]
+
+
+def test_a_run_that_is_cut_off_is_due_for_the_next() -> None:
+    """What it has deleted is gone; it did not say that it has run, and somebody else goes on where it was."""
+    client = finished(task_gc_interval=3600, task_gc_lifetime=0)
+    with pytest.raises(Unavailable):
+        look(client, on(client.context.paths.at("gc"), Unavailable("closed")))
+    assert client.check() == {}
+    client.zk.expire(client.session)
+    assert look(another(client)).report == Collected()
+
+
+def test_a_run_whose_client_is_being_closed_ends_where_it_is() -> None:
+    """It deletes no further chunk, gives its lock back and does not say that it has run: the next one goes on."""
+    count = 3 * AT_ONCE
+    client = finished(count, task_gc_interval=3600, task_gc_lifetime=0)
+
+    def leaves(op: Any) -> None:
+        deletes = isinstance(op, Multi) and isinstance(op.ops[0], Delete) and "/tasks/" in op.ops[0].path
+        client.context.maintenance.leaving = client.context.maintenance.leaving or deletes
+
+    report = look(client, leaves).report
+    assert 0 < report.collected < count
+    assert not locked(client)
+    assert look(another(client)).report.collected == count - report.collected
+
+
+# --- the lock of a clean-up that was cut short
+
+
+def locked(client: Client) -> bool:
+    return client.context.paths.at("lock") in client.zk.nodes
+
+
+def collect(client: Client, fault: Fault = lambda _op: None) -> bool:
+    return client.do(collect_garbage(client.context), fault).ran
+
+
+def release(client: Client) -> None:
+    client.do(lock.release_abandoned_lock(client.context))
+
+
+def on_lock(client: Client, effect: Any) -> Fault:
+    """A fault at each write of the lock."""
+    path = client.context.paths.at("lock")
+    return lambda op: effect if isinstance(op, Multi) and any(item.path == path for item in op.ops) else None
+
+
+def broken_off(where: str) -> Client:
+    """A client whose clean-up was cancelled or interrupted at its lock, or within."""
+    client = new_queue()
+    break_off(client, where)
+    return client
+
+
+def break_off(client: Client, where: str = "within") -> None:
+    path = client.context.paths.at("finished")
+    within = lambda op: BROKEN_OFF if isinstance(op, Children) and op.path == path else None
+    with pytest.raises(Crash):
+        collect(client, on_lock(client, BROKEN_OFF) if where == "lock" else within)
+
+
+@pytest.mark.parametrize("where", ["lock", "within"])
+def test_a_broken_off_clean_up_is_followed_by_another_of_the_same_client(where: str) -> None:
+    """The lock stands, other clients wait for it; its client takes it over, or whatever it does gives the lock back.
+
+    Afterwards that costs nothing, and others clean up.
+    """
+    client = broken_off(where)
+    other = another(client)
+    assert (locked(client), collect(other)) == (True, False)
+    assert (collect(client), locked(client), collect(other)) == (True, False, True)
+    client = broken_off(where)
+    release(client)
+    assert (locked(client), collect(another(client))) == (False, True)
+    assert list(lock.release_abandoned_lock(client.context)) == []
+
+
+def test_a_clean_up_under_way_in_another_thread_is_not_taken_for_abandoned() -> None:
+    """The same client's second clean-up does not run, and nobody gives the first one's lock back."""
+    client = new_queue()
+    first = step(client, collect_garbage(client.context))
+    while not locked(client):
+        first.step()
+    assert not collect(client)
+    release(client)
+    assert locked(client)
+    first.cut()
+    assert collect(client)
+
+
+def test_a_lock_is_not_given_back_that_is_another_s() -> None:
+    """Our lock ended with its session, and another client has it by now."""
+    client = broken_off("within")
+    client.zk.expire(client.session)
+    client.session = client.zk.connect()
+    other = another(client)
+    break_off(other)
+    release(client)
+    assert locked(other)
+
+
+def test_lost_replies_leave_no_lock() -> None:
+    """A clean-up whose last reply is lost for good is told as done; the lock's end is made sure of later."""
+    client, seen = new_queue(), []
+
+    def once(op: Any) -> Any:
+        effect = on_lock(client, LOST_REPLY)(op)
+        seen.append(effect)
+        return effect if seen.count(LOST_REPLY) in {1, 3} else None
+
+    assert collect(client, once)
+    assert not locked(client)
+    path = client.context.paths.at("lock")
+
+    def without_end(op: Any) -> Any:
+        ends = isinstance(op, Multi) and any(item.path == path and not hasattr(item, "data") for item in op.ops)
+        return Unavailable("no server") if ends else None
+
+    assert collect(client, without_end)
+    assert locked(client)
+    release(client)
+    assert not locked(client)
+
+
+# --- the thread that puts right what calls left
+
+
+class Changed:
+    """The session's signal: notes for how long it is waited for, and lets so much time pass."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.count, self.pauses = client, 0, list[float]()
+
+    def wait(self, _seen: int, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.client.zk.ms += max(1, round(seconds * 1000))
+
+
+def paying(
+    client: Client, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any], Any] = lambda _op: None, **session: Any
+) -> list[float]:
+    """Pay in this thread, with faults; the pauses that were made."""
+    changed, connected = Changed(client), SimpleNamespace(is_set=lambda: True)
+    about = {"memory": contextlib.nullcontext(), "changed": changed, "closed": False, "connected": connected}
+    monkeypatch.setattr(debts, "run", lambda _session, procedure: client.do(procedure, fault))
+    debts._pay(SimpleNamespace(**about | session), client.context)  # type: ignore[arg-type]
+    assert not client.context.debts.paying
+    return changed.pauses
+
+
+def test_of_a_closed_client_it_is_told_that_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where something else is owed, which nobody pays any more."""
+    client = filled()
+    claims = taken(client, 3)
+    told = put_down(client, claims[:2])
+    client.context.debts.unmarked[claims[2].task_id, claims[2].token] = claims[2]
+    closed = SessionLost("the connection was closed")
+    assert paying(client, monkeypatch, lambda _op: closed, closed=True) == []
+    assert told == {"a": [closed], "b": [closed]}
+
+
+def test_what_was_put_down_is_waited_for_until_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a server it pauses before each try: what is due stays due, and is not tried again at once."""
+    for away in (0, 3):
+        client = filled()
+        told = put_down(client, taken(client, 2))
+        tries = iter([True] * away)
+        pauses = paying(
+            client, monkeypatch, lambda _op, tries=tries: Unavailable("away") if next(tries, False) else None
+        )  # type: ignore[misc]
+        assert pauses == pytest.approx([0.05, *[0.5] * away])
+        assert told == {"a": [None], "b": [None]}
+        assert not in_debt(client.context)
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), ZkmqError("refused")])
+def test_other_debts_that_cannot_be_paid_hold_nothing_back(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where they meet no server, nor where they are refused for good."""
+    client = filled()
+    told = put_down(client, taken(client, 2))
+    client.context.debts.batches.add("batch")
+    tries = iter(range(3))
+
+    def refused(context: Any) -> Any:
+        if next(tries, None) is None:
+            context.debts.batches.clear()
+            return
+        raise error
+        yield
+
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.upkeep.debts.close_pending", refused)
+    assert all(pause >= debts.RETRY_SECONDS for pause in paying(client, monkeypatch))
+    assert told == {"a": [None], "b": [None]}
