@@ -100,19 +100,25 @@ def total(requests: dict[str, int], before: dict[str, int]) -> Counter[str]:
 def test_an_idle_consumer_sends_nothing_whatever_others_do_with_foreign_tasks(zookeeper: str, foreign: Queue) -> None:
     """Others enqueue, claim and complete what does not concern it; then its own comes, and costs what one costs.
 
-    Nor does one that asks without waiting, again and again, once it is warm.
+    A consumer that waits for another kind does not hear of that; one that asks again and again costs nothing, either.
     """
-    with clients(zookeeper, foreign.root, 1, session_timeout=20) as (client,):
-        mine = client.queue("plant")
+    with clients(zookeeper, foreign.root, 2, session_timeout=20) as (client, stranger):
+        mine, theirs = client.queue("plant"), stranger.queue("plant")
         mine.counts()
-        with waiting(mine, selector="kind==mine") as crowd:
-            before = client.requests
+        with waiting(mine, selector="kind==mine") as crowd, waiting(theirs, selector="kind==other") as strangers:
+            count = len(foreign._session.client.get_children(foreign._context.paths.at("live")))
+            known = lambda queue: len(queue._context.census.live) == count and not queue._context.census.watch.fired
+            eventually(lambda: known(mine) and known(theirs), within=60)
+            crowd.settle()
+            strangers.settle()
+            before, others_before = client.requests, stranger.requests
             for _ in range(20):
                 foreign.enqueue(b"x", {"kind": "foreign"})
                 taken(foreign, selector="kind==foreign").complete()
             task_id = foreign.enqueue(b"x", {"kind": "mine"})
             eventually(lambda: crowd.got == [task_id])
             cost = total(client.requests, before)
+            assert total(stranger.requests, others_before) == {}
         assert all(cost[kind] <= WOKEN[kind] for kind in cost), cost
         drained(mine, selector="kind==mine")
         assert spent(client, lambda: [mine.claim(selector="kind==mine") for _ in range(100)]) == {}
@@ -201,27 +207,6 @@ def test_many_threads_begin_as_one(zookeeper: str, threads: Queue) -> None:
         drained(threads)  # who has gone is taken off the register, and nobody else comes or goes meanwhile
     assert begun[0] == begun[1]
     assert sum(changed[1].values()) <= sum(changed[0].values()) + 1
-
-
-def test_idle_consumers_of_one_kind_do_not_hear_of_another(zookeeper: str, foreign: Queue) -> None:
-    """Many consumers wait, each a client; one of them gets what it waits for, and the others send nothing."""
-    drained(foreign, selector="kind==mine")
-    many = CONSUMERS if LARGE else 12
-    with clients(zookeeper, foreign.root, many, session_timeout=20) as everybody:
-        queues = [client.queue("plant") for client in everybody]
-        live = foreign._context.paths.at("live")
-        with waiting(queues[0], selector="kind==mine") as mine, waiting(*queues[1:], selector="kind==other") as others:
-            count = len(foreign._session.client.get_children(live))
-            current = lambda queue: len(queue._context.census.live) == count and not queue._context.census.watch.fired
-            eventually(lambda: all(map(current, queues)), within=60)
-            mine.settle()
-            others.settle()
-            before = [client.requests for client in everybody]
-            task_id = foreign.enqueue(b"x", {"kind": "mine"})
-            eventually(lambda: mine.got == [task_id])
-            costs = [total(client.requests, old) for client, old in zip(everybody, before, strict=True)]
-    assert costs[1:] == [{}] * (many - 1)
-    assert sum(costs[0].values()) <= sum(WOKEN.values())
 
 
 async def _parked(condition: Callable[[], bool]) -> None:
