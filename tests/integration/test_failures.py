@@ -1,33 +1,31 @@
-"""Processes that die, connections that drop, credentials that are wrong: on a real server."""
+"""Clients that are closed, forked or killed, servers that restart or refuse: users are told, and others go on."""
 
 from __future__ import annotations
 
-import asyncio
+import os
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
-from airflow_provider_zkmq.engine import (
-    AccessDenied,
-    AsyncZkmq,
-    ClaimLost,
-    Message,
-    Queue,
-    Unavailable,
-    Zkmq,
-)
-from tests.support import eventually, fresh_root, python
+from airflow_provider_zkmq.engine import AccessDenied, ClaimLost, Queue, Unavailable, Zkmq
+from airflow_provider_zkmq.engine.errors import SessionLost, TransportError
+from tests.integration.fronts import KINDS, connected
+from tests.support import eventually, python
 
+PATIENCE_S = 20.0
 IMPORT_AND_TELL = """
 import signal
 before = {number: signal.getsignal(number) for number in signal.valid_signals()}
 import airflow_provider_zkmq.engine
 print(before == {number: signal.getsignal(number) for number in signal.valid_signals()})
 """
-
 CLAIM_AND_HANG = """
 import sys
 from airflow_provider_zkmq.engine import Zkmq
@@ -36,7 +34,6 @@ claim = zk.queue("census").claim(timeout=10)
 print(claim.token, flush=True)
 sys.stdin.read()
 """
-
 ENQUEUE_FOR_EVER = """
 import sys
 from airflow_provider_zkmq.engine import Message, Zkmq
@@ -45,6 +42,103 @@ print("go", flush=True)
 while True:
     q.enqueue_many([Message(b"x" * 1000, filters={"performance_class": "low"}) for _ in range(50)])
 """
+
+
+# --- connections that are closed, and one that a forked process has inherited
+
+
+def waits_in(client: Any, name: str, *, there: bool) -> bool:
+    """Whether a worker of the client has begun to wait, for tasks of the queue or for the queue itself."""
+    if there:
+        return client._context(name).registration.consumer is not None
+    fans = list(client._session.watches._fans.values())
+    return any(fan.path.endswith(f"{name}/conf/layout") and fan.watches() for fan in fans)
+
+
+def test_a_worker_whose_connection_is_closed_ends(zookeeper: str, root: str, subtests: pytest.Subtests) -> None:
+    """It has nobody left to ask: `run` raises what `claim` would, while it waits for tasks or for its queue."""
+
+    async def on_a_loop(_task: object) -> None:
+        """Do nothing."""
+
+    for front, there in product(KINDS, (True, False)):
+        with subtests.test(front=front, there=there), connected(front, zookeeper, root=root, gc=False) as zk:
+            q = zk.queue(name := f"{front}-{there}")
+            if there:
+                q.configure()
+            worker = q.worker(on_a_loop if front == "asynchronous" else lambda _task: None)
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(worker.run)
+                eventually(lambda zk=zk, name=name, there=there: waits_in(zk, name, there=there))
+                zk.close()
+                with pytest.raises(SessionLost):
+                    running.result(PATIENCE_S)
+
+
+def test_a_client_is_closed_although_others_begin_to_use_it(zookeeper: str, root: str) -> None:
+    """Another thread's first use of a queue does not keep the session open."""
+    zk = Zkmq.connect(zookeeper, root=root, gc=False)
+    over = threading.Event()
+
+    def use() -> None:
+        number = 0
+        while not over.is_set():
+            zk.queue(f"q{number}")
+            number += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(use)
+        try:
+            eventually(lambda: len(zk._contexts) > 100)
+            zk.close()
+        finally:
+            over.set()
+    assert zk._session.closed
+    assert not zk._session.client.connected
+
+
+def test_a_forked_process_is_told_to_connect_again(q: Queue) -> None:
+    """Whatever its parent's threads were at when it was forked, its calls end at once."""
+    over = threading.Event()
+
+    def use() -> None:
+        while not over.is_set():
+            q.counts()
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert [_forked(q) for _ in range(5)] == [0] * 5
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _forked(q: Queue) -> int:
+    """A child's verdict: 0 when it was told. It is ended if it hangs."""
+    child = os.fork()
+    if child == 0:
+        try:
+            q.enqueue(b"x")
+        except TransportError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            return -1
+        time.sleep(0.01)  # looks again
+
+
+# --- processes that die
 
 
 def test_a_killed_worker_s_task_is_claimed_by_another(zookeeper: str, root: str, q: Queue) -> None:
@@ -65,7 +159,7 @@ def test_a_killed_worker_s_task_is_claimed_by_another(zookeeper: str, root: str,
     assert q.task(task_id).result == b"once"
 
 
-@pytest.mark.parametrize("written", [1, 150, 400])
+@pytest.mark.parametrize("written", [1, 250])
 def test_a_killed_producer_leaves_whole_tasks_only(zookeeper: str, root: str, q: Queue, written: int) -> None:
     """kill -9 while enqueuing: every tree that is there is complete, pending, and listed exactly once."""
     victim = python(ENQUEUE_FOR_EVER, zookeeper, root)
@@ -80,30 +174,7 @@ def test_a_killed_producer_leaves_whole_tasks_only(zookeeper: str, root: str, q:
     assert all(len({node.czxid for node in q.tree(task.id)}) == 1 for task in tasks[:: max(1, len(tasks) // 20)])
 
 
-def test_a_sessionless_owner_cannot_settle(zookeeper: str, root: str, q: Queue) -> None:
-    """A claim dies with its session: even before a rescue its owner is refused, whose client has a new session."""
-    task_id = q.enqueue(b"x")
-    with Zkmq.connect(zookeeper, root=root, gc=False) as owner:
-        claim = owner.queue("census").claim()
-        assert claim is not None
-        session, password = owner._session.client.client_id
-        _end_session(zookeeper, session, password)
-        eventually(lambda: owner.session_id not in (0, session) and owner._session.connected.is_set())
-        with pytest.raises(ClaimLost):
-            claim.complete()
-    again = q.claim(timeout=20)
-    assert again is not None
-    assert again.task.id == task_id
-
-
-def _end_session(hosts: str, session: int, password: bytes) -> None:
-    """Take a session over and close it, which is how the server ends one at once."""
-    from kazoo.client import KazooClient
-
-    thief = KazooClient(hosts, client_id=(session, password))
-    thief.start()
-    thief.stop()
-    thief.close()
+# --- servers
 
 
 def test_no_server_is_one_error_that_names_the_hosts() -> None:
@@ -115,9 +186,8 @@ def test_no_server_is_one_error_that_names_the_hosts() -> None:
             Zkmq.connect(hosts, connect_timeout=1)
 
 
-def test_a_wrong_password_is_refused_at_once(zookeeper: str) -> None:
+def test_a_wrong_password_is_refused_at_once(zookeeper: str, root: str) -> None:
     """What was created with credentials opens to them alone; the error names the user and never the password."""
-    root = fresh_root()
     with Zkmq.connect(zookeeper, root=root, auth="ann:right", gc=False) as zk:
         zk.queue("q").enqueue(b"x")
     for auth in ("ann:wrong", None):
@@ -130,84 +200,24 @@ def test_a_wrong_password_is_refused_at_once(zookeeper: str) -> None:
 
 def test_waiters_and_claims_survive_a_server_restart(tmp_path: Path) -> None:
     """Watches lost with the connection are armed again: a wait and a blocked claim go on after a restart."""
-    with EmbeddedServer(tmp_path, force_sync=False) as server:
-        with Zkmq.connect(server.hosts, session_timeout=30, gc=False) as zk:
-            q = zk.queue("q")
-            task_id = q.enqueue(b"x")
-            claimed = q.claim()
-            assert claimed is not None
-            got: list[object] = []
-            waiter = threading.Thread(target=lambda: got.append(q.wait([task_id], timeout=60)[0].state))
-            taker = threading.Thread(target=lambda: got.append(q.claim(timeout=60)))
-            waiter.start()
-            taker.start()
-            server.restart(0)
-            claimed.complete()
-            q.enqueue(b"y")
-            waiter.join(60)
-            taker.join(60)
-            assert "finished" in got
-            assert any(getattr(item, "task", None) and item.task.data == b"y" for item in got)  # type: ignore[attr-defined]
-
-
-async def test_the_asynchronous_front_does_the_same(zookeeper: str) -> None:
-    """AsyncZkmq: the same names, awaitable; a cancelled claim leaves nothing claimed."""
-    async with AsyncZkmq.connect(zookeeper, root=fresh_root(), gc=False) as zk:
+    with (
+        EmbeddedServer(tmp_path, force_sync=False) as server,
+        Zkmq.connect(server.hosts, session_timeout=30, gc=False) as zk,
+        ThreadPoolExecutor(2) as pool,
+    ):
         q = zk.queue("q")
-        await q.configure()
-        waiting = asyncio.create_task(q.claim(timeout=30))
-        await asyncio.sleep(0)
-        (task_id,) = await q.enqueue_many([Message("x")])
-        claim = await waiting
-        assert claim is not None
-        done = asyncio.create_task(q.wait([task_id]))
-        await claim.complete("r")
-        assert [task.result for task in await done] == [b"r"]
-        blocked = asyncio.create_task(q.claim(timeout=30))
-        await asyncio.sleep(0)
-        blocked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await blocked
-        await q.enqueue("y")
-        assert (await q.counts())["inserted"] == 1
-
-
-def test_a_worker_stops_on_demand(q: Queue) -> None:
-    """stop lets the handler finish within its grace; afterwards its delivery has failed, and others get the task."""
-    started, release = threading.Event(), threading.Event()
-
-    def handler(_task: object) -> bytes:
-        started.set()
-        release.wait(30)
-        return b"late"
-
-    task_id = q.enqueue(b"x")
-    worker = q.worker(handler, grace=0.1)
-    assert worker.start() is True
-    assert worker.start() is False
-    assert started.wait(20)
-    assert worker.stop() is True
-    worker.join()
-    assert (q.task(task_id).state, q.task(task_id).attempt) == ("inserted", 1)
-    assert "stopped" in (q.task(task_id).error or "")
-    release.set()
-
-
-def test_a_worker_completes_fails_and_retries(q: Queue) -> None:
-    """The handler's value is the result, its exception fails the task with its text."""
-    good, bad = q.enqueue(b"good"), q.enqueue(b"bad")
-
-    def handler(task: object) -> bytes:
-        data: bytes = task.data  # type: ignore[attr-defined]
-        if data == b"bad":
-            msg = "cannot do this"
-            raise RuntimeError(msg)
-        return data.upper()
-
-    q.worker(handler, threads=2).run(until_empty=True)
-    assert q.task(good).result == b"GOOD"
-    assert q.task(bad).status == "queued-with-backoff"
-    assert q.task(bad).error == "RuntimeError: cannot do this"
+        task_id = q.enqueue(b"x")
+        claimed = q.claim()
+        assert claimed is not None
+        waiter = pool.submit(q.wait, [task_id], timeout=60)
+        taker = pool.submit(q.claim, timeout=60)
+        server.restart(0)
+        claimed.complete()
+        q.enqueue(b"y")
+        assert waiter.result()[0].state == "finished"
+        got = taker.result()
+        assert got is not None
+        assert got.task.data == b"y"
 
 
 def test_no_signal_is_caught_by_the_library() -> None:

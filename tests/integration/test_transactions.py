@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from airflow_provider_zkmq.engine import (
-    AsyncZkmq,
+    ClaimLost,
     ConfigError,
     ConsumeOnce,
     ConsumeTimes,
     DuplicateTask,
     Message,
-    Queue,
     SessionLost,
     TaskTooLarge,
     Zkmq,
     ZkmqError,
 )
-from tests.integration.test_failures import _end_session
-from tests.proxy import Proxy
+from tests.faulty import Faulty
+from tests.integration.clients import end_session
 from tests.support import eventually
 
 
@@ -29,19 +29,39 @@ def data(zk: Zkmq, queue: str) -> list[bytes]:
     return sorted(task.data for task in zk.queue(queue).tasks(state="inserted"))
 
 
-def test_taking_locks_without_removing_and_putting_writes_nothing(zk: Zkmq) -> None:
-    """Before the commit the taken task is still there, locked, and the put one is nowhere; afterwards the reverse."""
+def test_taking_locks_without_removing_and_putting_writes_nothing(zk: Zkmq, front: Any) -> None:
+    """Before the commit the taken task is still there, locked, and the put one is nowhere; afterwards the reverse.
+
+    A put sends no request; by leaving the block uncommitted, all is as before; after its end every call is refused.
+    """
     task_id = zk.queue("in").enqueue(b"x")
-    with zk.transaction() as tx:
-        taken = tx.try_take("in")
-        assert taken is not None
+    before = dict(front.requests)
+    with front.transaction() as tx:
+        tx.put("out", b"never")
+        assert front.requests == before
+        assert tx.try_take("in") is not None
+    assert zk.queues() == ["in"]
+    with front.transaction() as tx:
+        assert tx.try_take("in") is not None
         put = tx.put("out", b"y")
         assert zk.queue("in").task(task_id).status == "locked"
-        assert "out" not in zk.queues() or data(zk, "out") == []
+        assert zk.queues() == ["in"]
         assert tx.try_take("in") is None
         assert tx.commit(b"result") == [put]
-    assert (zk.queue("in").task(task_id).state, zk.queue("in").task(task_id).result) == ("finished", b"result")
+    task = zk.queue("in").task(task_id)
+    assert (task.state, task.result, task.attempt) == ("finished", b"result", 2)
     assert data(zk, "out") == [b"y"]
+    other = front.transaction()
+    other.rollback()
+    calls: list[Callable[[Any], Any]] = [
+        lambda tx: tx.try_take("in"),
+        lambda tx: tx.put("in", b"x"),
+        lambda tx: tx.commit(),
+    ]
+    for ended in (tx, other):
+        for call in calls:
+            with pytest.raises(ZkmqError, match="has ended"):
+                call(ended)
 
 
 @pytest.mark.parametrize("policy", [ConsumeOnce(), ConsumeTimes(3)])
@@ -60,8 +80,11 @@ def test_each_taking_is_a_delivery(zk: Zkmq, policy) -> None:
     assert [attempt.outcome for attempt in task.history] == ["failed"] * policy.attempts
 
 
-def test_what_is_too_large_does_not_happen(zk: Zkmq) -> None:
-    """A transaction beyond ZooKeeper's limit is refused in one clear error, and nothing of it is written."""
+def test_what_is_refused_does_not_happen(zk: Zkmq) -> None:
+    """Beyond ZooKeeper's limit, or with an id in use: one clear error, and nothing of it is written.
+
+    What cannot be put at all is refused before.
+    """
     q = zk.queue("in")
     q.enqueue(b"x", task_id="a")
     with zk.transaction() as tx:
@@ -73,11 +96,6 @@ def test_what_is_too_large_does_not_happen(zk: Zkmq) -> None:
         assert q.task("a").status == "locked"
     assert data(zk, "in") == [b"x"]
     assert "out" not in zk.queues()
-
-
-def test_a_refused_put_refuses_the_whole(zk: Zkmq) -> None:
-    """An id in use at commit: nothing was taken or put; what cannot be put at all is refused before."""
-    zk.queue("in").enqueue(b"x", task_id="a")
     zk.queue("out").enqueue(b"there already", task_id="b")
     with zk.transaction() as tx:
         tx.try_take("in")
@@ -90,16 +108,6 @@ def test_a_refused_put_refuses_the_whole(zk: Zkmq) -> None:
             tx.commit()
     assert data(zk, "in") == [b"x"]
     assert data(zk, "other") == []
-
-
-def test_an_ended_transaction_is_ended(zk: Zkmq) -> None:
-    """After commit or rollback every further call is refused."""
-    for end in ("commit", "rollback"):
-        tx = zk.transaction()
-        getattr(tx, end)()
-        for call in (lambda tx=tx: tx.try_take("in"), lambda tx=tx: tx.put("in", b"x"), tx.commit):
-            with pytest.raises(ZkmqError, match="has ended"):
-                call()
 
 
 def test_many_threads_share_one_transaction(zk: Zkmq) -> None:
@@ -122,8 +130,9 @@ def test_many_threads_share_one_transaction(zk: Zkmq) -> None:
 
 
 def test_many_transactions_share_one_session(zk: Zkmq) -> None:
-    """Thirty transactions of one connection, open at the same time, take different tasks; half are rolled back."""
-    zk.queue("in").enqueue_many([Message(f"{number}") for number in range(30)])
+    """Thirty open at once take different tasks; half are rolled back, and six threads move those, each once."""
+    q = zk.queue("in")
+    q.enqueue_many([Message(f"{number}") for number in range(30)])
     open_ones = [zk.transaction() for _ in range(30)]
     taken = [tx.try_take("in") for tx in open_ones]
     assert len({task.id for task in taken if task is not None}) == 30
@@ -132,73 +141,63 @@ def test_many_transactions_share_one_session(zk: Zkmq) -> None:
             tx.commit()
         else:
             tx.rollback()
-    assert zk.queue("in").counts()["finished"] == 15
-    assert len(data(zk, "in")) == 15
+    left = data(zk, "in")
+    assert (q.counts()["finished"], len(left)) == (15, 15)
+
+    def move(_: int) -> None:
+        while True:
+            with zk.transaction() as tx:
+                if (task := tx.try_take("in")) is None:
+                    return
+                tx.put("out", task.data)
+                tx.commit()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(move, range(6)))
+    assert data(zk, "out") == left
 
 
-def test_a_transaction_dies_with_its_session(zk: Zkmq, zookeeper: str, root: str) -> None:
-    """When the session ends the locks are free and others take the tasks; commit is refused, rollback does no harm."""
-    zk.queue("in").enqueue(b"x")
-    with Zkmq.connect(zookeeper, root=root, gc=False) as own:
-        tx = own.transaction()
-        assert tx.try_take("in") is not None
-        tx.put("out", b"y")
-        session, password = own._session.client.client_id
-        _end_session(zookeeper, session, password)
-        again = zk.queue("in").claim(timeout=20)
-        assert again is not None
-        eventually(lambda: own.session_id not in (0, session) and own._session.connected.is_set())
-        with pytest.raises(SessionLost):
-            tx.commit()
-        tx.rollback()
-        again.complete()
-    assert "out" not in zk.queues()
+def test_a_transaction_dies_with_its_session(zk: Zkmq, other: Zkmq) -> None:
+    """When the session ends the locks are free and others take the tasks; commit is refused, rollback does no harm.
 
-
-def test_a_rollback_without_a_connection_leaves_no_lock(zk: Zkmq, zookeeper: str, root: str) -> None:
-    """The way to ZooKeeper is lost for good: the rollback fails, and the end of the session frees the lock."""
-    zk.queue("in").enqueue(b"x")
-    proxy = Proxy(zookeeper)
-    lost = Zkmq.connect(proxy.hosts, root=root, session_timeout=2, request_timeout=1, gc=False)
-    tx = lost.transaction()
+    So is the completion of a claim, even before a rescue: its client has a new session.
+    """
+    zk.queue("in").enqueue_many([Message(b"x"), Message(b"x")])
+    claim = other.queue("in").claim()
+    tx = other.transaction()
+    assert claim is not None
     assert tx.try_take("in") is not None
-    proxy.close()
-    with pytest.raises(ZkmqError):
-        tx.rollback()
-    again = zk.queue("in").claim(timeout=30)
-    assert again is not None
-    assert again.task.attempt == 2
-    lost.close()
-
-
-def test_a_put_is_neither_sent_nor_does_it_create_a_queue(zk: Zkmq) -> None:
-    """It is in memory only: no request, and no queue before the commit, which creates it with what was put."""
-    before = zk.requests
-    with zk.transaction() as tx:
-        tx.put("out", b"never")
-    tx = zk.transaction()
-    put = tx.put("out", b"y")
-    assert zk.requests == before
+    tx.put("out", b"y")
+    session = other.session_id
+    end_session(other)
+    eventually(lambda: other.session_id not in (0, session) and other._session.connected.is_set())
+    with pytest.raises(ClaimLost):
+        claim.complete()
+    with pytest.raises(SessionLost):
+        tx.commit()
+    tx.rollback()
+    again = [zk.queue("in").claim(timeout=20) for _ in range(2)]
+    assert [each.task.attempt for each in again if each is not None] == [2, 2]
+    for each in again:
+        assert each is not None
+        each.complete()
     assert "out" not in zk.queues()
-    assert tx.commit() == [put]
-    assert data(zk, "out") == [b"y"]
 
 
-def test_a_rollback_whose_session_is_over_raises_nothing(zk: Zkmq, zookeeper: str, root: str) -> None:
+def test_a_rollback_whose_session_is_over_raises_nothing(zk: Zkmq, door: Faulty, root: str) -> None:
     """Out of reach for its time-out, the session has given back what it held: the rollback ends without an error.
 
     Others take the task and complete it; the handler's own exception leaves the block as it is.
     """
     zk.queue("in").enqueue_many([Message(b"x"), Message(b"y")])
-    proxy = Proxy(zookeeper)
-    with Zkmq.connect(proxy.hosts, root=root, session_timeout=4, request_timeout=30, gc=False) as lost:
+    with Zkmq.connect(door.hosts, root=root, session_timeout=2, request_timeout=30, gc=False) as lost:
         tx = lost.transaction()
         assert tx.try_take("in") is not None
 
         def handler() -> None:
             with lost.transaction() as other:
                 assert other.try_take("in") is not None
-                proxy.close()
+                door.down()
                 raise KeyError("the handler's own")
 
         with pytest.raises(KeyError):
@@ -212,40 +211,15 @@ def test_a_rollback_whose_session_is_over_raises_nothing(zk: Zkmq, zookeeper: st
     assert zk.queue("in").counts()["finished"] == 2
 
 
-def test_takers_compete_and_each_task_is_committed_once(zk: Zkmq, q: Queue) -> None:
-    """Six threads with transactions of their own move sixty tasks: each arrives exactly once."""
-    q.enqueue_many([Message(f"{number}") for number in range(60)])
-    go = threading.Event()
-
-    def move() -> None:
-        go.wait(20)
-        while True:
-            with zk.transaction() as tx:
-                task = tx.try_take("census")
-                if task is None:
-                    return
-                tx.put("out", task.data)
-                tx.commit()
-
-    threads = [threading.Thread(target=move) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    go.set()
-    for thread in threads:
-        thread.join(60)
-    assert data(zk, "out") == sorted(str(number).encode() for number in range(60))
-
-
-async def test_the_asynchronous_front_has_the_same_transaction(zk: Zkmq, zookeeper: str, root: str) -> None:
-    """Awaited: take, put, commit; leaving the block uncommitted rolls back."""
-    zk.queue("in").enqueue(b"x", task_id="a")
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
-        async with own.transaction() as tx:
-            assert (await tx.try_take("in")) is not None
-            await tx.put("out", b"never")
-        async with own.transaction() as tx:
-            assert (await tx.try_take("in")) is not None
-            put = await tx.put("out", b"y")
-            assert await tx.commit() == [put]
-    assert data(zk, "out") == [b"y"]
-    assert (zk.queue("in").task("a").state, zk.queue("in").task("a").attempt) == ("finished", 2)
+def test_a_rollback_without_a_connection_leaves_no_lock(zk: Zkmq, door: Faulty, root: str) -> None:
+    """The way to ZooKeeper is lost for good: the rollback fails, and the end of the session frees the lock."""
+    zk.queue("in").enqueue(b"x")
+    with Zkmq.connect(door.hosts, root=root, session_timeout=2, request_timeout=1, gc=False) as lost:
+        tx = lost.transaction()
+        assert tx.try_take("in") is not None
+        door.close()
+        with pytest.raises(ZkmqError):
+            tx.rollback()
+        again = zk.queue("in").claim(timeout=30)
+        assert again is not None
+        assert again.task.attempt == 2

@@ -29,7 +29,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
     monitor,
 )
-from tests.integration.test_failures import _end_session
+from tests.integration.clients import end_session
 from tests.support import eventually
 
 
@@ -186,8 +186,8 @@ def test_a_leased_worker_outlives_its_session(zk: Zkmq, zookeeper: str, root: st
         worker = q.worker(lambda _task: go.wait(20) and "done", lease=30)
         worker.start()
         eventually(lambda: zk.queue("census").task("a").state == "claimed")
-        session, password = own._session.client.client_id
-        _end_session(zookeeper, session, password)
+        session = own.session_id
+        end_session(own)
         eventually(lambda: own.session_id not in (0, session) and own._session.connected.is_set())
         go.set()
         eventually(lambda: zk.queue("census").task("a").state == "finished")
@@ -242,8 +242,8 @@ def test_a_transactional_worker_survives_the_end_of_its_session(zk: Zkmq, zookee
             deliveries.append(task.attempt)
             tx.put("out", f"attempt {task.attempt}")
             if task.attempt == 1:
-                session, password = own._session.client.client_id
-                _end_session(zookeeper, session, password)
+                session = own.session_id
+                end_session(own)
                 eventually(lambda: own.session_id not in (0, session) and own._session.connected.is_set())
 
         worker = q.worker(handler, transactional=True)
