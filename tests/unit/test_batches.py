@@ -262,39 +262,30 @@ def fail(client: Client, task_id: str) -> None:
     client.fail(claimed, retry=False)
 
 
-def test_a_batch_that_is_open_waits_for_a_redriven_member() -> None:
-    """Dead, redriven while another member is open: it counts as open again, and what follows waits for it."""
-    client = batch_with("a", "z", then=THEN)
-    fail(client, "a")
-    assert batch_of(client) == batches.Batch("b", 2, 1, ("a",), done=False)
-    redrive(client)
-    assert batch_of(client) == batches.Batch("b", 2, 2, (), done=False)
-    client.check()
-    client.complete(client.claimed())
-    assert (done(client), "then" in client.check()) == (False, False)
-    client.complete(client.claimed())
-    assert batch_of(client) == batches.Batch("b", 2, 0, (), done=True)
-    assert client.work() == ["then"]
-    client.check()
-
-
 def test_a_batch_that_was_done_opens_again_for_a_redriven_member(subtests: pytest.Subtests) -> None:
-    """Its waiters wait again, until the member has ended once more, whichever way; what follows comes once."""
-    for before, end in product(("fail", "cancel"), ("complete", "fail", "cancel")):
-        with subtests.test(before=before, end=end):
+    """Done or not, it waits until the member has ended once more, whichever way; what follows comes once, then."""
+    for before, end, was_done in product(("fail", "cancel"), ("complete", "fail", "cancel"), (True, False)):
+        with subtests.test(before=before, end=end, was_done=was_done):
             client = batch_with("a", "z", then=THEN)
             client.do(END[before](client, client.claimed()))
-            assert client.work() == ["z", "then"]
-            assert batch_of(client) == batches.Batch("b", 2, 0, ("a",), done=True)
+            assert not was_done or client.work() == ["z", "then"]
+            others = 0 if was_done else 1
+            assert batch_of(client) == batches.Batch("b", 2, others, ("a",), done=was_done)
             redrive(client)
-            assert batch_of(client) == batches.Batch("b", 2, 1, (), done=False)
-            with pytest.raises(WaitTimeout, match=r"1 task\(s\) open"):
+            assert batch_of(client) == batches.Batch("b", 2, others + 1, (), done=False)
+            client.check()
+            with pytest.raises(WaitTimeout, match=rf"{others + 1} task\(s\) open"):
                 client.do(batches.wait_batch(client.context, "b", 1))
-            client.do(END[end](client, client.claimed()))
+            held = {claimed.task_id: claimed for claimed in (client.claimed() for _ in range(others + 1))}
+            client.do(END[end](client, held.pop("a")))
+            for claimed in held.values():
+                assert (done(client), "then" in client.check()) == (False, False)
+                client.complete(claimed)
             failed = () if end == "complete" else ("a",)
             ended = client.do(batches.wait_batch(client.context, "b", 1))
             assert ended == batches.Batch("b", 2, 0, failed, done=True)
-            assert (client.take(), sorted(client.check()), client.reports) == (None, ["a", "then", "z"], [])
+            assert client.work() == ([] if was_done else ["then"])
+            assert (sorted(client.check()), client.reports) == (["a", "then", "z"], [])
 
 
 def test_a_batch_may_open_again_more_than_once_and_is_collected_after_its_last_end() -> None:
@@ -313,14 +304,14 @@ def test_a_batch_may_open_again_more_than_once_and_is_collected_after_its_last_e
     assert (kept(client), client.reports) == ([], [])
 
 
-def test_a_dead_member_is_redriven_without_a_batch_that_is_gone_or_damaged(subtests: pytest.Subtests) -> None:
-    """A dead letter outlives its batch. A batch's record that cannot be read is reported, once."""
-    for damage in (None, b"{", b"[]", b'{"total": "many"}'):
+def test_what_somebody_did_to_a_batch_holds_up_no_redrive(subtests: pytest.Subtests) -> None:
+    """Collected, or its record damaged, which is reported: the member goes on without it. Listed wrongly, with it."""
+    for damage in (b"collected", b"{", b"[]", b'{"total": "many"}'):
         with subtests.test(damage=damage):
             client = batch_with("a")
             fail(client, "a")
             base = client.context.paths.batch("b")
-            if damage is None:
+            if damage == b"collected":
                 client.zk.advance(200)
                 collected(client, 100)
                 assert kept(client) == []
@@ -329,21 +320,17 @@ def test_a_dead_member_is_redriven_without_a_batch_that_is_gone_or_damaged(subte
             redrive(client)
             assert client.check()["a"].batch is None
             assert client.work() == ["a"]
-            assert [told for told, _ in client.reports] == ([] if damage is None else [base])
-
-
-def test_a_batch_that_lists_a_member_wrongly_holds_up_no_redrive() -> None:
-    """Somebody changed its lists: the member is redriven, counts as open once, and the batch ends with it."""
-    for listed_as_open in (True, False):
-        client = batch_with("a", "z")
-        fail(client, "a")
-        wrong = Create(path(client, "open/a")) if listed_as_open else Delete(path(client, "failed/a"))
-        client.zk.multi(0, (wrong,))
-        redrive(client)
-        assert batch_of(client) == batches.Batch("b", 2, 2, (), done=False)
-        assert sorted(client.work()) == ["a", "z"]
-        assert (done(client), client.reports) == (True, [])
-        client.check()
+            assert [told for told, _ in client.reports] == ([] if damage == b"collected" else [base])
+    for part, wrong in (("open/a", Create), ("failed/a", Delete)):
+        with subtests.test(wrong=wrong):
+            client = batch_with("a", "z")
+            fail(client, "a")
+            client.zk.multi(0, (wrong(path(client, part)),))
+            redrive(client)
+            assert batch_of(client) == batches.Batch("b", 2, 2, (), done=False)
+            assert sorted(client.work()) == ["a", "z"]
+            assert (done(client), client.reports) == (True, [])
+            client.check()
 
 
 def test_a_redrive_beside_the_batch_s_end_or_its_clean_up_opens_it_again() -> None:
