@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
 from tests.stepping import Stepper
-from tests.unit.world import LOST, UNKNOWN, Client, Faults, drive, new_queue
+from tests.unit.world import LOST, UNKNOWN, Client, Faults, new_queue
 
 ORDERS = ("default", "fifo")
 ANY, LEASED = Wanted(EVERYTHING), Wanted(EVERYTHING, 30)
@@ -71,11 +71,11 @@ def after_rescue(client: Client, count: int = 1) -> Client:
 def lost_anywhere(new: Callable[[], Client], call: Callable[[Client], Any]) -> Iterator[tuple[Client, Any]]:
     """Clients and what each got of its call, whose transactions lost their request or reply in turn."""
     spy, faults = new(), Faults()
-    drive(spy.zk, spy.session, call(spy), faults)
+    spy.do(call(spy), faults)
     for kind in LOST:
         for number in range(faults.seen):
             client = new()
-            yield client, drive(client.zk, client.session, call(client), Faults(number, kind))
+            yield client, client.do(call(client), Faults(number, kind))
 
 
 def cut_anywhere(new: Callable[[], Client], call: Callable[[Client], Any]) -> Iterator[tuple[Client, str]]:

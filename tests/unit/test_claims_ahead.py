@@ -116,15 +116,18 @@ def test_a_last_attempt_that_never_began_is_none(options: dict[str, Any]) -> Non
     assert (other.work(), other.state("t0").attempt) == (["t0"], 1)
 
 
-@WITH_AN_END
-def test_a_handler_that_begins_while_its_claim_is_given_back(options: dict[str, Any]) -> None:
-    """Between the rescue's reading and its transaction the handler begins: the delivery counts."""
-    client, claimed = one_ahead(options)
+@pytest.mark.parametrize("how", ["locked", "leased", "by token"])
+def test_a_handler_that_begins_while_its_claim_is_given_back(how: str) -> None:
+    """Between the rescue's reading and its transaction it begins, perhaps elsewhere: it is read again, and counts."""
+    client, claimed = one_ahead(BOUND.get(how, {"lease": 5}))
     client.zk.ms += 60_000
     other = another(client)
     stepper = step(other, rescue.tend(other.context))
     stepper.until(Multi, "t0/state")
-    begin(client, claimed)
+    if how == "by token":
+        by_token(another(client, "run"), claimed, beginning.begin_for)
+    else:
+        begin(client, claimed)
     stepper.finish()
     assert attempts(other) == {"t0": (State.INSERTED, 1, 1)}
     assert other.state("t0").history[-1].outcome == "rescued"
@@ -193,7 +196,7 @@ def test_what_may_be_over_begins_only_when_the_server_says_so(why: str) -> None:
             claimed.cancelled = True
         case "unknown":
             claimed.sent = None
-    seen = begin(client, claimed, lambda _op: NOT_SENT if why == "not sent" else None)
+    seen = begin(client, claimed, at(0, NOT_SENT, Post) if why == "not sent" else at(0, None))
     assert (seen, claimed.ahead) == (["Post", "Multi"] if why == "not sent" else ["Multi"], False)
     die(client)
     assert after_rescue(client).state("t0").attempt == 1
@@ -368,18 +371,6 @@ def test_release_by_token_counts_nothing(begun: bool) -> None:
     by_token(client, again, settle.fail, "broken")
     state = client.check()["t0"]
     assert (state.state, state.attempt, state.error) == (State.DEAD, 1, "broken")
-
-
-def test_begun_between_a_rescue_s_reading_and_its_transaction() -> None:
-    """The rescue is refused, reads again and counts: nobody hears of a beginning that is then forgotten."""
-    client, run, [claimed] = for_others()
-    client.zk.ms += 60_000
-    other = another(client)
-    stepper = step(other, rescue.tend(other.context))
-    stepper.until(Multi, "t0/state")
-    by_token(run, claimed, beginning.begin_for)
-    stepper.finish()
-    assert attempts(other) == {"t0": (State.INSERTED, 1, 1)}
 
 
 def test_given_back_between_a_beginning_s_reading_and_its_transaction() -> None:

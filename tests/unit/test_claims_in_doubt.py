@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.tasks import giveback, settle, transaction
 from airflow_provider_zkmq.engine.core.writing import combining
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown
@@ -260,20 +260,6 @@ def test_of_two_threads_that_settle_the_same_claim_one_does() -> None:
     with pytest.raises(ClaimLost):
         two.answer(True)
     assert client.zk.nodes[client.context.paths.task("a", "result")].data == b"A"
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_foreign_znode_below_an_entry_stops_nobody(order: str) -> None:
-    """The entry is reported once and stepped over; who waits sends no request for it again and again."""
-    client = fresh(order)
-    entry = client.context.paths.entry(client.state("a").place)
-    client.zk.multi(client.session, (Create(f"{entry}/foreign"),))
-    client.put(task_id="b")
-    assert client.claimed().task_id == "b"
-    stepper = step(client, claim.claim(client.context, ANY, 30))
-    stepper.finish()
-    assert len(stepper.done) < 20
-    assert [path for path, _why in client.reports] == [entry]
 
 
 def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,6 @@ def test_a_claim_that_is_lost_while_no_server_answers_is_told(asks: str) -> None
         client.do(settling, unavailable)
     client.zk.expire(client.session)
     client.session = client.zk.connect()
-    client.context.run.session = lambda: client.session
     client.context.claims.end_session(client.session)
     with pytest.raises(ClaimLost):
         client.do(go_on(loop, Caller()))
