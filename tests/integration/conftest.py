@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,6 +78,11 @@ def taken(queue: Any, **wanted: Any) -> Any:
     claim = queue.claim(**wanted)
     assert claim is not None
     return claim
+
+
+def started(call: Callable[[], Any]) -> Future[Any]:
+    """A call under way in a thread of its own."""
+    return ThreadPoolExecutor(1).submit(call)
 
 
 def waits(queue: Any) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from airflow_provider_zkmq.engine.core.tasks import bulk, enqueue
 from airflow_provider_zkmq.engine.core.tasks.batches import Batch
 from airflow_provider_zkmq.engine.core.writing import transitions
 from tests.integration.clients import clients, end_session, spent, together
-from tests.integration.conftest import taken
+from tests.integration.conftest import started, taken
 from tests.support import eventually
 
 MEMBERS = int(os.environ.get("ZKMQ_BATCH_TASKS", "10000"))
@@ -54,28 +54,13 @@ def _work(queue: Queue, handler: Callable[[Task], object] = lambda _task: None, 
     queue.worker(handler, threads=threads).run(until_empty=True)
 
 
-class _Waiting:
-    """A wait for a batch under way in a thread: what it cost and what it got."""
-
-    def __init__(self, client: Zkmq, name: str) -> None:
-        self.got: list[Batch] = []
-        self.cost: dict[str, int] = {}
-        self._client, self._name = client, name
-        self._thread = threading.Thread(target=self._wait, daemon=True)
-        self._thread.start()
-
-    def _wait(self) -> None:
-        queue = self._client.queue("census")
-        self.cost = spent(self._client, lambda: self.got.append(queue.wait_batch(self._name, timeout=300)))
-
-    def asleep(self) -> bool:
-        """Whether it has looked and now only watches."""
-        return self._client.requests.get("Exists", 0) >= 1
-
-    def end(self) -> Batch:
-        self._thread.join(300)
-        (batch,) = self.got
-        return batch
+def _waiting(client: Zkmq, name: str) -> Future[tuple[Batch, dict[str, int]]]:
+    """A wait for a batch under way in a thread, which has looked and only watches: what it gets, and what it costs."""
+    queue, got = client.queue("census"), list[Batch]()
+    cost = lambda: spent(client, lambda: got.append(queue.wait_batch(name, timeout=300)))
+    waiting = started(lambda: (cost(), *got)[::-1])
+    eventually(lambda: client.requests.get("Exists", 0) >= 1)
+    return waiting
 
 
 def _follower(queue: Queue, ids: list[str]) -> Task:
@@ -94,8 +79,7 @@ def test_a_big_batch_costs_its_waiter_one_watch(zookeeper: str, root: str, q: Qu
     """
     with clients(zookeeper, root, 2) as (dying, busy):
         ids = q.enqueue_many(_messages(MEMBERS), batch="big", then=Message("all done"))
-        waiting = _Waiting(other, "big")
-        eventually(waiting.asleep)
+        waiting = _waiting(other, "big")
         orphan = taken(dying.queue("census"))
         rng, handled = random.Random(11), Counter[str]()
 
@@ -114,10 +98,10 @@ def test_a_big_batch_costs_its_waiter_one_watch(zookeeper: str, root: str, q: Qu
 
         together(partial(_work, busy.queue("census"), handle, 4), partial(_work, q, handle, 4), cancel)
         eventually(lambda: q.batch("big").done or _work(q, handle) is not None)
-        batch = waiting.end()
+        batch, cost = waiting.result(300)
     _work(q, handle)  # who follows
     ends = {state: [task.id for task in q.tasks(state=state)] for state in ("finished", "dead", "cancelled")}
-    assert waiting.cost == WAITING
+    assert cost == WAITING
     assert (batch.total, batch.open, batch.done) == (MEMBERS, 0, True)
     assert batch.failed == tuple(sorted(ends["dead"] + ends["cancelled"]))
     assert len(ends["dead"]) >= MEMBERS // 100
@@ -137,14 +121,14 @@ def test_a_small_batch_costs_the_same(q: Queue, front: Any) -> None:
     with pytest.raises(TaskNotFound):
         queue.wait_batch("unknown")
     with clients(front.config.hosts, front.config.root, 1) as (client,):
-        waiting = _Waiting(client, "small")
-        eventually(waiting.asleep)
+        waiting = _waiting(client, "small")
         for task_id in ids:
             claim = taken(queue, timeout=10)
             assert claim.task.id == task_id
             claim.fail("no", retry=False) if task_id == ids[0] else claim.complete()
-        assert waiting.end() == queue.wait_batch("small", timeout=10) == Batch("small", 3, 0, (ids[0],), done=True)
-        assert waiting.cost == WAITING
+        ended = Batch("small", 3, 0, (ids[0],), done=True)
+        assert waiting.result(60) == (ended, WAITING)
+        assert queue.wait_batch("small", timeout=10) == ended
     assert _follower(q, ids).data == b"after"
 
 
@@ -199,19 +183,19 @@ def test_an_interrupted_call_can_be_repeated(q: Queue) -> None:
 def test_a_redriven_member_is_waited_for_again(q: Queue, other: Zkmq) -> None:
     """A other gets the batch with its failed member; once that is redriven another one waits for its second end."""
     ids = q.enqueue_many(_messages(3), batch="b", then=Message("after"))
-    waiting = _Waiting(other, "b")
+    waiting = _waiting(other, "b")
 
     def fail_first(task: Task) -> object:
         return Error("no") if task.id == ids[0] else None
 
     _work(q, fail_first)
-    assert waiting.end() == Batch("b", 3, 0, (ids[0],), done=True)
+    assert waiting.result(60)[0] == Batch("b", 3, 0, (ids[0],), done=True)
     follower = _follower(q, ids)
     q.redrive(ids[0])
     assert other.queue("census").batch("b") == Batch("b", 3, 1, (), done=False)
-    again = _Waiting(other, "b")
+    again = _waiting(other, "b")
     _work(q)
-    assert again.end() == Batch("b", 3, 0, (), done=True)
+    assert again.result(60)[0] == Batch("b", 3, 0, (), done=True)
     assert [task.id for task in q.tasks() if task.id not in ids] == [follower.id]
     q.collect_garbage(lifetime=0)
     with pytest.raises(TaskNotFound):
@@ -221,8 +205,7 @@ def test_a_redriven_member_is_waited_for_again(q: Queue, other: Zkmq) -> None:
 def test_a_completer_that_dies_leaves_the_end_to_others(zookeeper: str, root: str, q: Queue, other: Zkmq) -> None:
     """Killed between the last completion and the batch's end: who rescues it ends the batch, and the other wakes."""
     (task_id,) = q.enqueue_many(_messages(1), batch="b", then=Message("after"))
-    waiting = _Waiting(other, "b")
-    eventually(waiting.asleep)
+    waiting = _waiting(other, "b")
 
     with clients(zookeeper, root, 1) as (dying,):
         claim = taken(dying.queue("census"))
@@ -230,7 +213,7 @@ def test_a_completer_that_dies_leaves_the_end_to_others(zookeeper: str, root: st
         assert (q.task(task_id).state, q.batch("b").done) == ("finished", False)
         end_session(dying)
         after = taken(q, timeout=30)
-    assert waiting.end().done
+    assert waiting.result(60)[0].done
     assert after.task.data == b"after"
     assert _follower(q, [task_id]).id == after.task.id
 

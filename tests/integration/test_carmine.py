@@ -15,6 +15,7 @@ import pytest
 from airflow_provider_zkmq.cli import main as command_line
 from airflow_provider_zkmq.engine import (
     ClaimLost,
+    ConsumeTimes,
     DuplicateTask,
     IllegalTransition,
     Queue,
@@ -75,18 +76,27 @@ def in_use(told: str) -> Iterator[None]:
     assert refusal.value.status == told
 
 
-def test_nil_to_queued_to_locked_to_done(q: Queue) -> None:
-    """nil → queued → locked, with attempt 1 → done-awaiting-gc → nil once it is collected."""
-    assert status(q) == "nil"
-    put(q, "x")
-    assert seen(q) == ("queued", b"x", 0)
-    claim = take(q, b"x", 1)
-    assert claim.task.id == "m"
-    assert seen(q) == ("locked", b"x", 1)
-    claim.complete()
-    assert status(q) == "done-awaiting-gc"
-    q.collect_garbage(0)
-    assert status(q) == "nil"
+def test_nil_to_queued_to_locked_to_done(q: Queue, front: Any) -> None:
+    """nil → queued → locked, with attempt 1 → done-awaiting-gc → nil once it is collected.
+
+    In the words of zkmq: inserted → claimed → finished. What it was enqueued with is told, and its result.
+    """
+    queue = front.queue(q.name)
+    assert status(queue) == "nil"
+    put(queue, "x", filters={"performance_class": "standard"}, metadata={"who": "me"})
+    assert (seen(queue), queue.task("m").state) == (("queued", b"x", 0), "inserted")
+    claim = taken(queue, node={"performance_class": "high_performance"}, filter_method="at_least", timeout=5)
+    assert (claim.task.id, claim.task.data, claim.task.attempt) == ("m", b"x", 1)
+    assert claim.task.metadata == {"who": "me"}
+    assert (seen(queue), queue.task("m").state) == (("locked", b"x", 1), "claimed")
+    claim.complete(result=b"done")
+    task = queue.task("m")
+    assert (task.state, task.status, task.result) == ("finished", "done-awaiting-gc", b"done")
+    assert task.enqueued_ms <= task.claimed_ms <= task.ended_ms
+    with pytest.raises(IllegalTransition, match="finished"):
+        queue.cancel("m")
+    queue.collect_garbage(0)
+    assert status(queue) == "nil"
 
 
 def test_an_initial_delay_is_a_backoff(q: Queue) -> None:
@@ -358,21 +368,29 @@ def test_cancelled_from_queued_backoff_and_locked(q: Queue) -> None:
 
 
 def test_dead_and_redriven(q: Queue, second: Queue) -> None:
-    """A final failure, the last attempt or its lapsed lock → dead, handed out no more; redrive → queued, attempt 1."""
-    put(q, "x", policy=RetryPolicy(attempts=2))
-    for attempt in (1, 2):
-        take(q, b"x", attempt).fail("broken", backoff=0)
-    assert (seen(q), q.task("m").error, q.claim()) == (("dead", b"x", 2), "broken", None)
+    """The last attempt that the policy allows, a final failure or a lapsed lock → dead, handed out no more.
+
+    Until then a failure is backed off by the policy; redrive → queued, attempt 1, what has been kept.
+    """
+    put(q, "x", policy=RetryPolicy(attempts=2, factor=0.2))
+    assert take(q, b"x", 1).fail("broken 1") == "inserted"
+    assert status(q) == "queued-with-backoff"
+    assert take(q, b"x", 2).fail("broken 2") == "dead"
+    assert (seen(q), q.task("m").error, q.claim()) == (("dead", b"x", 2), "broken 2", None)
+    assert [dead.id for dead in q.tasks(state="dead")] == ["m"]
     q.redrive("m")
-    assert (status(q), len(q.task("m").history)) == ("queued", 2)
-    take(q, b"x", 1).fail("broken", retry=False)
-    assert status(q) == "dead"
+    assert seen(q) == ("queued", b"x", 0)
+    assert [done.error for done in q.task("m").history] == ["broken 1", "broken 2"]
+    assert take(q, b"x", 1).fail("broken", retry=False) == "dead"
     with pytest.raises(IllegalTransition):
         q.cancel("m")
     put(q, "lapses", "n", policy=ONCE)
     take(q, b"lapses", 1, hold=1)
     becomes(second, "dead", "n")
-    assert q.claim() is None
+    put(q, "at most twice", "o", policy=ConsumeTimes(2))
+    for attempt in (1, 2):
+        take(q, b"at most twice", attempt).fail("no")
+    assert (status(q, "o"), q.claim()) == ("dead", None)
 
 
 def _shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:

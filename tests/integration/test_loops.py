@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from tests.integration.clients import together
-from tests.integration.conftest import taken
+from tests.integration.conftest import started, taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually
 
@@ -229,24 +229,13 @@ async def test_an_awaited_loop_that_is_left(zookeeper: str, root: str, q: Queue)
 
 def test_a_loop_waits_for_what_comes(q: Queue) -> None:
     """With a bound it ends when nothing came for so long; without one when it is stopped."""
-    seen: list[str] = []
-    began, stop = threading.Event(), threading.Event()
-
-    def consume() -> None:
-        for claim in q.claims(stopping=stop.is_set):
-            seen.append(claim.task.id)
-            began.set()
-
-    thread = threading.Thread(target=consume)
-    thread.start()
+    stop = threading.Event()
+    loop = started(lambda: [claim.task.id for claim in q.claims(stopping=stop.is_set)])
     q.enqueue(b"x", task_id="a")
-    assert began.wait(30)
     eventually(lambda: q.task("a").state.value == "finished")
     stop.set()
     q.wake()
-    thread.join(30)
-    assert not thread.is_alive()
-    assert seen == ["a"]
+    assert loop.result(30) == ["a"]
     assert list(q.claims(timeout=0.1)) == []
 
 
@@ -315,11 +304,9 @@ def test_stopping_a_worker_waits_for_its_running_handler(q: Queue) -> None:
     worker.start()
     assert entered.wait(20)
     assert worker.stop() is True
-    joined = threading.Thread(target=worker.join)
-    joined.start()
+    joined = started(worker.join)
     assert q.claim(timeout=0.5) is None
-    assert (joined.is_alive(), q.task("m").status) == (True, "locked")
+    assert (not joined.done(), q.task("m").status) == (True, "locked")
     go.set()
-    joined.join(20)
-    assert not joined.is_alive()
+    joined.result(20)
     assert (q.task("m").status, q.task("m").result) == ("done-awaiting-gc", b"done")

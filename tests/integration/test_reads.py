@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from tests.integration.clients import end_session, spent
-from tests.integration.conftest import CLASSES, taken
+from tests.integration.conftest import CLASSES, started, taken
 from tests.support import eventually
 
 
@@ -103,18 +103,14 @@ def test_a_task_is_followed_to_its_end(q: Queue, reads: Any) -> None:
         with heard:
             assert heard.wait_for(lambda: told and (told[-1].status, told[-1].progress) == (status, progress), 20)
 
-    ended: list[Task] = []
-    follower = threading.Thread(target=lambda: ended.append(reads.follow(task_id, tell, timeout=60)))
-    follower.start()
+    follower = started(lambda: reads.follow(task_id, tell, timeout=60))
     until("queued", None)
     claim = taken(q)
     until("locked", None)
     claim.progress(0.5, "half")
     until("locked", 0.5)
     claim.complete(b"done")
-    follower.join(20)
-    assert ended == [q.task(task_id)]
-    assert told[-1] == ended[0]
+    assert follower.result(20) == told[-1] == q.task(task_id)
     assert len({task.version for task in told}) == len(told) - 1, "progress is not the record's"
 
 
