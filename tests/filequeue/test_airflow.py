@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import AsyncZkmq, ConfigError
 from airflow_provider_zkmq.filequeue import FileQueue
 from tests.airflow.conftest import define
 
@@ -18,38 +17,25 @@ def conn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     define(monkeypatch, host=f"textqueue://{folder}", extra={"queue": "census"})
 
 
-def test_an_operator_and_a_sensor_work_on_files(q: FileQueue, conn: None) -> None:
-    """The operator enqueues, a worker handles, the sensor finds the outcomes; nothing but the connection differs."""
+async def test_nothing_but_the_connection_differs(q: FileQueue, conn: None, folder: Path) -> None:
+    """The operator enqueues, the sensor finds outcomes, the Test button counts queues; the triggerer is refused."""
+    from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
     from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
     from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
+    from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
     context: Any = {"ti": None}
-    ids = ZkmqEnqueueOperator(
-        task_id="t", messages=["one", {"data": "two", "filters": {"performance_class": "low"}}], add_origin=False
-    ).execute(context)
+    messages = ["one", {"data": "two", "filters": {"performance_class": "low"}}]
+    ids = ZkmqEnqueueOperator(task_id="t", messages=messages, add_origin=False).execute(context)
     q.worker(lambda task: task.data.upper()).run(until_empty=True)
     outcomes = ZkmqTaskSensor(task_id="s", task_ids=ids, timeout=20).execute(context)
     assert [outcome["result"] for outcome in outcomes] == ["ONE", "TWO"]
-
-
-def test_a_hook_tests_a_folder(q: FileQueue, conn: None, folder: Path) -> None:
-    """Airflow's Test button tells the folder and how many queues there are."""
-    from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-
     worked, told = ZkmqHook().test_connection()
     assert worked
     assert f"textqueue://{folder}: 1 queue(s)" in told
-
-
-async def test_waiting_in_the_triggerer_is_refused(q: FileQueue, conn: None) -> None:
-    """A trigger fires with the refusal, which names what is refused."""
-    from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-
     events = [event.payload async for event in ZkmqTaskTrigger(task_ids=["a"]).run()]
     assert events[0]["status"] == "error"
     assert "asynchronous" in events[0]["message"]
-    with pytest.raises(ConfigError):
-        AsyncZkmq.connect("textqueue:///tmp")
 
 
 def test_a_function_consumes_a_file(q: FileQueue, conn: None) -> None:

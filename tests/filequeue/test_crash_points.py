@@ -10,6 +10,7 @@ import pytest
 from airflow_provider_zkmq.engine import ClaimLost, RetryPolicy, Zkmq
 from airflow_provider_zkmq.filequeue import FileClaim
 from airflow_provider_zkmq.textqueue import TextQueue
+from tests.filequeue.conftest import taken
 
 CALLS: dict[str, Callable[[FileClaim], object]] = {
     "complete": lambda claim: claim.complete("r"),
@@ -54,13 +55,11 @@ def goes_on(folder: Path) -> int:
         q = zk.queue("a")
         claims = 0
         while q.counts()["finished"] + q.counts()["dead"] == 0:
-            claim = q.claim(timeout=20)
-            if claim is not None:
+            if (claim := q.claim(timeout=20)) is not None:
                 claims += 1
                 claim.complete("r")
-        tasks = q.tasks()
-        assert [(task.data, str(task.state) in {"finished", "dead"}) for task in tasks] == [(b"do this", True)]
-        assert tasks[0].attempt <= 3
+        (task,) = q.tasks()
+        assert (task.data, task.attempt <= 3) == (b"do this", True)
         return claims
 
 
@@ -74,7 +73,7 @@ def test_a_claim_that_is_cut_off_expires(tmp_path: Path, monkeypatch: pytest.Mon
             q.path.write_text(line)
         else:
             q.enqueue("do this", policy=RetryPolicy(attempts=3, factor=0))
-        late = q.claim(lease=0.05) if line == "held" else None
+        late = taken(q, lease=0.05) if line == "held" else None
         crashed = crash_after(monkeypatch, writes, lambda q=q: q.claim(lease=0.05, timeout=5))
         assert goes_on(folder) == 1
         if late is not None:
@@ -85,20 +84,20 @@ def test_a_claim_that_is_cut_off_expires(tmp_path: Path, monkeypatch: pytest.Mon
     assert (crashed, writes) == (False, {"-do this\n": 6, "whole": 3, "held": 3}[line])
 
 
-@pytest.mark.parametrize("name", CALLS)
 def test_a_settlement_that_is_cut_off_happened_or_did_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     """Either the task has ended, or it is claimed again, within its attempts."""
-    for writes in range(20):
-        folder = tmp_path / str(writes)
-        q = Zkmq.connect(f"textqueue://{folder}").queue("a")
-        q.enqueue("do this", policy=RetryPolicy(attempts=3, factor=0))
-        claim = q.claim(lease=0.5)
-        assert claim is not None
-        crashed = crash_after(monkeypatch, writes, lambda claim=claim: CALLS[name](claim))
-        assert goes_on(folder) <= 1
-        if not crashed:
-            break
-    assert not crashed
-    assert writes >= 1
+    for name, call in CALLS.items():
+        for writes in range(20):
+            with subtests.test(name, writes=writes):
+                folder = tmp_path / name / str(writes)
+                q = Zkmq.connect(f"textqueue://{folder}").queue("a")
+                q.enqueue("do this", policy=RetryPolicy(attempts=3, factor=0))
+                claim = taken(q, lease=0.5)
+                crashed = crash_after(monkeypatch, writes, lambda claim=claim, call=call: call(claim))
+                assert goes_on(folder) <= 1
+            if not crashed:
+                break
+        assert not crashed
+        assert writes >= 1

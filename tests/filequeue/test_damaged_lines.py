@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from functools import partial
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -16,6 +15,7 @@ from airflow_provider_zkmq.engine import CorruptRecord, Integer, OrderedEnum, Un
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from airflow_provider_zkmq.filequeue.variables import KEPT, MOVED, ROOMS
 from airflow_provider_zkmq.textqueue import Limits
+from tests.filequeue.conftest import taken
 
 DAMAGED = [
     *(b"", b"0", b"-1", b"2", b"9" * 20, b"9" * 5_000, b"1e999", b"NaN", b"-Infinity", "²".encode(), b"\xff\xfe"),
@@ -38,24 +38,15 @@ LINES = st.tuples(st.sampled_from([b"-", b"=", b"!", b"#", b" ", b"T", b"\\MUTEX
 )
 
 
-def taken(q: FileQueue) -> Any:
-    claim = q.claim()
-    assert claim is not None
-    return claim
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_damaged_variable_stops_nobody(files: FileClient, name: str) -> None:
+def test_a_damaged_variable_stops_nobody(files: FileClient, subtests: pytest.Subtests) -> None:
     """Whatever stands in a variable, the file can be read, and the task after it is handled."""
-    q = files.queue("a")
-    q.configure(filters={"performance_class": OrderedEnum("low", "high"), "size": Integer()})
-    variables = [b"\n\\" + name.encode() + b"=" + damaged + b"\n" for damaged in DAMAGED]
-    q.path.write_bytes(b"".join(sign + b"damaged" + variable for sign in (b"-", b"=", b"!") for variable in variables))
-    q.enqueue("x", task_id="healthy")
-    check_everything_can_be_asked(q)
-    q.worker(lambda task: task.data).run(until_empty=True)
-    assert q.task("healthy").result == b"x"
-    check_everything_can_be_asked(q)
+    for name in NAMES:
+        with subtests.test(name):
+            q = files.queue(name)
+            q.configure(filters={"performance_class": OrderedEnum("low", "high"), "size": Integer()})
+            variables = [b"\n\\" + name.encode() + b"=" + damaged + b"\n" for damaged in DAMAGED]
+            q.path.write_bytes(b"".join(sign + b"damaged" + it for sign in (b"-", b"=", b"!") for it in variables))
+            goes_on(q)
 
 
 @given(
@@ -71,11 +62,16 @@ def test_random_lines_stop_nobody(tmp_path_factory: pytest.TempPathFactory, star
         q = zk.queue("a")
         assert isinstance(q, FileQueue)
         q.path.write_bytes(start + b"".join(lines))
-        q.enqueue("x", task_id="healthy.task")
-        check_everything_can_be_asked(q)
-        q.worker(lambda task: task.data, lease=60).run(until_empty=True)
-        assert q.task("healthy.task").result == b"x"
-        check_everything_can_be_asked(q)
+        goes_on(q)
+
+
+def goes_on(q: FileQueue) -> None:
+    """Everything can be asked, and the task that is enqueued now is handled."""
+    q.enqueue("x", task_id="healthy.task")
+    check_everything_can_be_asked(q)
+    q.worker(lambda task: task.data, lease=60).run(until_empty=True)
+    assert q.task("healthy.task").result == b"x"
+    check_everything_can_be_asked(q)
 
 
 def check_everything_can_be_asked(q: FileQueue) -> None:
@@ -87,32 +83,23 @@ def check_everything_can_be_asked(q: FileQueue) -> None:
         output.say(output.task_record(task), output.facts(output.task_facts(task)), as_json=True)
 
 
-def test_what_cannot_be_moved_is_told_once(files: FileClient, caplog: pytest.LogCaptureFixture) -> None:
-    """A line that would not read back with its variables stays where it is, and the log says so once."""
-    q = files.queue("a")
+def test_what_is_stepped_over_is_told_once(files: FileClient, caplog: pytest.LogCaptureFixture) -> None:
+    """A line that would not read back with its variables, or of a later version, stays; the log tells its place."""
+    q, other = files.queue("a"), files.queue("b")
     line = b"-ends with a return\r\r\n"
     q.path.write_bytes(b"# from Windows\r\n" + line + b"-next\r\n")
+    other.path.write_bytes(b"-do this\nT2024 of a later version\n")
     with caplog.at_level(logging.WARNING, "airflow_provider_zkmq"):
         assert taken(q).task.data == b"next"
-        assert q.claim() is None
-        assert q.claim() is None
-    told = [record.getMessage() for record in caplog.records if "stepped over" in record.getMessage()]
-    assert len(told) == 1
-    assert "line-16" in told[0]
+        assert [q.claim(), q.claim()] == [None, None]
+        taken(other).complete()
+        assert other.counts()["finished"] == 1
+    stepped, unknown = (it.getMessage() for it in caplog.records if "stepped over" in it.getMessage())
+    assert "line-16" in stepped
+    assert "unknown control byte" in unknown
+    assert "b.tq, byte 9" in unknown
     assert line in q.path.read_bytes()
     assert q.counts() == {"inserted": 1, "scheduled": 0, "claimed": 1, "finished": 0, "dead": 0, "cancelled": 0}
-
-
-def test_an_unknown_line_is_told_once(files: FileClient, caplog: pytest.LogCaptureFixture) -> None:
-    """A control byte of a later version is told with its place in the file, not at each look."""
-    q = files.queue("a")
-    q.path.write_bytes(b"-do this\nT2024 of a later version\n")
-    with caplog.at_level(logging.WARNING, "airflow_provider_zkmq"):
-        taken(q).complete()
-        assert q.counts()["finished"] == 1
-    told = [record.getMessage() for record in caplog.records if "unknown control byte" in record.getMessage()]
-    assert len(told) == 1
-    assert "a.tq, byte 9" in told[0]
 
 
 def test_the_seed_s_mutexes_are_given_room(files: FileClient) -> None:
@@ -126,26 +113,18 @@ def test_the_seed_s_mutexes_are_given_room(files: FileClient) -> None:
     assert q.counts()["finished"] == 3
 
 
-def test_a_task_with_which_the_file_could_not_be_read_is_refused(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is full takes no more tasks, and what is in it can be handled."""
+def test_what_does_not_fit_is_not_written(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a file that is full, or on a disk that is: an error says so, and what is in the file can be handled."""
     q.enqueue("x", task_id="a")
-    size = q.path.stat().st_size
-    monkeypatch.setattr("airflow_provider_zkmq.textqueue.file.Limits", partial(Limits, file=size + 10))
-    with pytest.raises(CorruptRecord, match="are read"):
-        q.enqueue("y", task_id="b")
-    assert q.path.stat().st_size == size
-    taken(q).complete("done")
-    assert q.task("a").result == b"done"
-
-
-def test_a_full_disk_is_said(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could only be written in part is an error of the interface, and no part of it is left to be handled."""
-    q.enqueue("first", task_id="a")
     before, write = q.path.read_bytes(), os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
-    with pytest.raises(Unavailable, match="only 5 of .*disk full"):
-        q.enqueue("second")
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("airflow_provider_zkmq.textqueue.file.Limits", partial(Limits, file=len(before) + 10))
+        with pytest.raises(CorruptRecord, match="are read"):
+            q.enqueue("y", task_id="b")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
+        with pytest.raises(Unavailable, match="only 5 of .*disk full"):
+            q.enqueue("second")
     assert q.path.read_bytes() == before
-    taken(q).complete()
-    assert (q.claim(), q.counts()["finished"]) == (None, 1)
+    taken(q).complete("done")
+    assert (q.claim(), q.task("a").result) == (None, b"done")
