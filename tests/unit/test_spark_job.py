@@ -12,28 +12,27 @@ pytest.importorskip("pyspark")
 from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 from airflow_provider_zkmq.spark import job, session
-from airflow_provider_zkmq.spark.history import pipeline
+from airflow_provider_zkmq.spark.history import delta, pipeline
 from airflow_provider_zkmq.spark.history.compaction import FEW, LARGE, chosen
 from airflow_provider_zkmq.spark.history.manifest import Manifest, Part, exclusive, publish, read_manifest
 from airflow_provider_zkmq.spark.history.retention import Retention
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """What the program asks of the pipeline, which prints a line."""
-    calls = {}
+def test_the_job_hands_its_options_on_and_takes_no_password(monkeypatch, capsys):
+    """Executors can be given the way to connect, and it holds no credentials; progress goes to the output.
+
+    What is wrong is said in one line.
+    """
+    asked = {}
 
     def run(connect, queues, directory, _session, *, progress, **rest):
-        calls.update(rest, connect=connect, queues=queues, directory=directory)
+        asked.update(rest, connect=connect, queues=queues, directory=directory)
         progress("queue a: mark: done, 0.0 s")
+        if queues is None:
+            raise ConfigError("queue 'a' does not exist")
 
     monkeypatch.setattr(pipeline, "run_pipeline", run)
-    monkeypatch.setattr(session, "spark_session", lambda name, master=None: calls.setdefault("session", (name, master)))
-    return calls
-
-
-def test_the_job_hands_its_options_on_and_takes_no_password(asked, capsys):
-    """Executors can be given the way to connect, and it holds no credentials; progress goes to the output."""
+    monkeypatch.setattr(session, "spark_session", lambda name, master=None: asked.update(session=(name, master)))
     line = "pipeline --directory /archive --conn-id zk --root /r --queues a,,b --lifetime 0 --keep-bronze 7 --delta"
     assert job.main(line.split()) == 0
     assert (asked["queues"], asked["directory"], asked["session"]) == (["a", "b"], "/archive", ("zkmq-pipeline", None))
@@ -42,18 +41,12 @@ def test_the_job_hands_its_options_on_and_takes_no_password(asked, capsys):
     assert capsys.readouterr().out == "queue a: mark: done, 0.0 s\n"
     with pytest.raises(SystemExit):
         job.main(["pipeline", "--directory", "/archive", "--auth", "user:secret"])
-
-
-def test_the_job_says_in_one_line_what_is_wrong(asked, monkeypatch, capsys):
-    def fail(*_arguments, **_rest):
-        raise ConfigError("queue 'a' does not exist")
-
-    monkeypatch.setattr(pipeline, "run_pipeline", fail)
+    capsys.readouterr()
     assert job.main(["pipeline", "--directory", "/archive"]) == 1
     assert capsys.readouterr().err == "error: queue 'a' does not exist\n"
 
 
-def test_the_job_reports(asked, monkeypatch, tmp_path, capsys):
+def test_the_job_reports(monkeypatch, tmp_path, capsys):
     """The report's text goes to the output, its page to a file."""
 
     class Report:
@@ -63,6 +56,7 @@ def test_the_job_reports(asked, monkeypatch, tmp_path, capsys):
         def write_html(self, path):
             (tmp_path / path).write_text("<html>")
 
+    monkeypatch.setattr(session, "spark_session", lambda *_arguments: None)
     monkeypatch.setattr(spark, "report", lambda *_a, **_k: Report(), raising=False)
     assert job.main(["report", "--directory", "/archive", "--html", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").read_text() == "<html>"
@@ -72,26 +66,22 @@ def test_the_job_reports(asked, monkeypatch, tmp_path, capsys):
 def test_of_an_error_of_spark_the_line_is_told_that_says_what_is_wrong():
     """Ours first, from a worker's traceback; else what Java was caused by; never a walk through Java alone."""
     walk = "An error occurred while calling o55.parquet.\n: org.apache.spark.SparkException: Job aborted\n\tat a.b(c)\n"
-    worker = (
-        walk + '  File "rows.py", line 3\nairflow_provider_zkmq.engine.errors.Unavailable: no server\n\tat d.e(f)\n'
-    )
-    assert pipeline.said(Exception(worker)) == "Unavailable: no server"
-    full = walk + "Caused by: java.io.IOException: No space left on device\n\tat g.h(i)\n"
-    assert pipeline.said(Exception(full)) == "java.io.IOException: No space left on device"
+    ours = '  File "rows.py", line 3\nairflow_provider_zkmq.engine.errors.Unavailable: no server\n\tat d.e(f)\n'
+    assert pipeline.said(Exception(walk + ours)) == "Unavailable: no server"
+    full = "Caused by: java.io.IOException: No space left on device\n\tat g.h(i)\n"
+    assert pipeline.said(Exception(walk + full)) == "java.io.IOException: No space left on device"
     assert (pipeline.said(ConfigError("plain")), pipeline.said(ConfigError())) == ("plain", "")
 
 
-def parts(*rows: int) -> tuple[Part, ...]:
-    return tuple(Part(f"runs/{n}", count, n, n + 1, ()) for n, count in enumerate(rows))
-
-
 def test_rows_are_merged_a_few_times_however_many_parts_come():
-    """A hundred rows a thousand times: the parts stay few, and a row is written again about as often as they double."""
+    """A hundred rows a thousand times: the parts stay few, and a row is written again about as often as they double.
+
+    Large parts, and few, are left as they are.
+    """
     stored, merges, written = [], 0, 0
     for n in range(1_000):
         stored.append(Part(f"runs/{n}", 100, n, n + 1, ()))
-        group = chosen(tuple(stored))
-        if group:
+        if group := chosen(tuple(stored)):
             merges += 1
             written += sum(part.rows for part in group)
             merged = Part(f"runs/m{n}", sum(part.rows for part in group), group[0].first, group[-1].last, ())
@@ -101,15 +91,13 @@ def test_rows_are_merged_a_few_times_however_many_parts_come():
     assert written <= 10 * 100_000
     assert merges <= 1_000 / (FEW - 2)
 
-
-def test_large_parts_and_few_are_left_as_they_are():
-    assert chosen(parts(*[10] * (FEW - 1))) == []
-    assert chosen(parts(LARGE, *[10] * (FEW - 1))) == []
-    assert chosen(parts(LARGE, *[10] * FEW)) == list(parts(LARGE, *[10] * FEW)[1:])
+    large, *few = (Part(f"runs/{n}", 10 if n else LARGE, n, n + 1, ()) for n in range(FEW + 1))
+    assert chosen(tuple(few[1:])) == chosen((large, *few[1:])) == []
+    assert chosen((large, *few)) == few
 
 
 def test_a_manifest_of_the_first_version_is_read_and_a_broken_one_named(tmp_path):
-    """The archives of earlier versions go on; what is none is `CorruptRecord` with its path."""
+    """The archives of earlier versions go on; what is none is `CorruptRecord` with its path, a newer one is refused."""
     home = tmp_path / "q"
     home.mkdir()
     run = {"path": "runs/0-7", "rows": 3, "from": 0, "to": 7}
@@ -118,8 +106,21 @@ def test_a_manifest_of_the_first_version_is_read_and_a_broken_one_named(tmp_path
     assert old == Manifest(7, (Part("runs/0-7", 3, 0, 7, None),))
     publish(home, old)
     assert read_manifest(home) == old
-    (home / "MANIFEST.json").write_text('{"watermark": "x"}')
-    with pytest.raises(CorruptRecord, match="MANIFEST.json"):
+    for text in ('{"watermark": "x"}', "{}", "[]"):
+        (home / "MANIFEST.json").write_text(text)
+        with pytest.raises(CorruptRecord, match=r"MANIFEST\.json"):
+            read_manifest(home)
+    (home / "MANIFEST.json").write_text(json.dumps({"version": 99, "watermark": 1, "runs": []}))
+    with pytest.raises(ConfigError, match="newer version"):
         read_manifest(home)
     with exclusive(home), pytest.raises(ConfigError, match="in use"), exclusive(home):
         pass
+
+
+def test_what_cannot_be_done_with_tables_is_refused(monkeypatch, tmp_path):
+    """Retention of no day; Delta tables without their package, which is named."""
+    with pytest.raises(ConfigError, match="no number of days"):
+        Retention(bronze=0)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"airflow-provider-zkmq\[delta\]"):
+        delta.export(tmp_path)

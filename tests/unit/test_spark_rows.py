@@ -52,8 +52,10 @@ from airflow_provider_zkmq.spark.source.receipts import PartitionReport, WriteRe
 from airflow_provider_zkmq.spark.source.writing import TaskWriter
 
 TYPES = {"size": OrderedEnum("small", "large"), "n": Integer(), "region": String()}
-TEXT, MAP = StringType(), MapType(StringType(), StringType())
+TEXT, INT, LONG, DOUBLE, TIME = StringType(), IntegerType(), LongType(), DoubleType(), TimestampType()
+MAP = MapType(TEXT, TEXT)
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+BASE: dict[str, DataType] = {"id": TEXT, "data": TEXT}
 
 
 def schema(**kinds: DataType) -> StructType:
@@ -69,22 +71,17 @@ def messages(mapping: RowMapping, rows: list[dict[str, Any]], **types: pa.DataTy
     return [row.message for row in rows_of(iter([batch]), mapping, 3)]
 
 
-BASE: dict[str, DataType] = {"id": TEXT, "data": TEXT}
-
-
 def test_columns_find_their_parts_by_name() -> None:
     """Or by an option that names them; a priority or a delay may be the same for all rows."""
-    by_name = mapped(
-        {**BASE, "priority": IntegerType(), "metadata": TEXT, "not_before": TimestampType(), "filters": MAP}
-    )
+    by_name = mapped({**BASE, "priority": INT, "metadata": TEXT, "not_before": TIME, "filters": MAP})
     assert (by_name.id, by_name.map, by_name.columns["notBefore"]) == ("id", "filters", "not_before")
     named = mapped(
-        {"flight": LongType(), "payload": TEXT, "size": TEXT, "filter__n": LongType(), "meta": MAP},
+        {"flight": LONG, "payload": TEXT, "size": TEXT, "filter__n": LONG, "meta": MAP},
         id="flight", data="payload", filters="size", metadata="meta", priority="5", delay="1h30m",
     )  # fmt: skip
     assert (named.id, named.columns) == ("flight", {"data": "payload", "metadata": "meta"})
     assert (named.filters, named.constants) == ({"size": "size", "n": "filter.n"}, {"priority": 5, "delay": 5400.0})
-    keyed = mapped({"year": IntegerType(), "carrier": TEXT, "data": TEXT}, key="year, carrier")
+    keyed = mapped({"year": INT, "carrier": TEXT, "data": TEXT}, key="year, carrier")
     assert (keyed.id, keyed.key) == (None, ("year", "carrier"))
 
 
@@ -93,94 +90,81 @@ REFUSED: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
     "two ids": ({**BASE, "task_id": TEXT}, {}, "both columns id and task_id"),
     "no data": ({"id": TEXT}, {}, "no column is the tasks' data"),
     "no such column": (BASE, {"id": "idd"}, "no column 'idd' for id; did you mean id"),
-    "id of a type": ({"id": DoubleType(), "data": TEXT}, {}, "column 'id' is double; id must be text"),
-    "data of a type": ({"id": TEXT, "data": LongType()}, {}, r"'data' is bigint.*to_json\(struct"),
+    "id of a type": ({"id": DOUBLE, "data": TEXT}, {}, "column 'id' is double; id must be text"),
+    "data of a type": ({"id": TEXT, "data": LONG}, {}, r"'data' is bigint.*to_json\(struct"),
     "id and key": (BASE, {"id": "id", "key": "id"}, "exclude each other"),
     "key of a type": ({**BASE, "a": ArrayType(TEXT)}, {"key": "a,id"}, "column 'a' is array<string>; key must be"),
     "priority": ({**BASE, "priority": TEXT}, {}, "priority must be a whole number"),
     "priority nowhere": (BASE, {"priority": "high"}, "no column 'high' for priority"),
     "a moment without a zone": ({**BASE, "not_before": TimestampNTZType()}, {}, "a timestamp, with a zone"),
-    "two times": ({**BASE, "not_before": TimestampType()}, {"delay": "5"}, "not both"),
+    "two times": ({**BASE, "not_before": TIME}, {"delay": "5"}, "not both"),
     "superfluous": ({**BASE, "extra": TEXT}, {}, "nothing is to become of column 'extra': leave them out with select"),
     "filter not declared": ({**BASE, "filter__colour": TEXT}, {}, "filter 'colour' is not declared.*n, region, size"),
     "filter twice": ({**BASE, "filters": MAP, "filter__size": TEXT}, {}, "filter 'size' is given twice"),
     "filters of a type": ({**BASE, "filters": TEXT}, {}, "filters must be a map"),
-    "filters of names": ({**BASE, "filters": MapType(LongType(), TEXT)}, {}, "filters must be a map of text to text"),
+    "filters of names": ({**BASE, "filters": MapType(LONG, TEXT)}, {}, "filters must be a map of text to text"),
     "filters of values": ({**BASE, "tags": MapType(TEXT, ArrayType(TEXT))}, {"filters": "tags"}, "'tags' is map<s"),
-    "filter of a type": ({**BASE, "filter__size": DoubleType()}, {}, "column 'filter.size' is double"),
+    "filter of a type": ({**BASE, "filter__size": DOUBLE}, {}, "column 'filter.size' is double"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_written_is_refused_where_the_write_is_planned(name: str) -> None:
+def test_what_cannot_be_written_is_refused_where_the_write_is_planned(subtests: pytest.Subtests) -> None:
     """By the schema and the options alone, in one sentence that says what to do."""
-    kinds, options, why = REFUSED[name]
-    with pytest.raises(SourceError, match=why):
-        mapped(kinds, **options)
-
-
-def test_a_column_that_stands_twice_is_refused() -> None:
-    """Nobody could say which one is meant."""
+    for name, (kinds, options, why) in REFUSED.items():
+        with subtests.test(name), pytest.raises(SourceError, match=why):
+            mapped(kinds, **options)
     with pytest.raises(SourceError, match="column 'id' stands twice"):
-        map_columns(StructType([StructField("id", TEXT), StructField("id", TEXT)]), Options.of({}), TYPES)
-
-
-@pytest.mark.parametrize(("known", "use"), [(WRITE, "writes"), (SINK, "streams")])
-def test_options_of_writes_are_known_and_no_others(known: tuple[str, ...], use: str) -> None:
-    """A mistyped one is refused with those that come close."""
-    Options.of({"QUEUE": "q", "key": "a", "notbefore": "b"}).check(known, use)
-    with pytest.raises(SourceError, match="unknown option 'bach' of .*did you mean batch"):
-        Options.of({"bach": "x"}).check(known, use)
+        map_columns(StructType([StructField("id", TEXT)] * 2), Options.of({}), TYPES)
+    for known, use in ((WRITE, "writes"), (SINK, "streams")):
+        Options.of({"QUEUE": "q", "key": "a", "notbefore": "b"}).check(known, use)
+        with pytest.raises(SourceError, match="unknown option 'bach' of .*did you mean batch"):
+            Options.of({"bach": "x"}).check(known, use)
 
 
 def test_values_become_parts() -> None:
-    """Each by its type; what is null is left out, but for an id and data."""
-    mapping = mapped(
-        {**BASE, "priority": IntegerType(), "delay": DayTimeIntervalType(), "metadata": MAP, "filters": MAP}
-    )
+    """Each by its type; what is null is left out, but for an id and data.
+
+    An option gives a value to all rows, a filter may have its own column, and a moment is one in UTC.
+    """
+    mapping = mapped({**BASE, "priority": INT, "delay": DayTimeIntervalType(), "metadata": MAP, "filters": MAP})
     kinds = {"id": pa.string(), "data": pa.binary(), "priority": pa.int32(), "delay": pa.duration("us")}
     kinds |= dict.fromkeys(("metadata", "filters"), pa.map_(pa.string(), pa.string()))
     full = {"id": "a", "data": b"\0", "priority": -3, "delay": timedelta(minutes=2), "metadata": {"k": "v"}}
     full["filters"] = {"size": "small", "region": None}
-    empty = {"id": "b", "data": b""}
-    first, second = messages(mapping, [full, empty], **kinds)
-    assert first == Message(b"\0", {"size": "small"}, -3, 120.0, "a", {"k": "v"})
-    assert second == Message(b"", {}, 0, None, "b", None)
-
-
-def test_constants_columns_of_filters_and_moments() -> None:
-    """What an option gives to all rows, a filter's own column, and a moment in UTC."""
-    mapping = mapped(
-        {"id": LongType(), "data": TEXT, "filter__n": LongType(), "not_before": TimestampType(), "metadata": TEXT},
-        priority="7",
-    )
-    moment = NOW.astimezone(ZoneInfo("Europe/Berlin"))
-    rows = [{"id": 12, "data": "d", "filter.n": 4, "not_before": moment, "metadata": '{"a": [1]}'}]
-    assert messages(mapping, rows) == [
-        Message("d", {"n": 4}, 7, None, "12", {"a": [1]}, not_before=NOW),
+    assert messages(mapping, [full, {"id": "b", "data": b""}], **kinds) == [
+        Message(b"\0", {"size": "small"}, -3, 120.0, "a", {"k": "v"}),
+        Message(b"", {}, 0, None, "b", None),
     ]
+    mapping = mapped({"id": LONG, "data": TEXT, "filter__n": LONG, "not_before": TIME, "metadata": TEXT}, priority="7")
+    row = {"id": 12, "data": "d", "filter.n": 4, "metadata": '{"a": [1]}'}
+    row["not_before"] = NOW.astimezone(ZoneInfo("Europe/Berlin"))
+    assert messages(mapping, [row]) == [Message("d", {"n": 4}, 7, None, "12", {"a": [1]}, not_before=NOW)]
 
 
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "id": ({"id": None}, "row 1 of partition 3, column 'id': the id of a task is null"),
-    "data": ({"data": None}, r"row 1 of partition 3 \(id 'b'\), column 'data': the data of a task are null"),
-    "metadata": ({"metadata": "[1]"}, r"\(id 'b'\), column 'metadata': metadata must be a JSON object"),
-    "text": ({"metadata": "{"}, r"\(id 'b'\), column 'metadata': metadata must be a JSON object"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_value_is_told_by_its_row_and_column(name: str) -> None:
-    """Before anything of its piece is written."""
-    values, why = BAD[name]
-    good = {"id": "a", "data": "x", "metadata": None}
+def test_a_bad_value_is_told_by_its_row_and_column() -> None:
+    """Before anything of its piece is written; one that Python has not, a year of five digits, by its column."""
     kinds = dict.fromkeys(("id", "data", "metadata"), pa.string())
-    with pytest.raises(SourceError, match=why):
-        messages(mapped({**BASE, "metadata": TEXT}), [good, good | {"id": "b"} | values], **kinds)
+    row = "row 1 of partition 3"
+    for values, why in (
+        ({"id": None}, f"{row}, column 'id': the id of a task is null"),
+        ({"data": None}, rf"{row} \(id 'b'\), column 'data': the data of a task are null"),
+        ({"metadata": "[1]"}, r"\(id 'b'\), column 'metadata': metadata must be a JSON object"),
+        ({"metadata": "{"}, r"\(id 'b'\), column 'metadata': metadata must be a JSON object"),
+    ):
+        rows = [{"id": "a", "data": "x", "metadata": None}, {"id": "b", "data": "x", "metadata": None} | values]
+        with pytest.raises(SourceError, match=why):
+            messages(mapped({**BASE, "metadata": TEXT}), rows, **kinds)
+    far = pa.array([320_000_000_000_000_000], pa.timestamp("us", tz="UTC"))
+    batch = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array(["x"]), far], names=["id", "data", "not_before"])
+    with pytest.raises(SourceError, match="^partition 3, column 'not_before': "):
+        list(rows_of(iter([batch]), mapped({**BASE, "not_before": TIME}), 3))
 
 
 def test_ids_of_a_key_are_the_same_everywhere_and_differ_by_type() -> None:
-    """However often, in whichever process and session time zone a row is computed; a text is never its number."""
+    """However often, in whichever process and session time zone a row is computed; a text is never its number.
+
+    Each digit of a long decimal counts: Spark's have up to 38.
+    """
     berlin, naive = NOW.astimezone(ZoneInfo("Europe/Berlin")), NOW.replace(tzinfo=None)
     assert hashed([2013, "AA", None]) == "fcaf50d3b77409187601cb71ba7d8f55"
     assert hashed([NOW]) == hashed([berlin]) != hashed([naive])
@@ -191,31 +175,18 @@ def test_ids_of_a_key_are_the_same_everywhere_and_differ_by_type() -> None:
     assert hashed([0.0]) == hashed([-0.0])
     with pytest.raises(ConfigError, match="cannot be part of a key"):
         hashed([values[-1]])
-
-
-def test_each_digit_of_a_long_decimal_counts() -> None:
-    """Spark's have up to 38: two numbers that differ in the last of them are two tasks."""
     assert hashed([Decimal("9" * 37 + "8")]) != hashed([Decimal("9" * 38)])
     assert hashed([Decimal("1" * 29 + ".1")]) != hashed([Decimal("1" * 29 + ".2")])
     assert hashed([Decimal("1" * 30 + ".10")]) == hashed([Decimal("1" * 30 + ".1")])
 
 
-def test_a_value_that_python_has_not_is_told_by_its_column() -> None:
-    """A year of five digits, which Spark and Arrow know."""
-    far = pa.array([320_000_000_000_000_000], pa.timestamp("us", tz="UTC"))
-    batch = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array(["x"]), far], names=["id", "data", "not_before"])
-    with pytest.raises(SourceError, match="^partition 3, column 'not_before': "):
-        list(rows_of(iter([batch]), mapped({**BASE, "not_before": TimestampType()}), 3))
-
-
-# --- a partition into the queue
-
-
 class Fake:
-    """A queue that keeps what it is given."""
+    """A queue that keeps what it is given, and its client."""
 
-    def __init__(self, *errors: Exception) -> None:
-        self.errors, self.calls, self.ids = list(errors), [], set()  # type: ignore[var-annotated]
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+        self.calls: list[int] = []
+        self.ids: set[str] = set()
 
     def queue(self, _name: str) -> Fake:
         return self
@@ -233,37 +204,30 @@ class Fake:
         return NewTasks(new, tuple(each for each in ids if each not in new))
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    made = Fake()
-    monkeypatch.setattr(loading, "cached", lambda _options: made)
-    return made
+def test_rows_go_in_pieces_and_each_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows with the same id are one task; the report counts each row, as written or as there already.
 
+    A piece whose outcome is not known is tried again by the same client, which finds out what became of it, three times
+    at the most. What the engine refuses is told by row and column, also after rows with the same id.
+    """
 
-def load(*ids: object) -> PartitionReport:
-    target = Target(Options.of({}), "q", mapped(BASE))
-    return target.load(iter([pa.RecordBatch.from_pylist([{"id": each, "data": "x"} for each in ids])]))
+    def load(*ids: object) -> PartitionReport:
+        batch = pa.RecordBatch.from_pylist([{"id": each, "data": "x"} for each in ids])
+        return Target(Options.of({}), "q", mapped(BASE)).load(iter([batch]))
 
-
-def test_rows_go_in_pieces_and_each_is_counted_once(fake: Fake) -> None:
-    """Rows with the same id are one task; the report counts each row, as written or as there already."""
+    fake = Fake()
+    monkeypatch.setattr(loading, "cached", lambda _options: fake)
     ids = [f"t{n}" for n in range(PIECE_ROWS + 10)]
     assert load(*ids, "t0", ids[-1]) == PartitionReport(0, 0, len(ids) + 2, len(ids), 2)
     assert fake.calls == [PIECE_ROWS, 11]
 
-
-def test_a_piece_whose_outcome_is_not_known_is_tried_again(fake: Fake) -> None:
-    """By the same client, which finds out what became of it; three times at the most."""
-    fake.errors = [OutcomeUnknown("?"), Unavailable("?")]
+    fake.calls, fake.errors = [], [OutcomeUnknown("?"), Unavailable("?")]
     assert load("a").written == 1
     fake.errors = [Unavailable("?")] * 3
     with pytest.raises(Unavailable):
         load("b")
     assert fake.calls == [1] * 6
 
-
-def test_what_the_engine_refuses_is_told_by_row_and_column(fake: Fake) -> None:
-    """The position of the message is that of its row, also after rows with the same id."""
     fake.errors = [BadMessage("priority 99999 is not allowed", position=1, part="task_id")]
     with pytest.raises(SourceError, match=r"row 2 of partition 0 \(id 'b'\), column 'id': priority 99999 is not"):
         load("a", "a", "b")
@@ -273,8 +237,7 @@ def test_what_goes_to_executors_holds_no_credentials(monkeypatch: pytest.MonkeyP
     """They are looked up where the rows are written."""
     monkeypatch.setenv("ZKMQ_AUTH", "digest:alice:sesame")
     sent = pickle.dumps(Target(Options.of({"hosts": "h:1", "queue": "q"}), "q", mapped(BASE), None, NOW))
-    assert b"sesame" not in sent
-    assert b"alice" not in sent
+    assert not [secret for secret in (b"sesame", b"alice") if secret in sent]
 
 
 def test_rows_go_into_queue_files_too(tmp_path: Path) -> None:
@@ -284,8 +247,7 @@ def test_rows_go_into_queue_files_too(tmp_path: Path) -> None:
         queue = zk.queue("q")
         queue.configure(filters={"size": TYPES["size"]})
         queue.enqueue("x", task_id="b")
-        kinds = schema(**BASE, filter__size=TEXT)
-        options = {"hosts": hosts, "queue": "q"}
+        kinds, options = schema(**BASE, filter__size=TEXT), {"hosts": hosts, "queue": "q"}
         writer = TaskWriter(kinds, Options.of(options), overwrite=False)
         batch = pa.RecordBatch.from_pylist([{"id": each, "data": "x", "filter.size": "small"} for each in ("a", "b")])
         told = writer.write(iter([batch]))
@@ -296,25 +258,20 @@ def test_rows_go_into_queue_files_too(tmp_path: Path) -> None:
         TaskWriter(kinds, Options.of(options | {"batch": "b"}), overwrite=False)
 
 
-# --- reports
-
-
 def test_a_report_is_read_as_it_was_left(tmp_path: Path) -> None:
-    """Sums of the partitions that were committed, in order; a message that never came is left out."""
-    place = str(tmp_path / "report.json")
+    """Sums of the partitions that were committed, in order; a message that never came is left out.
+
+    One that could not be left is refused before anything is written.
+    """
+    place = tmp_path / "report.json"
     parts = [PartitionReport(1, 0, 5, 3, 2), None, PartitionReport(0, 2, 4, 4, 0)]
     report = WriteReport.of("q", parts, complete=True, batch="b")
-    report.leave(place)
-    assert WriteReport.read(place) == report
+    for each in (str(place), None):
+        check_place(each)
+        report.leave(each)
+    assert WriteReport.read(str(place)) == report
     assert (report.rows, report.written, report.existing) == (9, 7, 2)
     assert [part.partition for part in report.partitions] == [0, 1]
-    assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
-    report.leave(None)
-
-
-def test_a_report_that_could_not_be_left_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """At planning time."""
-    check_place(None)
-    check_place(str(tmp_path / "r.json"))
+    assert list(tmp_path.iterdir()) == [place]
     with pytest.raises(SourceError, match="option report: the folder of"):
         check_place(str(tmp_path / "nowhere" / "r.json"))
