@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import (
-    AsyncZkmq,
-    ClaimLost,
-    Message,
-    Poll,
-    QueueError,
-    QueueNotFound,
-    Running,
-    Zkmq,
-)
+from airflow_provider_zkmq.engine import ClaimLost, Message, Poll, QueueError, QueueNotFound, Running, Zkmq
 from airflow_provider_zkmq.engine.working import absence
+from tests.faulty import Faulty
 from tests.integration.clients import clients, spent
-from tests.proxy import Proxy
+from tests.integration.fronts import connected
 from tests.support import eventually
 
 
@@ -34,73 +28,69 @@ def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     ]
 
 
-def asked_while(client: Zkmq, other: Zkmq) -> dict[str, int]:
-    """What a client asks for by itself while another one asks a few hundred times."""
-    return spent(client, lambda: [other.queues() for _ in range(300)])
+@contextmanager
+def at_work(*workers: Any) -> Iterator[None]:
+    """They are started, and ended afterwards."""
+    for worker in workers:
+        assert worker.start()
+    yield
+    for worker in workers:
+        worker.stop()
+        worker.join()
 
 
 def test_a_worker_waits_for_its_queue_by_a_watch(
-    zk: Zkmq, zookeeper: str, root: str, warnings: Callable[[], list[str]]
+    zk: Zkmq, other: Zkmq, door: Faulty, root: str, warnings: Callable[[], list[str]]
 ) -> None:
     """Started before it: one warning that names what comes close, no request while it waits, and then it works.
 
     Its monitor hears of the queue once there is one; afterwards its last look has found nothing, while it waits.
+    A watch that goes with its connection is set again; a worker that is stopped meanwhile ends, and creates nothing.
     """
     zk.queue("orders").configure()
     polls: list[Poll] = []
-    worker = zk.queue("order").worker(lambda task: task.queue, threads=3, monitor=polls.append)
-    assert worker.start()
-    with clients(zookeeper, root, 1) as (other,):
-        eventually(lambda: asked_while(zk, other) == {})
-        assert other.queues() == ["orders"]
-        task_id = other.queue("order").enqueue(b"x")
-    assert zk.queue("order").wait([task_id], timeout=30)[0].result == b"order"
-    eventually(lambda: bool(polls) and polls[-1].last == "nothing")
-    worker.stop()
-    worker.join()
-    assert len(warnings()) == 1
-    assert "did you mean 'orders'?" in warnings()[0]
+    with Zkmq.connect(door.hosts, root=root, session_timeout=10, gc=False) as cut_off:
+        working = zk.queue("order").worker(lambda task: task.queue, threads=3, monitor=polls.append)
+        drifting = cut_off.queue("order").worker(lambda task: task.queue, selector="all()")
+        with at_work(working, drifting):
+            stopped = zk.queue("never").worker(lambda _task: None, threads=2, monitor=polls.append)
+            with at_work(stopped):
+                eventually(lambda: len(warnings()) == 3)
+            eventually(lambda: spent(zk, lambda: [other.queues() for _ in range(300)]) == {})
+            assert other.queues() == ["orders"]
+            eventually(lambda: cut_off.requests.get("Exists", 0) >= 2)
+            door.down()
+            task_id = other.queue("order").enqueue(b"x")
+            assert other.queue("order").wait([task_id], timeout=30)[0].result == b"order"
+            eventually(lambda: bool(polls) and polls[-1].last == "nothing")
+            working.stop()
+            working.join()
+            door.up()
+            task_id = other.queue("order").enqueue(b"x")
+            assert other.queue("order").wait([task_id], timeout=30)[0].result == b"order"
+    assert len(warnings()) == 3
+    assert sum("'order' does not exist" in text and "did you mean 'orders'?" in text for text in warnings()) == 2
 
 
-async def test_an_asynchronous_worker_waits_for_its_queue(
+def test_an_asynchronous_worker_waits_for_its_queue(
     zk: Zkmq, zookeeper: str, root: str, warnings: Callable[[], list[str]]
 ) -> None:
     """The same on an event loop, begun with `start` and ended with `join`; one that is stopped before ends."""
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
 
-        async def handle(task: Running) -> str:
-            return task.queue
+    async def handle(task: Running) -> str:
+        return task.queue
 
+    with connected("asynchronous", zookeeper, root=root, gc=False) as own:
         worker, stopped = (own.queue("later").worker(handle, threads=2) for _ in range(2))
-        assert await worker.start()
-        assert await stopped.start()
-        stopped.stop()
-        await stopped.join()
-        task_id = await asyncio.to_thread(zk.queue("later").enqueue, b"x")
-        (task,) = await own.queue("later").wait([task_id], timeout=30)
-        assert task.result == b"later"
-        worker.stop()
-        await worker.join()
+        with at_work(worker):
+            with at_work(stopped):
+                pass
+            task_id = zk.queue("later").enqueue(b"x")
+            assert own.queue("later").wait([task_id], timeout=30)[0].result == b"later"
         with pytest.raises(QueueNotFound):
-            await own.queue("nowhere").worker(handle).run(until_empty=True)
+            own.queue("nowhere").worker(handle).run(until_empty=True)
     assert sum("'later' does not exist" in text for text in warnings()) == 2
     assert zk.queues() == ["later"]
-
-
-def test_a_waiting_worker_survives_the_loss_of_its_connection(zk: Zkmq, zookeeper: str, root: str) -> None:
-    """Its watch goes with the connection, and is set again: the queue that came meanwhile is found."""
-    proxy = Proxy(zookeeper)
-    with Zkmq.connect(proxy.hosts, root=root, session_timeout=10, gc=False) as own:
-        worker = own.queue("later").worker(lambda _task: "done")
-        worker.start()
-        eventually(lambda: own.requests.get("Exists", 0) >= 2)
-        proxy.down()
-        task_id = zk.queue("later").enqueue(b"x")
-        proxy.up()
-        assert zk.queue("later").wait([task_id], timeout=30)[0].result == b"done"
-        worker.stop()
-        worker.join()
-    proxy.close()
 
 
 def test_a_queue_is_deleted_under_its_workers(
@@ -121,24 +111,21 @@ def test_a_queue_is_deleted_under_its_workers(
         q = zk.queue("q")
         held, *_ = q.enqueue_many([Message(b"%d" % number) for number in range(300)])
         worker, idle = one.queue("q").worker(handle), other.queue("q").worker(handle, selector="all()", threads=1)
-        worker.start()
-        assert begun.wait(30)
-        with pytest.raises(QueueError, match=r"live consumer"):
-            zk.delete_queue("q", confirm=True)
-        assert q.counts()["inserted"] + q.counts()["claimed"] == 300
-        assert zk.delete_queue("q", confirm=True, force=True) == 300
-        assert not q.exists()
-        assert zk._session.client.exists(f"{root}/q") is None
-        with pytest.raises(QueueNotFound):
-            q.complete(held, 1)
-        idle.start()
-        go_on.set()
-        eventually(lambda: len(warnings()) == 2)
-        task_id = q.enqueue(b"new")
-        assert q.wait([task_id], timeout=30)[0].result == b"r"
-        for each in (worker, idle):
-            each.stop()
-            each.join()
+        with at_work(worker):
+            assert begun.wait(30)
+            with pytest.raises(QueueError, match=r"live consumer"):
+                zk.delete_queue("q", confirm=True)
+            assert q.counts()["inserted"] + q.counts()["claimed"] == 300
+            assert zk.delete_queue("q", confirm=True, force=True) == 300
+            assert not q.exists()
+            assert zk._session.client.exists(f"{root}/q") is None
+            with pytest.raises(QueueNotFound):
+                q.complete(held, 1)
+            with at_work(idle):
+                go_on.set()
+                eventually(lambda: len(warnings()) == 2)
+                task_id = q.enqueue(b"new")
+                assert q.wait([task_id], timeout=30)[0].result == b"r"
         assert worker.finished + idle.finished == 1
         assert (q.counts()["finished"], q.ids()) == (1, [task_id])
     assert len(warnings()) == 2
@@ -148,86 +135,51 @@ def test_waiting_calls_are_told_of_the_deletion(zk: Zkmq, zookeeper: str, root: 
     """A claim, a wait for a task, a search and a follower of a task, each within its own wait."""
     q = zk.queue("q")
     task_id = q.enqueue(b"x", delay=3600)
-    errors: dict[str, BaseException] = {}
-    ready = threading.Barrier(5)
-    calls: dict[str, Callable[[Zkmq], object]] = {
-        "claim": lambda own: own.queue("q").claim(timeout=120),
-        "wait": lambda own: own.queue("q").wait([task_id], timeout=120),
-        "find": lambda own: own.queue("q").find("all()", 5, 120),
-        "follow": lambda own: own.queue("q").follow(task_id, lambda _task: None, 120),
-    }
-
-    def call(name: str) -> None:
-        with Zkmq.connect(zookeeper, root=root, gc=False) as own:
-            ready.wait(30)
-            try:
-                calls[name](own)
-            except QueueNotFound as error:
-                errors[name] = error
-
-    threads = [threading.Thread(target=call, args=(name,), daemon=True) for name in calls]
-    for thread in threads:
-        thread.start()
-    ready.wait(30)
-    eventually(lambda: len(q.consumers()) == 1)
-    zk.delete_queue("q", confirm=True, force=True)
-    for thread in threads:
-        thread.join(30)
-    assert errors.keys() == calls.keys()
+    calls: list[Callable[[Any], object]] = [
+        lambda queue: queue.claim(timeout=120),
+        lambda queue: queue.wait([task_id], timeout=120),
+        lambda queue: queue.find("all()", 5, 120),
+        lambda queue: queue.follow(task_id, lambda _task: None, 120),
+    ]
+    with clients(zookeeper, root, 4) as own, ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(call, client.queue("q")) for call, client in zip(calls, own, strict=True)]
+        eventually(lambda: len(q.consumers()) == 1)
+        eventually(lambda: all(client._session.watches._fans for client in own))
+        zk.delete_queue("q", confirm=True, force=True)
+        for each in waiting:
+            with pytest.raises(QueueNotFound):
+                each.result(30)
 
 
-def test_a_claim_whose_queue_was_deleted_is_lost(zk: Zkmq) -> None:
-    """Its holder is told so however it is settled; a transaction that took something rolls back without harm."""
-    q = zk.queue("q")
-    q.enqueue_many([Message(b"x")] * 3)
-    claims = [q.claim() for _ in range(2)]
-    tx = zk.transaction()
-    assert tx.try_take("q") is not None
-    zk.delete_queue("q", confirm=True, force=True)
-    for claim, settle in zip(claims, ("complete", "release"), strict=True):
-        assert claim is not None
-        with pytest.raises(ClaimLost):
-            getattr(claim, settle)()
-    tx.rollback()
-    assert zk.queues() == []
+def test_what_was_claimed_of_a_deleted_queue_is_lost(zk: Zkmq, front: Any) -> None:
+    """Its holder is told so however it is settled, by the queue's name; a transaction rolls back without harm.
 
-
-def test_a_transaction_whose_queue_was_deleted_has_lost_what_it_took(zk: Zkmq) -> None:
-    """Its commit says so, by the queue's name; nothing was put, and it can be rolled back."""
-    zk.queue("q").enqueue(b"x")
-    tx = zk.transaction()
-    assert tx.try_take("q") is not None
-    tx.put("out", b"y")
-    zk.delete_queue("q", confirm=True, force=True)
-    with pytest.raises(ClaimLost, match="queue 'q' does not exist"):
-        tx.commit()
-    tx.rollback()
-    assert not zk.queue("q").exists()
-
-
-async def test_so_has_an_asynchronous_one(zookeeper: str, root: str) -> None:
-    """`AsyncUnitOfWork` likewise."""
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
-        await zk.queue("q").enqueue(b"x")
-        tx = zk.transaction()
-        assert await tx.try_take("q") is not None
-        await zk.delete_queue("q", confirm=True, force=True)
-        with pytest.raises(ClaimLost, match="queue 'q' does not exist"):
-            await tx.commit()
-
-
-async def test_the_asynchronous_front_deletes_queues_too(zk: Zkmq, zookeeper: str, root: str) -> None:
-    """And asks whether one is there, waiting for it where it is told to."""
-    zk.queue("q").enqueue(b"x")
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
+    It is asked once more whether it is to be deleted; who waits for a queue of the name sees the next one.
+    """
+    q = front.queue("q")
+    for commits in (True, False):
+        q.enqueue_many([Message(b"x")] * 3)
+        claims = [q.claim() for _ in range(2)]
+        tx = front.transaction()
+        assert tx.try_take("q") is not None
+        tx.put("out", b"y")
         with pytest.raises(ValueError, match="confirm=True"):
-            await own.delete_queue("q")
-        assert await own.queue("q").exists()
-        assert await own.delete_queue("q", confirm=True) == 1
-        assert not await own.queue("q").exists()
-        coming = asyncio.create_task(own.queue("q").exists(60))
-        await asyncio.to_thread(zk.queue("q").configure)
-        assert await coming
+            front.delete_queue("q", force=True)
+        assert q.exists()
+        assert front.delete_queue("q", confirm=True, force=True) == 3
+        assert not q.exists()
+        for claim, settle in zip(claims, ("complete", "release"), strict=True):
+            with pytest.raises(ClaimLost):
+                getattr(claim, settle)()
+        if commits:
+            with pytest.raises(ClaimLost, match="queue 'q' does not exist"):
+                tx.commit()
+        tx.rollback()
+        assert "q" not in zk.queues()
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(q.exists, 60)
+        zk.queue("q").configure()
+        assert coming.result()
 
 
 def test_clean_up_leaves_a_deleted_queue_alone(zk: Zkmq, zookeeper: str, root: str) -> None:
@@ -243,13 +195,3 @@ def test_clean_up_leaves_a_deleted_queue_alone(zk: Zkmq, zookeeper: str, root: s
         eventually(lambda: "q" not in looked_after)
         q.enqueue(b"x")
         assert "q" in looked_after
-
-
-def test_a_worker_that_waits_for_its_queue_can_be_stopped(zk: Zkmq) -> None:
-    """At once, with its monitor; the queue is not created."""
-    worker = zk.queue("q").worker(lambda _task: None, threads=2, monitor=lambda _poll: None)
-    worker.start()
-    eventually(lambda: zk.requests.get("Exists", 0) >= 6)
-    assert worker.stop()
-    worker.join()
-    assert zk.queues() == []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,24 +20,18 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from tests.faulty import Faulty
 from tests.integration.clients import spent, together
-from tests.proxy import Proxy
 from tests.support import eventually
 
-MANY = 2_000
+MANY = 400
+NUMBERS = itertools.count()
 
 
 @pytest.fixture
-def proxy(zookeeper: str) -> Iterator[Proxy]:
-    made = Proxy(zookeeper)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def there(proxy: Proxy, root: str, q: Queue) -> Iterator[Zkmq]:
+def there(door: Faulty, root: str, q: Queue) -> Iterator[Zkmq]:
     """A second client, on a way that can be held up."""
-    with Zkmq.connect(proxy.hosts, root=root, session_timeout=20, gc=False) as client:
+    with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as client:
         yield client
 
 
@@ -66,17 +62,15 @@ def objects() -> Counter[str]:
     return Counter(kind.__name__ for kind in ours)
 
 
-def constant(zookeeper: str, session: Session, call: Callable[[], Any], often: int) -> None:
-    """After a first call, many more leave as many callbacks and objects behind as it did, and no more watches.
+@contextmanager
+def constant(zookeeper: str, session: Session) -> Iterator[None]:
+    """As many callbacks and objects are left behind as there were before, and no more watches.
 
     Fewer watches are those of another client, whose session ended a moment before.
     """
-    call()
     run(session, single(Sync("/")))  # replies come in order: whatever was sent before has been answered
-    server, kept = on_server(zookeeper), callbacks(session)
-    before = objects()
-    for _ in range(often):
-        call()
+    server, kept, before = on_server(zookeeper), callbacks(session), objects()
+    yield
     eventually(lambda: on_server(zookeeper) <= server)
     eventually(lambda: callbacks(session) == kept)
     eventually(lambda: session.client.unanswered == 0)
@@ -85,70 +79,107 @@ def constant(zookeeper: str, session: Session, call: Callable[[], Any], often: i
     assert len(session.watches._fans) == kept
 
 
-def times_out(queue: Queue, *ids: str) -> None:
+def wait_in_vain(_q: Queue, queue: Queue, _there: Zkmq) -> None:
     with pytest.raises(WaitTimeout):
-        queue.wait(ids, timeout=0)
+        queue.wait([f"t{next(NUMBERS) % MANY}"], timeout=0)
 
 
-def test_waits_for_one_task_that_time_out_leave_nothing(zookeeper: str, q: Queue, there: Zkmq) -> None:
-    """Two thousand of them, one after the other."""
-    q.enqueue(b"x", task_id="a")
-    constant(zookeeper, there._session, partial(times_out, there.queue("census"), "a"), MANY)
+def wait_for_many_in_vain(_q: Queue, queue: Queue, _there: Zkmq) -> None:
+    with pytest.raises(WaitTimeout):
+        queue.wait([f"t{number}" for number in range(MANY)], timeout=0)
 
 
-def test_waits_for_many_tasks_that_time_out_leave_nothing(zookeeper: str, q: Queue, there: Zkmq) -> None:
-    """Each of two thousand tasks waited for once; and all of them in one wait."""
-    ids = q.enqueue_many([Message(b"x") for _ in range(MANY)])
-    others = iter(ids)
-    queue = there.queue("census")
-    constant(zookeeper, there._session, lambda: times_out(queue, next(others)), MANY - 1)
-    constant(zookeeper, there._session, lambda: times_out(queue, *ids), 2)
+def wait_to_the_end(q: Queue, queue: Queue, _there: Zkmq) -> None:
+    """The task has ended, or never was; the waiter's own read after the event leaves no watch either."""
+    q.enqueue(b"x", task_id="a", priority=9)
+    claim = q.claim()
+    assert claim is not None
+    path = queue._context.paths.task("a", "state")
+
+    def finish() -> None:
+        eventually(lambda: queue._context.listings.at(path).fresh)
+        claim.complete()
+
+    together(partial(queue.wait, ["a"], timeout=20), finish)
+    with pytest.raises(Exception, match="never enqueued"):
+        queue.wait(["unknown"], timeout=0)
 
 
-def test_a_wait_that_ends_leaves_nothing(zookeeper: str, q: Queue, there: Zkmq) -> None:
-    """The task has ended, was deleted, or never was; the waiter's own read after the event leaves no watch either."""
-    queue = there.queue("census")
-
-    def waited() -> None:
-        q.enqueue(b"x", task_id="a", priority=9)
-        claim = q.claim()
-        assert claim is not None
-        path = queue._context.paths.task("a", "state")
-
-        def finish() -> None:
-            eventually(lambda: queue._context.listings.at(path).fresh)
-            claim.complete()
-
-        together(partial(queue.wait, ["a"], timeout=20), finish)
-        with pytest.raises(Exception, match="never enqueued"):
-            queue.wait(["unknown"], timeout=0)
-
-    q.configure(task_gc_lifetime=0)
-    constant(zookeeper, there._session, waited, 50)
+def search_in_vain(_q: Queue, queue: Queue, _there: Zkmq) -> None:
+    """The list of tasks is watched once, however often it was searched."""
+    with pytest.raises(WaitTimeout):
+        queue.find("performance_class==low", timeout=0)
 
 
-def test_searches_that_time_out_leave_one_watch(zookeeper: str, q: Queue, there: Zkmq) -> None:
-    """The list of tasks is watched once, however often it was searched in vain."""
-
-    def search() -> None:
-        with pytest.raises(WaitTimeout):
-            there.queue("census").find("performance_class==low", timeout=0)
-
-    constant(zookeeper, there._session, search, 300)
-
-
-def test_what_asks_for_a_missing_queue_leaves_nothing(zookeeper: str, there: Zkmq) -> None:
+def ask_for_a_missing_queue(_q: Queue, _queue: Queue, there: Zkmq) -> None:
     """Refused claims, waits for the queue that time out, and searches that wait for it."""
-    queue = there.queue("absent")
+    absent = there.queue("absent")
+    with pytest.raises(QueueNotFound):
+        absent.claim()
+    assert not absent.exists(0.001)
+    with pytest.raises(WaitTimeout):
+        absent.find("all()", timeout=0.001, wait_for_queue=True)
 
-    def ask() -> None:
-        with pytest.raises(QueueNotFound):
-            queue.claim()
-        assert not queue.exists(0.001)
-        with pytest.raises(WaitTimeout):
-            queue.find("all()", timeout=0.001, wait_for_queue=True)
 
-    constant(zookeeper, there._session, ask, 100)
+def pause_and_resume(q: Queue, queue: Queue, there: Zkmq) -> None:
+    """Each costs the other client the reading of what has changed."""
+    for change in (q.pause, q.resume):
+        watch = queue._context.configuration.watch
+        assert change()
+        eventually(lambda watch=watch: watch.fired)
+        assert spent(there, queue.claim) == {"Exists": 1}
+        assert queue._context.configuration.conf.paused == (change == q.pause)
+
+
+def clean_up(_q: Queue, queue: Queue, _there: Zkmq) -> None:
+    """It lists the living anew."""
+    queue.collect_garbage()
+
+
+#: What is done, how often, and how many tasks there are meanwhile.
+HABITS: dict[Callable[[Queue, Queue, Zkmq], None], tuple[int, int]] = {
+    wait_in_vain: (MANY, MANY),
+    wait_for_many_in_vain: (3, MANY),
+    wait_to_the_end: (30, 0),
+    search_in_vain: (150, 1),
+    ask_for_a_missing_queue: (60, 1),
+    pause_and_resume: (100, 0),
+    clean_up: (60, 1),
+}
+
+
+@pytest.mark.parametrize("act", HABITS)
+def test_what_is_done_again_and_again_leaves_nothing(
+    zookeeper: str, zk: Zkmq, q: Queue, there: Zkmq, act: Callable[[Queue, Queue, Zkmq], None]
+) -> None:
+    """Waits, searches, pauses, clean-ups, questions for a queue that is not there: a second client keeps nothing."""
+    (often, tasks), queue = HABITS[act], there.queue("census")
+    q.configure(task_gc_lifetime=0)
+    assert queue.claim() is None
+    q.enqueue_many([Message(b"x", task_id=f"t{number}") for number in range(tasks)])
+    act(q, queue, there)
+    with constant(zookeeper, there._session):
+        for _ in range(often):
+            act(q, queue, there)
+    assert callbacks(zk._session) < 30
+
+
+async def test_cancelled_waits_leave_nothing(zookeeper: str, root: str, q: Queue) -> None:
+    """Two hundred waiters, cancelled before, during and after their reading."""
+    ids = q.enqueue_many([Message(b"x") for _ in range(200)])
+    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as there:
+        queue = there.queue("census")
+        await queue.task(ids[0])
+        with constant(zookeeper, there._session):
+            for number, task_id in enumerate(ids):
+                waiter = asyncio.create_task(queue.wait([task_id]))
+                for _ in range(number % 8):
+                    await asyncio.sleep(0.0005 if number % 2 else 0)
+                waiter.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiter
+                del waiter
+            assert not any("tasks" in path for path in queue._context.listings.readings)
 
 
 def test_a_search_is_woken_by_what_it_looks_for(zk: Zkmq, q: Queue, there: Zkmq) -> None:
@@ -168,57 +199,6 @@ def test_a_search_is_woken_by_what_it_looks_for(zk: Zkmq, q: Queue, there: Zkmq)
     assert found == ["low"]
 
 
-async def test_cancelled_waits_leave_nothing(zookeeper: str, root: str, q: Queue) -> None:
-    """Two hundred waiters, cancelled before, during and after their reading."""
-    ids = q.enqueue_many([Message(b"x") for _ in range(200)])
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as there:
-        queue = there.queue("census")
-        await queue.task(ids[0])
-        server, kept = on_server(zookeeper), callbacks(there._session)
-        before = objects()
-        for number, task_id in enumerate(ids):
-            waiter = asyncio.create_task(queue.wait([task_id]))
-            for _ in range(number % 8):
-                await asyncio.sleep(0.0005 if number % 2 else 0)
-            waiter.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiter
-            del waiter
-        assert queue._context.listings.readings == {} or not any(
-            "tasks" in path for path in queue._context.listings.readings
-        )
-        for _ in range(500):
-            if callbacks(there._session) == kept and on_server(zookeeper) == server:
-                break
-            await asyncio.sleep(0.02)  # looks again
-        assert (callbacks(there._session), on_server(zookeeper)) == (kept, server)
-        grown = objects() - before
-        assert all(count < 10 for count in grown.values()), grown
-
-
-def test_pauses_and_resumes_leave_nothing(zookeeper: str, zk: Zkmq, q: Queue, there: Zkmq) -> None:
-    """Three hundred of them, seen by a second client each time; each costs it the reading of what has changed."""
-    queue = there.queue("census")
-
-    def pause_and_resume() -> None:
-        for change in (q.pause, q.resume):
-            watch = queue._context.configuration.watch
-            assert change()
-            eventually(lambda watch=watch: watch.fired)
-            assert spent(there, queue.claim) == {"Exists": 1}
-            assert queue._context.configuration.conf.paused == (change == q.pause)
-
-    queue.claim()
-    constant(zookeeper, there._session, pause_and_resume, 300)
-    assert callbacks(zk._session) < 30
-
-
-def test_clean_ups_leave_nothing(zookeeper: str, q: Queue, there: Zkmq) -> None:
-    """A hundred of them, each of which lists the living anew."""
-    there.queue("census").claim()
-    constant(zookeeper, there._session, there.queue("census").collect_garbage, 100)
-
-
 # --- when a watch goes and when it stays
 
 
@@ -234,20 +214,20 @@ def path(q: Queue, there: Zkmq) -> str:
     return there.queue("census")._context.paths.task("a", "data")
 
 
-@pytest.mark.parametrize("op", [Get, Exists])
-def test_a_watch_that_nobody_wants_is_taken_away(zookeeper: str, session: Session, path: str, op: type) -> None:
+def test_a_watch_that_nobody_wants_is_taken_away(zookeeper: str, session: Session, path: str) -> None:
     """One request, once; then the server and kazoo have none."""
     before, kept = on_server(zookeeper), callbacks(session)
-    watch = watch_of(session, op, path)
-    assert (on_server(zookeeper), callbacks(session)) == (before + 1, kept + 1)
-    watch.fired = True
-    for _ in range(3):
+    for number, op in enumerate((Get, Exists), 1):
+        watch = watch_of(session, op, path)
+        assert (on_server(zookeeper), callbacks(session)) == (before + 1, kept + 1)
+        watch.fired = True
+        for _ in range(3):
+            session.unwatch(path)
+        eventually(lambda: (on_server(zookeeper), callbacks(session)) == (before, kept))
+        assert session.requests["RemoveWatches"] == number
         session.unwatch(path)
-    eventually(lambda: (on_server(zookeeper), callbacks(session)) == (before, kept))
-    assert session.requests["RemoveWatches"] == 1
-    session.unwatch(path)
-    session.unwatch(f"{path}/never")
-    assert session.requests["RemoveWatches"] == 1
+        session.unwatch(f"{path}/never")
+        assert session.requests["RemoveWatches"] == number
 
 
 def test_a_watch_that_somebody_else_wants_stays(session: Session, q: Queue, path: str) -> None:
@@ -262,18 +242,18 @@ def test_a_watch_that_somebody_else_wants_stays(session: Session, q: Queue, path
 
 
 def test_a_watch_that_fires_while_it_is_taken_away(
-    zookeeper: str, proxy: Proxy, session: Session, q: Queue, path: str
+    zookeeper: str, door: Faulty, session: Session, q: Queue, path: str
 ) -> None:
     """The event comes first, the removal is refused: nothing is left, and a later watch works."""
     kept = callbacks(session)
     watch = watch_of(session, Get, path)
     before = on_server(zookeeper)
     watch.fired = True
-    proxy.requests.clear()
+    door.hold("requests")
     session.unwatch(path)
     q.replace("a", b"new")
     eventually(lambda: on_server(zookeeper) == before - 1)
-    proxy.requests.set()
+    door.flow()
     eventually(lambda: session.client.unanswered == 0)
     assert callbacks(session) == kept
     later = watch_of(session, Get, path)
@@ -282,13 +262,13 @@ def test_a_watch_that_fires_while_it_is_taken_away(
 
 
 def test_a_read_behind_a_removal_keeps_its_watch(
-    zookeeper: str, proxy: Proxy, session: Session, q: Queue, path: str
+    zookeeper: str, door: Faulty, session: Session, q: Queue, path: str
 ) -> None:
     """A waiter comes while the last one's watch is being taken away: it is told of the change."""
     kept = callbacks(session)
     first = watch_of(session, Get, path)
     first.fired = True
-    proxy.requests.clear()
+    door.hold("requests")
     session.unwatch(path)
     second: list[Watch] = []
 
@@ -297,7 +277,7 @@ def test_a_read_behind_a_removal_keeps_its_watch(
 
     def release() -> None:
         eventually(lambda: session.requests.get("Get", 0) >= 2)
-        proxy.requests.set()
+        door.flow()
 
     together(read, release)
     assert callbacks(session) == kept + 1
@@ -306,11 +286,11 @@ def test_a_read_behind_a_removal_keeps_its_watch(
     assert callbacks(session) == kept
 
 
-def test_a_removal_behind_a_read_takes_its_watch(zookeeper: str, proxy: Proxy, session: Session, path: str) -> None:
+def test_a_removal_behind_a_read_takes_its_watch(zookeeper: str, door: Faulty, session: Session, path: str) -> None:
     """A waiter ends before its reply has come, which is when kazoo would keep its callback."""
     before, kept = on_server(zookeeper), callbacks(session)
     watch = Watch(ThreadSignal())
-    proxy.requests.clear()
+    door.hold("requests")
 
     def read() -> None:
         with contextlib.suppress(Exception):
@@ -320,7 +300,7 @@ def test_a_removal_behind_a_read_takes_its_watch(zookeeper: str, proxy: Proxy, s
         eventually(lambda: session.watches._fans.get(("data", path)) is not None)
         watch.fired = True
         session.unwatch(path)
-        proxy.requests.set()
+        door.flow()
 
     together(read, leave)
     eventually(lambda: (on_server(zookeeper), callbacks(session)) == (before, kept))
@@ -328,11 +308,11 @@ def test_a_removal_behind_a_read_takes_its_watch(zookeeper: str, proxy: Proxy, s
 
 
 def test_a_lost_connection_fires_every_watch_and_leaves_nothing(
-    zookeeper: str, proxy: Proxy, session: Session, path: str
+    zookeeper: str, door: Faulty, session: Session, path: str
 ) -> None:
     """Armed ones and those that are about to be; then each znode is watched anew."""
     watches = [watch_of(session, op, path) for op in (Get, Exists, Children)]
-    proxy.down(0.5)
+    door.down(0.5)
     eventually(lambda: all(watch.fired for watch in watches))
     eventually(session.connected.is_set)
     assert callbacks(session) == len(session.watches._fans) == 0
@@ -341,18 +321,18 @@ def test_a_lost_connection_fires_every_watch_and_leaves_nothing(
     assert callbacks(session) == 1
 
 
-def test_unwatching_never_blocks_or_raises(proxy: Proxy, there: Zkmq, session: Session, path: str) -> None:
+def test_unwatching_never_blocks_or_raises(door: Faulty, there: Zkmq, session: Session, path: str) -> None:
     """Not when the server is silent, the connection away, or the client closed; a thousand znodes at once too."""
     watch_of(session, Get, path)
     gc.collect()  # the watch above was dropped by its only holder
-    proxy.replies.clear()
+    door.hold("replies")
     for number in range(1_000):
         session.watches.reading("data", f"{path}/{number}", Watch(ThreadSignal()))
         session.unwatch(f"{path}/{number}")
     session.unwatch(path)
     assert session.requests["RemoveWatches"] >= 1
-    proxy.down()
-    proxy.replies.set()
+    door.down()
+    door.flow()
     eventually(lambda: not session.connected.is_set())
     session.unwatch(path)
     there.close()
@@ -382,25 +362,29 @@ def test_a_refused_configuration_is_refused_again(zk: Zkmq, root: str, q: Queue,
     assert claim.task.data == b"x"
 
 
-@pytest.mark.parametrize("name", ["lock", "order", "filters", "task_gc_interval"])
-def test_a_value_that_somebody_deleted_is_seen_when_it_comes_back(
-    zk: Zkmq, root: str, q: Queue, there: Zkmq, name: str
-) -> None:
+def test_a_value_that_somebody_deleted_is_seen_when_it_comes_back(zk: Zkmq, root: str, q: Queue, there: Zkmq) -> None:
     """Meanwhile its default holds, and looking for it costs nothing."""
     queue = there.queue("census")
     queue.claim()
-    path = f"{root}/census/conf/{name}"
-    data, _ = zk._session.client.get(path)
-    watch = queue._context.configuration.watch
-    zk._session.client.delete(path)
-    eventually(lambda: watch.fired)
-    queue.claim()
-    assert spent(there, queue.claim) == {}
-    watch = queue._context.configuration.watch
-    q.configure(lock=7, order="default", task_gc_interval=11)
-    zk._session.client.ensure_path(path)
-    zk._session.client.set(path, {"lock": b"7", "task_gc_interval": b"11"}.get(name, data))
-    eventually(lambda: watch.fired)
-    eventually(lambda: queue.claim() is None and queue._context.configuration.conf.lock == 7)
-    assert (queue._context.configuration.conf.gc_interval, queue._context.configuration.conf.order) == (11, "default")
-    assert list(queue._context.configuration.conf.types) == ["performance_class"]
+    for number, name in enumerate(("lock", "order", "filters", "task_gc_interval"), 7):
+        path = f"{root}/census/conf/{name}"
+        data, _ = zk._session.client.get(path)
+        watch = queue._context.configuration.watch
+        zk._session.client.delete(path)
+        eventually(lambda watch=watch: watch.fired)
+        queue.claim()
+        assert spent(there, queue.claim) == {}
+        watch = queue._context.configuration.watch
+        q.configure(lock=number, order="default", task_gc_interval=number + 11)
+        zk._session.client.ensure_path(path)
+        values = {"lock": b"%d" % number, "task_gc_interval": b"%d" % (number + 11)}
+        zk._session.client.set(path, values.get(name, data))
+        eventually(lambda watch=watch: watch.fired)
+
+        def conf() -> Any:
+            queue.claim()
+            return queue._context.configuration.conf
+
+        eventually(lambda number=number: conf().lock == number)
+        eventually(lambda number=number: conf().gc_interval == number + 11)
+        assert (conf().order, list(conf().types)) == ("default", ["performance_class"])
