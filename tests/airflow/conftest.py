@@ -11,7 +11,6 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,11 +25,13 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time.xcom import XCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_zkmq.embedded import EmbeddedServer
+from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter
 from airflow_provider_zkmq.engine import Integer, Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.hooks import deferring
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.triggers import backoff, held, waiting, watching
+from airflow_provider_zkmq.triggers.sessions import SharedSessions
 
 
 class Pushed:
@@ -87,11 +88,33 @@ def queue(zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield made
 
 
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> SharedSessions:
+    """A registry of the test's own, and watches that look often and pause little."""
+    made = SharedSessions()
+    for module in (waiting, held):
+        monkeypatch.setattr(module, "SESSIONS", made)
+    monkeypatch.setattr(watching, "_LOOK", 0.01)
+    monkeypatch.setattr(backoff, "_LONGEST_PAUSE", 0.1)
+    return made
+
+
 @pytest.fixture(scope="session")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A ZooKeeper that tests kill; each starts it again."""
-    with EmbeddedServer(Path(tmp_path_factory.mktemp("mortal")), force_sync=False) as server:
+def another_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A second ZooKeeper, for those who kill it."""
+    with EmbeddedServer(tmp_path_factory.mktemp("mortal"), force_sync=False) as server:
         yield server
+
+
+@pytest.fixture
+def mortal(another_server: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    """A ZooKeeper that the test may kill: it is started again if the test has not done so."""
+    yield another_server
+    host, _, port = another_server.hosts.rpartition(":")
+    try:
+        fourletter.srvr(host, int(port))
+    except ServerError:
+        another_server.restart(0)
 
 
 @pytest.fixture

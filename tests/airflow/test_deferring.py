@@ -15,6 +15,7 @@ from airflow_provider_zkmq.hooks import deferring
 from airflow_provider_zkmq.hooks.deferring import awaited_ids, deferral_limit, hold_back
 from airflow_provider_zkmq.hooks.naming import ARGUMENT_BYTES, first_fitting, fits, series_ids
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+from tests.airflow.conftest import fire
 
 #: MySQL's column for the encrypted arguments holds so many bytes.
 COLUMN = 65_535
@@ -31,24 +32,21 @@ def encrypting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     get_fernet.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        series_ids("0" * 32, MANY),
-        [f"{number:016x}-{number:08x}" for number in range(MANY)],
-        ["x" * 115 + f"{number:06d}" for number in range(MANY)],
-    ],
-    ids=["series", "generated", "longest"],
-)
-def test_stored_arguments_are_bounded(encrypting, ids):
+def test_stored_arguments_are_bounded(encrypting, subtests):
     """With 10 000 tasks the arguments, serialised and encrypted as Airflow stores them, fit into MySQL's column."""
-    awaited = awaited_ids(ids, "0" * 32)
-    trigger = ZkmqTaskTrigger(**awaited, queue="q" * 121, deadline=time.time(), deferred_at=time.time())
-    _, kwargs = trigger.serialize()
-    stored = Trigger.encrypt_kwargs(kwargs)
-    assert len(stored) < COLUMN
-    assert "task_ids" not in stored
-    assert Trigger._decrypt_kwargs(stored) == kwargs
+    for name, ids in (
+        ("series", series_ids("0" * 32, MANY)),
+        ("generated", [f"{number:016x}-{number:08x}" for number in range(MANY)]),
+        ("longest", ["x" * 115 + f"{number:06d}" for number in range(MANY)]),
+    ):
+        with subtests.test(ids=name):
+            awaited = awaited_ids(ids, "0" * 32)
+            trigger = ZkmqTaskTrigger(**awaited, queue="q" * 121, deadline=time.time(), deferred_at=time.time())
+            _, kwargs = trigger.serialize()
+            stored = Trigger.encrypt_kwargs(kwargs)
+            assert len(stored) < COLUMN
+            assert "task_ids" not in stored
+            assert Trigger._decrypt_kwargs(stored) == kwargs
 
 
 def test_the_first_of_many_are_as_many_as_fit():
@@ -98,6 +96,6 @@ async def test_the_trigger_holds_its_event_back(monkeypatch):
     monkeypatch.setattr("airflow_provider_zkmq.triggers.waiting.asyncio.sleep", pause)
     monkeypatch.setattr(ZkmqTaskTrigger, "_outcome", happened)
     trigger = ZkmqTaskTrigger(task_ids=["a"], deferred_at=time.time())
-    assert [event.payload async for event in trigger.run()] == [{"status": "done", "ids": ["a"]}]
+    assert await fire(trigger) == [{"status": "done", "ids": ["a"]}]
     (pause_,) = pauses
     assert 0 < pause_ <= 6

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import json
 import logging
-import subprocess
-import sys
 
 import pytest
+from airflow.sdk import DAG, Asset, AssetWatcher
+from airflow.serialization.serialized_objects import BaseSerialization, DagSerialization
+from airflow.triggers.base import BaseEventTrigger
 
-from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import (
     AsyncZkmq,
     ConfigError,
@@ -22,34 +22,16 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
 )
 from airflow_provider_zkmq.hooks.quiet import OneAMinute, keep_kazoo_quiet
-from airflow_provider_zkmq.triggers import backoff, held, sessions, watching
+from airflow_provider_zkmq.triggers import held, sessions
 from airflow_provider_zkmq.triggers.backoff import Backoff
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
-from airflow_provider_zkmq.triggers.sessions import SharedSessions
-from tests.airflow.conftest import Heard, define, finish
-
-
-class Warned(Heard):
-    """Keeps warnings, too."""
-
-    def warning(self, text, *values):
-        self.lines.append(text % values)
-
-
-@pytest.fixture
-def shared(monkeypatch):
-    """A registry of the test's own, and watches that look often and pause little."""
-    made = SharedSessions()
-    monkeypatch.setattr(held, "SESSIONS", made)
-    monkeypatch.setattr(watching, "_LOOK", 0.01)
-    monkeypatch.setattr(backoff, "_LONGEST_PAUSE", 0.1)
-    return made
+from tests.airflow.conftest import Heard, define, finish, until
 
 
 @pytest.fixture
 def log(monkeypatch):
     """What the trigger logs."""
-    heard = Warned()
+    heard = Heard()
     monkeypatch.setattr(ZkmqEventTrigger, "log", heard)
     return heard
 
@@ -85,6 +67,9 @@ class Servers:
             raise Unavailable("away")
         return True
 
+    async def exists(self, **_asked):
+        return True
+
     async def counts(self):
         return {"inserted": 1}
 
@@ -114,13 +99,6 @@ async def watching_with(**arguments):
         await trigger.cleanup()
 
 
-async def until(condition):
-    """Let the loop turn until `condition` holds."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  what is waited for has no event
-            await asyncio.sleep(0.01)
-
-
 async def test_it_tells_of_work_that_fits_and_claims_nothing(queue, shared, caplog):
     """One event with the queue, the selector and the counts; the task stays pending, and its payload is nowhere."""
     caplog.set_level(logging.DEBUG)
@@ -139,16 +117,11 @@ async def test_it_tells_of_work_that_fits_and_claims_nothing(queue, shared, capl
 
 
 async def test_it_tells_again_while_any_is_pending(queue, shared):
-    """After `refire` seconds work that is still there is told of again, and again."""
+    """After `refire` seconds, long as they may be; what comes after there was none is told of at once."""
     queue.enqueue("a")
     async with watching_with(refire=1) as events:
         told = [await events.get() for _ in range(3)]
     assert [event["counts"]["inserted"] for event in told] == [1, 1, 1]
-
-
-async def test_what_comes_after_the_queue_was_seen_without_work_is_told_at_once(queue, shared):
-    """Long before `refire` is over, and what is gone is not told of again."""
-    queue.enqueue("a")
     async with watching_with(refire=3600) as events:
         await events.get()
         await asyncio.to_thread(finish, queue)
@@ -171,11 +144,11 @@ async def test_a_queue_that_comes_later(queue, shared, zookeeper, log):
     """It is waited for, and the log says once that it is not there; so it is when a queue is deleted meanwhile."""
     async with watching_with(zkmq_queue="later") as events:
         async with AsyncZkmq.connect(zookeeper, queue.root, gc=False) as zk:
-            await until(lambda: log.lines)
+            await until(lambda: log.warnings)
             await zk.queue("later").enqueue("x")
             assert (await events.get())["queue"] == "later"
-    assert [line for line in log.lines if "later" not in line] == []
-    assert len(log.lines) == 1
+    assert [line for line in log.warnings if "later" not in line] == []
+    assert len(log.warnings) == 1
 
 
 async def test_what_is_mended_later_is_found_without_a_restart(queue, shared, zookeeper, monkeypatch, log, met):
@@ -190,29 +163,29 @@ async def test_what_is_mended_later_is_found_without_a_restart(queue, shared, zo
         await asyncio.to_thread(lambda: queue.configure(filters={"size": Integer(), "colour": String()}))
         await asyncio.to_thread(queue.enqueue, "y", {"colour": "red"})
         await events.get()
-    assert len(log.lines) == 1
+    assert len(log.warnings) == 1
     assert shared.users() == []
 
 
-async def test_zookeeper_may_go_and_come_back(tmp_path, shared, monkeypatch, log, caplog):
+async def test_zookeeper_may_go_and_come_back(mortal, root, shared, monkeypatch, log, caplog):
     """Down at the start, killed while the watch waits: work that comes afterwards is told of, with a line a minute."""
-    with EmbeddedServer(tmp_path, force_sync=False) as server:
-        define(monkeypatch, host=server.hosts, extra={"connect_timeout": 1, "session_timeout": 4, "request_timeout": 2})
-        async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
-            await zk.queue("queue").enqueue("a")
-        await asyncio.to_thread(server.kill, 0)
-        async with watching_with(refire=3600) as events:
-            await until(lambda: log.lines)
-            await asyncio.to_thread(server.restart, 0)
-            await events.get()
-            async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
-                claim = await zk.queue("queue").claim(timeout=60)
-                await claim.complete()
-                await until(lambda: events.trigger._watch._quiet_until is None)  # it has seen that "a" is gone
-                await asyncio.to_thread(server.restart, 0)
-                await zk.queue("queue").enqueue("b")
-                assert (await events.get())["counts"]["finished"] == 1
-    assert len(log.lines) <= 2
+    times = {"connect_timeout": 1, "session_timeout": 4, "request_timeout": 2}
+    define(monkeypatch, host=mortal.hosts, extra={"root": root, **times})
+    async with AsyncZkmq.connect(mortal.hosts, root, connect_timeout=30) as zk:
+        await zk.queue("queue").enqueue("a")
+    await asyncio.to_thread(mortal.kill, 0)
+    async with watching_with(refire=3600) as events:
+        await until(lambda: log.warnings)
+        await asyncio.to_thread(mortal.restart, 0)
+        await events.get()
+        async with AsyncZkmq.connect(mortal.hosts, root, connect_timeout=30) as zk:
+            claim = await zk.queue("queue").claim(timeout=60)
+            await claim.complete()
+            await until(lambda: events.trigger._watch._quiet_until is None)  # it has seen that "a" is gone
+            await asyncio.to_thread(mortal.restart, 0)
+            await zk.queue("queue").enqueue("b")
+            assert (await events.get())["counts"]["finished"] == 1
+    assert len(log.warnings) <= 2
     assert sum(record.name == "airflow_provider_zkmq.kazoo" for record in caplog.records) <= 2
 
 
@@ -235,52 +208,37 @@ def test_kazoo_logs_a_line_a_minute_and_each_error():
 async def test_a_session_that_ended_is_replaced(shared, log, monkeypatch):
     """The watch leaves an ended session to nobody; where servers are only away, it keeps it."""
     raised = [Unavailable("away"), SessionLost("over"), RuntimeError("a bug"), QueueNotFound("q"), None]
-    stood_in = []
+    stood_in, forgotten = [], []
 
-    class StandIn:
-        name = "q"
+    class Lease(Servers):
+        """Lease, client and queue in one."""
+
+        default_queue = "q"
+        client = property(lambda self: self)
 
         async def ready(self, **_asked):
-            error = raised.pop(0)
             stood_in.append(self)
-            if error is not None:
+            if (error := raised.pop(0)) is not None:
                 raise error
             return True
-
-        async def exists(self, **_asked):
-            return True
-
-        async def counts(self):
-            return {"inserted": 1}
-
-    class LeaseStandIn:
-        default_queue = "q"
-        forgotten = 0
-
-        def __init__(self):
-            self.client = self
-            self.made = StandIn()
-
-        def queue(self, _name):
-            return self.made
 
         async def outdated(self):
             return False
 
         def forget(self):
-            LeaseStandIn.forgotten += 1
+            forgotten.append(self)
 
     class Sessions:
         @contextlib.asynccontextmanager
         async def lease(self, _conn_id):
-            yield LeaseStandIn()
+            yield Lease("q")
 
     monkeypatch.setattr(held, "SESSIONS", Sessions())
     async with watching_with() as events:
         assert await events.get() == {"queue": "q", "selector": None, "counts": {"inserted": 1}}
     first, second, third, fourth, fifth = stood_in
     assert (first is second, second is third, third is fourth, fourth is fifth) == (True, False, False, True)
-    assert LeaseStandIn.forgotten == 1
+    assert len(forgotten) == 1
 
 
 async def test_a_connection_that_names_other_servers_is_found_while_the_old_ones_are_away(shared, monkeypatch, met):
@@ -320,7 +278,7 @@ async def test_it_gives_its_session_back_however_it_ends(queue, shared):
 
 async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
     """An hour without ZooKeeper: first pauses of a second or two, later of a minute at most, at most 60 lines."""
-    now, pauses, log = [0.0], [], Warned()
+    now, pauses, log = [0.0], [], Heard()
 
     async def sleep(seconds):
         pauses.append(seconds)
@@ -334,16 +292,16 @@ async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
     assert 1 <= pauses[0] <= 2
     assert max(pauses) <= 60
     assert min(pauses[-20:]) >= 30
-    assert 2 <= len(log.lines) <= 61
-    assert all("nobody answers" in line for line in log.lines)
+    assert 2 <= len(log.warnings) <= 61
+    assert all("nobody answers" in line for line in log.warnings)
     now[0] += 1000
     await made.after(Unavailable("again"))
     assert pauses[-1] <= 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
+def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(subtests):
+    """Each with the argument's name."""
+    for arguments, told in (
         ({"mode": "claim", "max_in_flight": 65}, "max_in_flight 65 is not allowed: a whole number from 1 to 64"),
         ({"mode": "claim", "max_in_flight": True}, "max_in_flight True is not allowed"),
         ({"mode": "claim", "lease": 0.5}, "lease 0.5 is not allowed: 1 second or more"),
@@ -358,30 +316,26 @@ async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
         ({"selector": "size>"}, "selector"),
         ({"selector": 5}, "must be text"),
         ({"zkmq_queue": "a/b"}, "queue 'a/b' is not allowed"),
-    ],
-)
-def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(arguments, told):
-    """Each with the argument's name."""
-    with pytest.raises(ConfigError, match=told):
-        ZkmqEventTrigger(**arguments)
+    ):
+        with subtests.test(arguments=arguments), pytest.raises(ConfigError, match=told):
+            ZkmqEventTrigger(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("mode", "told"), [("wake", "max_in_flight, lease: of no use"), ("claim", "refire: of no use")]
-)
-def test_what_the_other_mode_alone_reads_is_a_warning_and_no_other_trigger(caplog, mode, told):
+def test_what_the_other_mode_alone_reads_is_a_warning_and_no_other_trigger(caplog):
     """One set of arguments goes with both modes; what is stored does not have what is not read."""
-    made = ZkmqEventTrigger(zkmq_queue="q", mode=mode, refire=30, max_in_flight=4, lease=30)
-    assert [record.getMessage() for record in caplog.records] == [f"ZkmqEventTrigger: {told} with mode='{mode}'"]
-    read = {"wake": {"refire": 30}, "claim": {"max_in_flight": 4, "lease": 30}}[mode]
-    assert made.serialize() == ZkmqEventTrigger(zkmq_queue="q", mode=mode, **read).serialize()
+    for mode, told, read in (
+        ("wake", "max_in_flight, lease", {"refire": 30}),
+        ("claim", "refire", {"max_in_flight": 4, "lease": 30}),
+    ):
+        made = ZkmqEventTrigger(zkmq_queue="q", mode=mode, refire=30, max_in_flight=4, lease=30)
+        warned = f"ZkmqEventTrigger: {told}: of no use with mode='{mode}'"
+        assert [record.getMessage() for record in caplog.records] == [warned]
+        assert made.serialize() == ZkmqEventTrigger(zkmq_queue="q", mode=mode, **read).serialize()
+        caplog.clear()
 
 
 def test_arguments_survive_airflows_serialisation():
     """What Airflow stores makes an equal trigger with an equal hash, is small, and no attribute is named `queue`."""
-    from airflow.serialization.serialized_objects import BaseSerialization
-    from airflow.triggers.base import BaseEventTrigger
-
     made = ZkmqEventTrigger(zkmq_queue="q", selector="size>5", refire="5m", max_in_flight=16, zkmq_conn_id="c")
     path, kwargs = made.serialize()
     stored = json.loads(json.dumps(kwargs))
@@ -394,26 +348,6 @@ def test_arguments_survive_airflows_serialisation():
     assert len(json.dumps(kwargs)) < 200
     assert not hasattr(made, "queue")
     assert repr(again) == repr(made)
-
-
-def test_a_watcher_survives_the_serialisation_of_its_dag():
-    """Airflow's own form of a DAG that is scheduled on a watched asset holds the trigger, to be made again."""
-    from airflow.sdk import DAG, Asset, AssetWatcher
-    from airflow.serialization.serialized_objects import DagSerialization
-
-    watcher = AssetWatcher(name="w", trigger=ZkmqEventTrigger(zkmq_queue="q"))
-    with DAG("d", schedule=Asset("a", watchers=[watcher])) as dag:
+    with DAG("d", schedule=Asset("a", watchers=[AssetWatcher(name="w", trigger=made)])) as dag:
         pass
-    assert "airflow_provider_zkmq.triggers.events.ZkmqEventTrigger" in json.dumps(DagSerialization.to_dict(dag))
-
-
-def test_the_trigger_imports_nothing_that_airflow_has_not():
-    """Besides kazoo nothing new is loaded into the triggerer, whose loop stands still meanwhile."""
-    code = (
-        "import sys, airflow.triggers.base, airflow.sdk; before = set(sys.modules); "
-        "import airflow_provider_zkmq.triggers.events; "
-        "new = {name.partition('.')[0] for name in set(sys.modules) - before}; "
-        "print(*sorted(new - set(sys.stdlib_module_names)))"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
-    assert set(told.split()) <= {"airflow", "airflow_provider_zkmq", "kazoo"}
+    assert path in json.dumps(DagSerialization.to_dict(dag)), "a DAG that is scheduled on it has it, to be made again"

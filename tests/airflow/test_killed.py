@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, TaskDeferred
+from airflow.sdk.exceptions import AirflowException
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.serialization.serialized_objects import BaseSerialization
 from airflow.triggers.base import TaskSuccessEvent
 from cryptography.fernet import Fernet
 
+from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.hooks import deferring
+from airflow_provider_zkmq.hooks.naming import series_ids
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
-from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-from tests.airflow.conftest import finish
+from tests.airflow.conftest import deferral, enqueuing, finish, fired, instance, rebuilt
 from tests.support import eventually
 
 
@@ -35,21 +37,13 @@ def airflow_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def waiting(**arguments: Any) -> ZkmqEnqueueOperator:
-    return ZkmqEnqueueOperator(
-        **{
-            "task_id": "t",
-            "messages": ["a", "b", "c"],
-            "wait_for_completion": True,
-            "cancel_on_kill": True,
-            **arguments,
-        }
-    )
+    asked = {"messages": ["a", "b", "c"], "wait_for_completion": True, "cancel_on_kill": True}
+    return enqueuing(**asked | arguments)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"batch": "b"}])
-def test_a_user_s_end_on_the_worker_cancels_what_is_open(queue, context, airflow_says, arguments):
-    """What has ended stays as it is; the operator fails, naming those that are cancelled."""
-    operator, raised = waiting(**arguments), []
+def begun(queue: Queue, operator: ZkmqEnqueueOperator, context: dict[str, Any]) -> tuple[threading.Thread, list[str]]:
+    """The operator waits for its three tasks in a thread of its own; with what its failure will say."""
+    raised: list[str] = []
 
     def execute() -> None:
         try:
@@ -60,6 +54,14 @@ def test_a_user_s_end_on_the_worker_cancels_what_is_open(queue, context, airflow
     running = threading.Thread(target=execute)
     running.start()
     eventually(lambda: queue.counts()["inserted"] == 3 and operator._held is not None)
+    return running, raised
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch": "b"}])
+def test_a_user_s_end_on_the_worker_cancels_what_is_open(queue, context, airflow_says, arguments):
+    """What has ended stays as it is; the operator fails, naming those that are cancelled."""
+    operator = waiting(**arguments)
+    running, raised = begun(queue, operator, context)
     finish(queue)
     operator.on_kill()
     running.join(60)
@@ -75,36 +77,33 @@ def test_another_end_of_a_worker_cancels_nothing(queue, context, airflow_says, s
     """A worker that is shut down, a task that is cleared, and an operator that was not asked to cancel anything."""
     airflow_says["state"] = state
     operator = waiting(cancel_on_kill=asked_for)
-    running = threading.Thread(target=operator.execute, args=[context])
-    running.start()
-    eventually(lambda: queue.counts()["inserted"] == 3 and operator._held is not None)
+    running, raised = begun(queue, operator, context)
     operator.on_kill()
     eventually(lambda: len(airflow_says["asked"]) == asked_for)
     for _ in range(3):
         finish(queue)
     running.join(60)
-    assert queue.counts()["finished"] == 3
+    assert (queue.counts()["finished"], raised) == (3, [])
 
 
-@pytest.mark.parametrize("arguments", [{}, {"batch": "b"}, {"messages": [{"data": "x", "task_id": "own"}, "y"]}])
-@pytest.mark.parametrize("state", ["failed", "deferred", None])
-async def test_a_deferred_operator_is_cancelled_by_a_user_alone(queue, context, airflow_says, arguments, state):
+async def test_a_deferred_operator_is_cancelled_by_a_user_alone(queue, context, airflow_says, subtests):
     """Airflow's own reassignment calls `on_kill`, too: then the task is deferred still, and nothing is cancelled."""
-    airflow_says["state"] = state
-    with pytest.raises(TaskDeferred) as deferred:
-        await asyncio.to_thread(waiting(**arguments, deferrable=True).execute, context)
-    count = queue.counts()["inserted"]
-    trigger = ZkmqTaskTrigger(**json.loads(json.dumps(deferred.value.trigger.serialize()[1])))
-    await trigger.on_kill()
-    counts = await asyncio.to_thread(queue.counts)
-    assert counts["cancelled" if state == "failed" else "inserted"] == count
-    assert len(airflow_says["asked"]) == 1
+    own = {"messages": [{"data": "x", "task_id": "own"}, "y", "z"]}
+    for arguments, state in itertools.product(({}, {"batch": "b"}, own), ("deferred", None, "failed")):
+        with subtests.test(arguments=arguments, state=state):
+            airflow_says.update(state=state, asked=[])
+            trigger = deferral(waiting(**arguments, deferrable=True).execute, context).trigger
+            await rebuilt(trigger).on_kill()
+            assert queue.counts()["cancelled" if state == "failed" else "inserted"] == 3
+            assert len(airflow_says["asked"]) == 1
+        if state == "failed":
+            for task in queue.tasks():
+                queue.drop(task.id)
 
 
 async def test_what_a_trigger_cancels_outlives_its_own_cancellation(queue, context, airflow_says, monkeypatch):
     """Airflow cancels `on_kill` again while it waits for the state: the tasks are cancelled all the same."""
-    with pytest.raises(TaskDeferred) as deferred:
-        await asyncio.to_thread(waiting(deferrable=True).execute, context)
+    trigger = deferral(waiting(deferrable=True).execute, context).trigger
     asked, answer = threading.Event(), threading.Event()
 
     def states(**_: Any) -> dict[str, dict[str, str]]:
@@ -113,7 +112,7 @@ async def test_what_a_trigger_cancels_outlives_its_own_cancellation(queue, conte
         return {"r": {"t_3": "failed"}}
 
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
-    killing = asyncio.create_task(deferred.value.trigger.on_kill())
+    killing = asyncio.create_task(trigger.on_kill())
     await asyncio.to_thread(asked.wait, 60)
     killing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -124,63 +123,56 @@ async def test_what_a_trigger_cancels_outlives_its_own_cancellation(queue, conte
 
 async def test_the_trigger_cancels_nothing_unasked(queue, context, airflow_says):
     """Without `cancel_on_kill` it does not even ask."""
-    with pytest.raises(TaskDeferred) as deferred:
-        await asyncio.to_thread(waiting(deferrable=True, cancel_on_kill=False).execute, context)
-    await deferred.value.trigger.on_kill()
+    await deferral(waiting(deferrable=True, cancel_on_kill=False).execute, context).trigger.on_kill()
     assert (airflow_says["asked"], queue.counts()["inserted"]) == ([], 3)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"batch": "b"}, {"messages": None, "data": "x"}])
-async def test_the_triggerer_ends_a_waiting_operator(queue, context, pushed, arguments):
+def test_the_triggerer_ends_a_waiting_operator(queue, context, pushed, arguments):
     """Its XCom is what the operator returns, and no worker runs once more."""
     operator = waiting(**arguments, deferrable=True)
-    with pytest.raises(TaskDeferred) as deferred:
-        await asyncio.to_thread(operator.execute, context)
-    trigger = ZkmqTaskTrigger(**json.loads(json.dumps(deferred.value.trigger.serialize()[1])))
-    await asyncio.to_thread(lambda: [finish(queue) for _ in range(queue.counts()["inserted"])])
-    (event,) = [event async for event in trigger.run()]
+    trigger = deferral(operator.execute, context).trigger
+    for _ in range(queue.counts()["inserted"]):
+        finish(queue)
+    event = fired(trigger)
     assert isinstance(event, TaskSuccessEvent)
     assert event.xcoms is None
-    assert [each["value"] for each in pushed] == [await asyncio.to_thread(operator.execute, context)]
+    assert [each["value"] for each in pushed] == [operator.execute(context)]
 
 
 def test_a_batch_that_is_deferred_again_is_cancelled_as_before(queue, context):
     """The event names no ids of a batch's members: they are known all the same."""
-    with pytest.raises(TaskDeferred) as first:
-        waiting(batch="b", deferrable=True).execute(context)
-    with pytest.raises(TaskDeferred) as again:
-        waiting(batch="b", deferrable=True).execute_complete(
-            context, {"status": "done", "batch": "b"}, **first.value.kwargs
-        )
-    assert again.value.trigger.cancels == first.value.trigger.cancels
-    assert len(again.value.trigger.cancels["task_ids"]) == 3
+    operator = waiting(batch="b", deferrable=True)
+    first = deferral(operator.execute, context)
+    again = deferral(operator.execute_complete, context, {"status": "done", "batch": "b"}, **first.kwargs)
+    assert again.trigger.cancels == first.trigger.cancels
+    assert len(again.trigger.cancels["task_ids"]) == 3
 
 
-def own_ids(count: int) -> list[dict[str, str]]:
-    return [{"data": "x", "task_id": f"order-{number:06d}-with-a-name-of-its-own"} for number in range(count)]
+def own_ids(count: int) -> list[str]:
+    return [f"order-{number:06d}-with-a-name-of-its-own" for number in range(count)]
 
 
 @pytest.mark.parametrize("batch", [None, "b"])
-async def test_more_tasks_than_a_trigger_can_name_are_cancelled_all(queue, context, airflow_says, batch):
-    """Those that it does not name note who enqueued them; another instance's stay, and the trigger's row is bounded."""
-    with pytest.raises(TaskDeferred) as deferred:
-        await asyncio.to_thread(waiting(messages=own_ids(1_500), batch=batch, deferrable=True).execute, context)
-    others = {**context, "ti": SimpleNamespace(**{**vars(context["ti"]), "map_index": 4})}
-    await asyncio.to_thread(waiting(messages=["theirs"], wait_for_completion=False).execute, others)
-    trigger = ZkmqTaskTrigger(**json.loads(json.dumps(deferred.value.trigger.serialize()[1])))
-    await asyncio.to_thread(queue.claim, lease=600)
-    await trigger.on_kill()
-    counts = await asyncio.to_thread(queue.counts)
-    assert (counts["cancelled"], counts["inserted"], counts["claimed"]) == (1_500, 1, 0)
+async def test_more_tasks_than_a_trigger_can_name_are_cancelled_all(queue, context, airflow_says, monkeypatch, batch):
+    """Those that it does not name note who enqueued them; another instance's stay."""
+    for room in ("EVENT_BYTES", "ARGUMENT_BYTES"):
+        monkeypatch.setattr(deferring, room, 1_000)
+    messages = [{"data": "x", "task_id": task_id} for task_id in own_ids(100)]
+    trigger = deferral(waiting(messages=messages, batch=batch, deferrable=True).execute, context).trigger
+    waiting(messages=["theirs"], wait_for_completion=False).execute(instance(map_index=4))
+    assert queue.claim(lease=600) is not None
+    await rebuilt(trigger).on_kill()
+    counts = queue.counts()
+    assert (counts["cancelled"], counts["inserted"], counts["claimed"]) == (100, 1, 0)
 
 
 @pytest.mark.parametrize("batch", [None, "b"])
 @pytest.mark.parametrize("own", [True, False])
-def test_ten_thousand_tasks_that_are_cancelled_with_their_task_fit_a_row(queue, context, batch, own):
+def test_ten_thousand_tasks_that_are_cancelled_with_their_task_fit_a_row(context, batch, own):
     """Encrypted, as Airflow stores them with a key: MySQL's column holds 65 535 bytes."""
-    messages = own_ids(10_000) if own else ["x"] * 10_000
-    with pytest.raises(TaskDeferred) as deferred:
-        waiting(messages=messages, batch=batch, deferrable=True).execute(context)
-    kwargs = BaseSerialization.serialize(deferred.value.trigger.serialize()[1])
+    ids, operator = own_ids(10_000) if own else series_ids("0" * 32, 10_000), waiting(batch=batch, deferrable=True)
+    trigger = deferral(operator._defer, context, ids, "0" * 32, None).trigger
+    kwargs = BaseSerialization.serialize(trigger.serialize()[1])
     stored = Fernet(Fernet.generate_key()).encrypt(json.dumps(kwargs).encode())
     assert len(stored) < 65_535

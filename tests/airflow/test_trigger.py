@@ -6,69 +6,36 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import AsyncZkmq, ConnectionConfig, Message, Tls
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.triggers import sessions, waiting
-from airflow_provider_zkmq.triggers.sessions import SharedSessions
+from airflow_provider_zkmq.triggers import sessions
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-from tests.airflow.conftest import Heard, define, finish, kill
+from tests.airflow.conftest import Heard, define, finish, fire, kill, until
 
 
-@pytest.fixture
-def shared(monkeypatch):
-    """A registry of the test's own."""
-    made = SharedSessions()
-    monkeypatch.setattr(waiting, "SESSIONS", made)
-    return made
+async def started(shared, **arguments):
+    """A trigger that has begun to wait, as a task of the loop."""
+    firing, before = asyncio.create_task(fire(ZkmqTaskTrigger(**arguments))), sum(shared.users())
+    await until(lambda: sum(shared.users()) == before + 1)
+    return firing
 
 
-async def fire(trigger):
-    return [event.payload async for event in trigger.run()]
-
-
-async def until(condition):
-    """Let the loop turn until `condition` holds."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  what is waited for has no event
-            await asyncio.sleep(0.01)
-
-
-async def test_fires_once_when_the_tasks_are_done(queue, shared):
-    """One event with the ids, whichever way the tasks ended, and the session is closed behind it."""
+async def test_it_fires_once_when_the_tasks_are_done(queue, shared):
+    """One event with the ids, or the batch's name, whichever way they ended; the session is closed behind it."""
     ids = [queue.enqueue("a"), queue.enqueue("b")]
-    firing = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=ids, queue="jobs")))
-    await until(lambda: shared.users() == [1])
+    firing = await started(shared, task_ids=ids, queue="jobs")
     await asyncio.to_thread(finish, queue)
     await asyncio.to_thread(kill, queue, "x")
     assert await firing == [{"status": "done", "ids": ids}]
     assert shared.users() == []
-
-
-async def test_claim_and_selector(queue, shared):
-    """The trigger waits for a claim of tasks it knows only by their filters, enqueued after it began."""
-    firing = asyncio.create_task(fire(ZkmqTaskTrigger(selector="size>5", event="claim")))
-    await until(lambda: shared.users() == [1])
-    wanted = await asyncio.to_thread(queue.enqueue, "big", {"size": 9})
-    claim = await asyncio.to_thread(queue.claim)
-    assert claim is not None
-    assert await firing == [{"status": "done", "ids": [wanted]}]
-
-
-async def test_batch(queue, shared):
-    """For a batch the trigger fires once when the last member has ended, and names the batch only."""
-    ids = queue.enqueue_many([zkmq_message(n) for n in range(3)], batch="b")
-    firing = asyncio.create_task(fire(ZkmqTaskTrigger(batch="b")))
-    await until(lambda: shared.users() == [1])
+    ids = queue.enqueue_many([Message("x")] * 3, batch="b")
+    firing = await started(shared, batch="b")
     await asyncio.to_thread(finish, queue)
     await asyncio.to_thread(kill, queue, "x")
     assert not firing.done()
@@ -90,27 +57,21 @@ async def test_progress_is_logged(queue, shared, monkeypatch):
     assert await firing == [{"status": "done", "ids": [task_id]}]
 
 
-async def test_deadline_of_a_batch(queue, shared):
-    """At its deadline the trigger fires a time-out that names the batch."""
-    queue.enqueue_many([zkmq_message(0)], batch="b")
-    [event] = await fire(ZkmqTaskTrigger(batch="b", deadline=time.time() + 0.3))
-    assert event["status"] == "timeout"
-    assert "batch 'b'" in event["message"]
-
-
 async def test_deadline(queue, shared):
-    """At its deadline the trigger fires a time-out that names the task."""
-    queue.enqueue("a", task_id="slow")
-    [event] = await fire(ZkmqTaskTrigger(task_ids=["slow"], deadline=time.time() + 0.3))
-    assert event["status"] == "timeout"
-    assert "slow" in event["message"]
+    """At its deadline the trigger fires a time-out that names the task, or the batch."""
+    queue.enqueue_many([Message("a", task_id="slow")], batch="b")
+    for wanted, told in (({"task_ids": ["slow"]}, "slow"), ({"batch": "b"}, "batch 'b'")):
+        [event] = await fire(ZkmqTaskTrigger(**wanted, deadline=time.time() + 0.3))
+        assert event["status"] == "timeout"
+        assert told in event["message"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
+async def test_what_waiting_cannot_mend_is_an_error_event(queue, shared, subtests):
+    """An unknown task, connection, filter or queue ends the wait with one event that says so."""
+    for arguments, told in (
         ({"task_ids": ["nobody"]}, "nobody"),
         ({"task_ids": ["a"], "zkmq_conn_id": "no_such_conn"}, "no_such_conn"),
+        ({"task_ids": ["a"], "queue": "jbos"}, "did you mean 'jobs'"),
         ({"selector": "unknown_filter==1"}, "unknown_filter"),
         ({"task_ids": ["a"], "event": "lunch"}, "lunch"),
         ({"batch": "nothing"}, "nothing"),
@@ -118,14 +79,12 @@ async def test_deadline(queue, shared):
         ({"task_ids": []}, "there is nothing to wait for"),
         ({"selector": "all()", "min_tasks": 0}, "at_least 0 is not allowed"),
         ({"selector": "all()", "since": "2026-11-22T10:00:00"}, "since '2026-11-22T10:00:00' has no zone"),
-    ],
-)
-async def test_what_waiting_cannot_mend_is_an_error_event(queue, shared, arguments, told):
-    """An unknown task, connection or filter ends the wait with one event that says so."""
-    [event] = await fire(ZkmqTaskTrigger(**arguments))
-    assert event["status"] == "error"
-    assert told in event["message"]
-    assert shared.users() == []
+    ):
+        with subtests.test(arguments=arguments):
+            [event] = await fire(ZkmqTaskTrigger(**arguments))
+            assert event["status"] == "error"
+            assert told in event["message"]
+            assert shared.users() == []
 
 
 async def test_two_hundred_triggers_share_one_session(queue, shared, monkeypatch):
@@ -140,7 +99,7 @@ async def test_two_hundred_triggers_share_one_session(queue, shared, monkeypatch
     monkeypatch.setattr(sessions, "load_client", lambda: Counted)
     looked = []
     monkeypatch.setattr(sessions, "async_connection_options", counting(sessions.async_connection_options, looked))
-    ids = queue.enqueue_many([zkmq_message(n) for n in range(200)])
+    ids = queue.enqueue_many([Message("x")] * 200)
     firing = [asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id]))) for task_id in ids]
     await until(lambda: shared.users() == [200])
     for _ in ids:
@@ -182,34 +141,31 @@ async def test_a_connection_is_looked_up_again_when_its_session_ended_or_the_loo
     assert looked[2:] == ["other"] * 3
 
 
-def zkmq_message(number):
-    return Message(f"{number}")
-
-
-async def test_a_changed_connection_opens_another_session(queue, shared, zookeeper, monkeypatch):
-    """What an Airflow connection is changed to holds for later triggers; those that wait keep what they have."""
+async def test_a_connection_is_one_session_until_it_is_changed(shared, zookeeper, root, monkeypatch):
+    """However often it is read; a change, also of the password alone, is for later triggers: who waits keeps his."""
     monkeypatch.setattr(sessions, "_FRESH", 0.0)
-    async with shared.lease("zkmq_default") as first:
-        async with shared.lease("zkmq_default") as second:
-            assert second.client is first.client
-        define(monkeypatch, host=zookeeper, extra={"root": "/elsewhere", "connect_timeout": 20})
-        async with shared.lease("zkmq_default") as third:
-            assert third.client is not first.client
-            assert third.default_queue == "queue"
+    leases = []
+    async with contextlib.AsyncExitStack() as stack:
+        for password, where, name in (
+            ("one", root, "a"),
+            ("two", root, "a"),
+            ("two", root, "b"),
+            ("two", "/elsewhere", "b"),
+        ):
+            extra = {"root": where, "queue": name, "connect_timeout": 20}
+            define(monkeypatch, "other", host=zookeeper, login="ann", password=password, extra=extra)
+            leases.append(await stack.enter_async_context(shared.lease("other")))
+        assert (shared.users(), shared.opened) == ([1, 2, 1], 3)
+        assert leases[1].client is leases[2].client is not leases[3].client
+        assert [lease.default_queue for lease in leases] == ["a", "a", "b", "b"]
     assert shared.users() == []
 
 
 async def test_nothing_that_is_shown_or_logged_has_a_password(zookeeper, root, shared, monkeypatch, caplog):
     """Neither the shared sessions nor what they hold, nor the log at its most talkative, shows a secret of theirs."""
     secrets = ("s3cret-password", "s3cret-key")
-    tls = {"tls": False, "tls_key_password": secrets[1]}
-    define(
-        monkeypatch,
-        host=zookeeper,
-        login="ann",
-        password=secrets[0],
-        extra={"root": root, "connect_timeout": 20, **tls},
-    )
+    extra = {"root": root, "connect_timeout": 20, "tls": False, "tls_key_password": secrets[1]}
+    define(monkeypatch, host=zookeeper, login="ann", password=secrets[0], extra=extra)
     caplog.set_level(logging.DEBUG)
     async with shared.lease("zkmq_default") as lease:
         await lease.client.queue("jobs").enqueue("x")
@@ -229,90 +185,48 @@ async def test_nothing_that_is_shown_or_logged_has_a_password(zookeeper, root, s
     assert len(next(iter(table), ("", "x" * 32))[1]) == 32
 
 
-async def test_the_same_connection_is_the_same_session_however_often_it_is_read(queue, shared, zookeeper, monkeypatch):
-    """What is kept of a connection tells it from another one, also where only the password differs."""
-    monkeypatch.setattr(sessions, "_FRESH", 0.0)
-    extra = {"root": "/elsewhere", "connect_timeout": 20}
-    async with contextlib.AsyncExitStack() as stack:
-        for password in ("one", "two", "two"):
-            define(monkeypatch, "other", host=zookeeper, login="ann", password=password, extra=extra)
-            await stack.enter_async_context(shared.lease("other"))
-        assert (shared.users(), shared.opened) == ([1, 2], 2)
-    assert shared.users() == []
-
-
 async def test_cancelled_triggers_leave_nothing(queue, shared):
     """A trigger that is cancelled, waiting or still connecting, gives the session back."""
     task_id = queue.enqueue("a")
-    waiting = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
-    await until(lambda: shared.users() == [1] and shared.opened == 1)
-    connecting = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
-    await until(lambda: shared.users() == [2])
-    for task in (connecting, waiting):
-        task.cancel()
+    waiting = await started(shared, task_ids=[task_id])
+    await until(lambda: shared.opened == 1)
+    connecting = await started(shared, task_ids=[task_id])
+    for task in (connecting, waiting, None):
+        ended = task or await started(shared, task_ids=[task_id])
+        ended.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await task
-    assert shared.users() == []
-    early = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
-    await until(lambda: shared.users() == [1])
-    early.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await early
+            await ended
+        assert shared.users() == [1] * (task is connecting)
     await until(lambda: not shared._closing)
     assert shared.users() == []
 
 
-async def test_survives_a_restart_of_zookeeper(tmp_path, shared, monkeypatch):
-    """Tasks completed after ZooKeeper was killed and started again fire the triggers that wait since before."""
-    with EmbeddedServer(tmp_path, force_sync=False) as server:
-        define(monkeypatch, host=server.hosts, extra={"connect_timeout": 30, "session_timeout": 4})
-        async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
-            queue = zk.queue("queue")
-            task_id = await queue.enqueue("a")
-            await queue.enqueue_many([Message("b")], batch="b")
-            firing = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
-            batch = asyncio.create_task(fire(ZkmqTaskTrigger(batch="b")))
-            await until(lambda: shared.opened == 1)
-            await asyncio.to_thread(server.restart, 0)
-            for _ in range(2):
-                claim = await queue.claim(timeout=60)
-                assert claim is not None
-                await claim.complete("r")
-        async with asyncio.timeout(60):
-            assert await firing == [{"status": "done", "ids": [task_id]}]
-            assert await batch == [{"status": "done", "batch": "b"}]
-
-
-async def test_waits_for_a_zookeeper_that_comes_later(tmp_path, shared, monkeypatch):
-    """A trigger that starts while ZooKeeper is down waits until it is there, or until its deadline."""
-    with EmbeddedServer(tmp_path, force_sync=False) as server:
-        define(monkeypatch, host=server.hosts, extra={"connect_timeout": 0.5, "request_timeout": 1})
-        async with AsyncZkmq.connect(server.hosts, connect_timeout=30) as zk:
-            task_id = await zk.queue("queue").enqueue("a")
-            claim = await zk.queue("queue").claim()
-            assert claim is not None
-            await claim.complete()
-        await asyncio.to_thread(server.kill, 0)
-        [event] = await fire(ZkmqTaskTrigger(task_ids=[task_id], deadline=time.time() + 0.2))
+async def test_zookeeper_may_go_and_come_back(mortal, root, shared, monkeypatch):
+    """Who waits since before a restart is told of what ends after it; who begins meanwhile waits for it, too."""
+    for conn_id, seconds in (("before", 30), ("meanwhile", 0.5)):
+        extra = {"root": root, "connect_timeout": seconds, "request_timeout": 1, "session_timeout": 4}
+        define(monkeypatch, conn_id, host=mortal.hosts, extra=extra)
+    async with AsyncZkmq.connect(mortal.hosts, root, connect_timeout=30) as zk:
+        queue = zk.queue("queue")
+        task_id = await queue.enqueue("a")
+        await queue.enqueue_many([Message("b")], batch="b")
+        done = {"status": "done", "ids": [task_id]}
+        firing = await started(shared, task_ids=[task_id], zkmq_conn_id="before")
+        batch = await started(shared, batch="b", zkmq_conn_id="before")
+        await until(lambda: shared.opened == 1)
+        await asyncio.to_thread(mortal.kill, 0)
+        late = {"task_ids": [task_id], "zkmq_conn_id": "meanwhile"}
+        [event] = await fire(ZkmqTaskTrigger(**late, deadline=time.time() + 0.2))
         assert event["status"] == "timeout"
-        firing = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id])))
-        await asyncio.to_thread(server.restart, 0)
+        later = await started(shared, **late)
+        await asyncio.to_thread(mortal.restart, 0)
+        for _ in range(2):
+            claim = await queue.claim(timeout=60)
+            assert claim is not None
+            await claim.complete("r")
         async with asyncio.timeout(60):
-            assert await firing == [{"status": "done", "ids": [task_id]}]
-
-
-def test_the_trigger_brings_little_into_the_triggerer():
-    """Its module is imported on the loop, which stands still meanwhile: no kazoo, and few and small modules of ours."""
-    code = (
-        "import sys, airflow.triggers.base, airflow.sdk; before = set(sys.modules); assert 'pendulum' in before; "
-        "import airflow_provider_zkmq.triggers.zkmq; print(*sorted(set(sys.modules) - before))"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
-    new = [name for name in told.split() if name.partition(".")[0] not in sys.stdlib_module_names]
-    ours = [name for name in new if name.startswith("airflow_provider_zkmq")]
-    assert {name.partition(".")[0] for name in new} <= {"airflow", "airflow_provider_zkmq"}
-    assert not [name for name in ours if ".engine.zk" in name or ".engine.fronts" in name]
-    assert len(ours) <= 24
+            assert (await firing, await later) == ([done], [done])
+            assert await batch == [{"status": "done", "batch": "b"}]
 
 
 async def test_what_opens_sessions_is_imported_beside_the_loop(queue, shared, monkeypatch):
@@ -355,26 +269,9 @@ async def test_triggers_stored_before_there_were_batches(queue, shared):
 
 
 async def test_a_selector_waits_for_a_queue_that_comes_later(queue, shared, zookeeper):
-    """In the triggerer, too; where tasks are named, a missing queue is an error event that names what comes close."""
-    firing = asyncio.create_task(fire(ZkmqTaskTrigger(selector="all()", event="claim", queue="later")))
-    await until(lambda: shared.users() == [1])
+    """In the triggerer, too."""
+    firing = await started(shared, selector="all()", event="claim", queue="later")
     async with AsyncZkmq.connect(zookeeper, queue.root, gc=False) as zk:
         await zk.queue("later").enqueue("x", task_id="a")
         assert await zk.queue("later").claim() is not None
         assert await firing == [{"status": "done", "ids": ["a"]}]
-    ((event),) = await fire(ZkmqTaskTrigger(task_ids=["a"], queue="jbos"))
-    assert event["status"] == "error"
-    assert "did you mean 'jobs'" in event["message"]
-
-
-@pytest.mark.parametrize(("option", "frozen"), [("True", True), ("False", False), ("", True)])
-def test_the_collector_passes_by_what_was_imported(option, frozen):
-    """Once in a process, before its first session: no full collection of all of Airflow stops the loop."""
-    code = (
-        "import gc\nfrom airflow_provider_zkmq.triggers import sessions\nsessions.load_client()\n"
-        "first = gc.get_freeze_count()\nmore = [[] for _ in range(100_000)]\nsessions.load_client()\n"
-        "print(first > 10_000, gc.get_freeze_count() < first + 1_000)"
-    )
-    environment = {**os.environ, "AIRFLOW__ZKMQ__FREEZE_IMPORTS": option} if option else {**os.environ}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-2:] == [str(frozen), "True"]
