@@ -49,21 +49,6 @@ def all_finished(client: Client, names: str = "abcde") -> None:
     assert client.work() == ["later"]
 
 
-@IN_BOTH_ORDERS
-@IN_GROUPS
-def test_what_the_body_leaves_is_completed(order: str, prefetch: int) -> None:
-    """In the queue's order; with the result that the body set, if it did."""
-    client = filled(order)
-    loop, ids = loop_of(client, prefetch=prefetch), []
-    while (claimed := following(client, loop)) is not None:
-        ids.append(claimed.task_id)
-        loop.result = f"result of {claimed.task_id}" if claimed.task_id != "c" else None
-    assert ids == list("abcde")
-    results = {name: client.zk.nodes[client.context.paths.task(name, "result")].data for name in "abc"}
-    assert results == {"a": b"result of a", "b": b"result of b", "c": b""}
-    all_finished(client)
-
-
 def test_a_warm_step_is_one_request() -> None:
     """The settlement and the claim are one transaction; the candidates were read ahead."""
     (client, loop), counts = begun("abcdefgh"), Counter[str]()
@@ -205,7 +190,7 @@ def test_a_result_that_is_too_large_keeps_the_task_in_hand() -> None:
 @IN_BOTH_ORDERS
 @IN_GROUPS
 def test_whatever_reply_is_lost_each_task_is_handled_once(order: str, prefetch: int) -> None:
-    """Of one request or of several in a row: settlement and claim are resolved by themselves."""
+    """Of no request, of one or of several in a row: in the queue's order, with the result that the body set, if any."""
     for kind, many in product((LOST_REPLY, LOST_REQUEST), (1, 2, 3)):
         for number in range(100):
             client, seen = filled(order), count()
@@ -216,7 +201,10 @@ def test_whatever_reply_is_lost_each_task_is_handled_once(order: str, prefetch: 
             loop, ids = loop_of(client, prefetch=prefetch), []
             while (claimed := following(client, loop, fault)) is not None:
                 ids.append(claimed.task_id)
+                loop.result = f"result of {claimed.task_id}" if claimed.task_id != "c" else None
             assert ids == list("abcde"), (kind, number, many)
+            results = [client.zk.nodes[client.context.paths.task(name, "result")].data for name in "abc"]
+            assert results == [b"result of a", b"result of b", b""]
             all_finished(client)
             if next(seen) <= number:
                 break  # there are no more requests
