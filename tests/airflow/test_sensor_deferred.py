@@ -167,21 +167,19 @@ def test_a_sensor_outlives_zookeeper_being_away(mortal, root, context, monkeypat
         task_id = zk.queue("queue").enqueue("a")
         finish(zk.queue("queue"), "r")
     mortal.kill(0)
-    try:
-        deferrable = sensor(task_ids=task_id, deferrable=True)
-        deferral(deferrable.execute, context)
-        deferral(deferrable.execute_complete, context, {"status": "done", "ids": [task_id]})
-        with pytest.raises(AirflowRescheduleException):
-            sensor(task_ids=task_id, mode="reschedule").execute(context)
-        with pytest.raises(AirflowSensorTimeout):
-            sensor(task_ids=task_id, timeout=0.1).execute(context)
-        monkeypatch.setattr(ZkmqTaskSensor, "log", log := Heard())
-        told = []
-        waiting = threading.Thread(target=lambda: told.extend(sensor(task_ids=task_id).execute(context)))
-        waiting.start()
-        eventually(lambda: log.warnings)
-    finally:
-        mortal.restart(0)
+    deferrable = sensor(task_ids=task_id, deferrable=True)
+    deferral(deferrable.execute, context)
+    deferral(deferrable.execute_complete, context, {"status": "done", "ids": [task_id]})
+    with pytest.raises(AirflowRescheduleException):
+        sensor(task_ids=task_id, mode="reschedule").execute(context)
+    with pytest.raises(AirflowSensorTimeout):
+        sensor(task_ids=task_id, timeout=0.1).execute(context)
+    monkeypatch.setattr(ZkmqTaskSensor, "log", log := Heard())
+    told = []
+    waiting = threading.Thread(target=lambda: told.extend(sensor(task_ids=task_id).execute(context)))
+    waiting.start()
+    eventually(lambda: log.warnings)
+    mortal.restart(0)
     waiting.join(60)
     assert [each["result"] for each in told] == ["r"]
     assert len([line for line in log.warnings if "Waiting goes on" in line]) == 1
