@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -289,86 +287,48 @@ BESIDE: dict[str, tuple[Any, bool]] = {
 }
 
 
-def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(subtests: pytest.Subtests) -> None:
-    """Deleted after any of its operations: it is told that the queue or its claim is gone, or had come to its end.
+#: How far a deletion has come when the other call goes on: it has just begun, all consumers are gone, all lanes are, it
+#: is over, or the queue is there anew, with a task.
+COME = {"begun": 4, "without consumers": 25, "without lanes": 47, "over": 1_000, "created anew": 1_000}
 
-    What creates queues may create it anew, whole; nothing else does. Afterwards the client goes on in a new queue.
+
+def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(subtests: pytest.Subtests) -> None:
+    """Between any two operations: it is told that the queue or its claim is gone, or had come to its end.
+
+    What creates queues may create it anew, whole, once the deletion is over; nothing else does. What was enqueued after
+    the deletion is handled, and the client goes on in a new queue.
     """
-    for name, (make, creates) in BESIDE.items():
+    for (name, (make, creates)), (come, requests) in itertools.product(BESIDE.items(), COME.items()):
         number, over = 0, False
         while not over:
-            with subtests.test(beside=name, deleted_after=number):
+            with subtests.test(beside=name, after=number, deletion=come):
                 client = new_queue()
                 client.put(lock=60)
                 client.put(delay=3)
                 held = client.claimed()
                 client.zk.advance(5)
                 procedure = existence.unless_missing(client.context, make(client, held))
-                beside = Stepper(client.zk, client.session, procedure)
-                for _ in range(number):
-                    if not beside.over:
-                        beside.step()
-                over, other = beside.over, Client(client.zk, "other")
-                other.do(delete(other, force=True))
-                with contextlib.suppress(QueueNotFound, ClaimLost):
+                beside, other = Stepper(client.zk, client.session, procedure), Client(client.zk, "other")
+                deleting = Stepper(client.zk, other.session, delete(other, force=True))
+                for stepper, steps in ((beside, number), (deleting, requests)):
+                    for _ in range(steps):
+                        if not stepper.over:
+                            stepper.step()
+                over, deleted = beside.over, deleting.over
+                new = {other.put(task_id="anew")} if come == "created anew" else set()
+                gone = (ConfigError,) if name == "batch" else ()  # it is not open for new tasks any more
+                with contextlib.suppress(QueueNotFound, ClaimLost, *gone):
                     beside.finish()
-                assert creates or below(client) == set()
-                client.check()
-                client.put(task_id="new")
-                assert "new" in client.work()
+                deleting.finish()
+                assert new or (deleted and creates) or below(client) == set()
+                states = client.check()
+                assert new <= states.keys()
+                new.add(client.put(task_id="new"))
+                client.do(configure.resume(client.context))
+                client.zk.expire(other.session)
+                if name == "claim" and (taken := client.context.claims.in_hand.get("anew")) is not None:
+                    client.complete(taken)
+                    new.remove("anew")
+                assert new <= set(client.work())
             number += 1
         assert number > 1
-
-
-def acting(client: Client, make: Any, rand: random.Random, ended: list[tuple[str, Any]]) -> Iterator[bool]:
-    """Make one call after the other, a step at a time, and note what came of each; whether one is under way."""
-    while True:
-        what, procedure = make(client, rand)
-        try:
-            call = Stepper(client.zk, client.session, existence.unless_missing(client.context, procedure))
-            while not call.over:
-                yield True
-                call.step()
-            ended.append((what, call.result))
-        except (QueueNotFound, ClaimLost, QueueError) as error:
-            ended.append((what, error))
-        yield False
-
-
-def produces(client: Client, rand: random.Random) -> Any:
-    return "enqueue", enqueue.enqueue(client.context, Message(b"x", lock=rand.choice([None, 60])))
-
-
-def consumes(client: Client, _rand: random.Random) -> Any:
-    for held in list(client.context.claims.in_hand.values()):
-        return "complete", of_claim(client, held, settle.complete(client.context, held, b"r"))
-    return "claim", claim.claim(client.context, Wanted(EVERYTHING))
-
-
-def deletes(client: Client, rand: random.Random) -> Any:
-    return "delete", deletion.delete(client.context, confirm=True, force=rand.random() < 0.7)
-
-
-def test_deletions_among_producers_and_consumers_keep_what_comes_after_them(subtests: pytest.Subtests) -> None:
-    """In any order of their operations each call ends; what was enqueued after the last deletion is handled."""
-    for seed in range(12):
-        with subtests.test(seed=seed):
-            rand, zk, ended = random.Random(seed), new_queue().zk, list[tuple[str, Any]]()
-            clients = [Client(zk, str(number)) for number in range(5)]
-            makes = (deletes, produces, produces, consumes, consumes)
-            deleter, *others = (acting(*each, rand, ended) for each in zip(clients, makes, strict=True))
-            under_way = {actor: next(actor) for actor in (deleter, *others)}
-            for _ in range(1_500):
-                actor = rand.choice([*others, *others, deleter])
-                under_way[actor] = next(actor)
-            for actor, goes_on in under_way.items():
-                while goes_on:
-                    goes_on = next(actor)
-            last = Client(zk, "last")
-            before = {last.put() for _ in range(3)}
-            assert before <= last.check().keys()
-            assert any(what == "delete" and isinstance(result, int) for what, result in ended)
-            assert any(what == "complete" and result is None for what, result in ended)
-            for client in clients[1:]:
-                zk.expire(client.session)
-            assert before <= set(last.work())

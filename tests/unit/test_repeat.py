@@ -174,8 +174,7 @@ def test_a_task_handled_in_between_is_not_written_again() -> None:
     """The first call was carried out, and its task is finished by the time of the second."""
     client = new_queue()
     told = list(unknown_put(client))
-    assert client.work() == told
-    assert client.do(put(client)) == told
+    assert client.work() == client.do(put(client)) == told
     assert [state.state for state in client.check().values()] == [State.FINISHED]
 
 
