@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
-from tests.filequeue.conftest import CLASSES
+from tests.filequeue.conftest import CLASSES, taken
 from tests.support import eventually, fresh_root
 
 
@@ -48,13 +48,6 @@ def q(zk: Zkmq) -> Queue:
     queue = zk.queue("census")
     queue.configure(filters={"performance_class": CLASSES}, policy=ConsumeTimes(2))
     return queue
-
-
-def taken(q: Queue, **asked: Any) -> Any:
-    """The claim that is there."""
-    claim = q.claim(**asked)
-    assert claim is not None
-    return claim
 
 
 def test_the_life_of_tasks(zk: Zkmq, q: Queue) -> None:
@@ -157,38 +150,38 @@ def test_a_delay_and_a_backoff_put_a_task_off(q: Queue) -> None:
 
 
 def test_tasks_are_waited_for(q: Queue) -> None:
-    """`wait` returns when all have ended, whichever way; sooner for a claim; it names what was not there in time."""
+    """`wait` returns when all have ended, whichever way; sooner for a claim; it names what was not there in time.
+
+    A claim that waits gets the task that another thread enqueues.
+    """
+    found: list[object] = []
+
+    def begin(call: Callable[[], object]) -> threading.Thread:
+        thread = threading.Thread(target=lambda: found.append(call()))
+        thread.start()
+        return thread
+
+    def wait(event: str) -> list[str]:
+        return [str(it.state) for it in q.wait(["b", "a"], event)]
+
+    waiting = begin(lambda: taken(q, timeout=30).complete())
+    q.enqueue("x", task_id="first")
+    waiting.join(30)
+    assert str(q.task("first").state) == "finished"
     q.enqueue_many([Message("x", task_id=name) for name in ("a", "b")])
     with pytest.raises(WaitTimeout) as caught:
         q.wait(["a", "b"], timeout=0.1)
     assert caught.value.left == ("a", "b")
     with pytest.raises(TaskNotFound):
         q.wait(["a", "none"], timeout=1)
-    found: list[list[str]] = []
-
-    def wait(event: str) -> threading.Thread:
-        thread = threading.Thread(target=lambda: found.append([str(it.state) for it in q.wait(["b", "a"], event)]))
-        thread.start()
-        return thread
-
-    claimed = wait("claim")
+    waiting = begin(lambda: wait("claim"))
     claims = [taken(q), taken(q)]
-    claimed.join(20)
-    ended = wait("completion")
+    waiting.join(20)
+    waiting = begin(lambda: wait("completion"))
     claims[0].complete()
     claims[1].fail("broken", retry=False)
-    ended.join(20)
-    assert found == [["claimed", "claimed"], ["dead", "finished"]]
-
-
-def test_a_waiting_claim_is_woken_by_an_enqueue(q: Queue) -> None:
-    """A claim that waits gets the task that another thread enqueues."""
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(taken(q, timeout=30).task.id))
-    thread.start()
-    q.enqueue("x", task_id="a")
-    thread.join(30)
-    assert found == ["a"]
+    waiting.join(20)
+    assert found == [None, ["claimed", "claimed"], ["dead", "finished"]]
 
 
 def test_a_worker_settles_by_what_its_handler_returns(q: Queue) -> None:
@@ -226,16 +219,23 @@ def test_a_worker_that_waits_is_stopped(q: Queue) -> None:
         q.worker(print, node={"colour": "red"}).run(until_empty=True)
 
 
-def test_a_claim_goes_by_its_token(q: Queue) -> None:
-    """Another holder of id and token settles it; a token of an earlier claim settles nothing, whatever the attempt."""
+def test_a_claim_goes_by_its_token(where: dict[str, Any], q: Queue) -> None:
+    """Another holder of id and token settles it; a token of an earlier claim settles nothing, whatever the attempt.
+
+    A claim ends with its connection: the next one is another attempt.
+    """
     q.enqueue("x", task_id="a")
     first = taken(q)
     q.release("a", first.token)
-    second = taken(q)
-    assert second.task.attempt == 1
-    with pytest.raises(ClaimLost):
-        q.complete("a", first.token)
-    q.complete("a", second.token, "r")
+    with Zkmq.connect(**where, gc=False) as other:
+        second = taken(other.queue("census"))
+        assert second.task.attempt == 1
+    third = taken(q, timeout=20)
+    assert third.task.attempt == 2
+    for earlier in (first, second):
+        with pytest.raises(ClaimLost):
+            q.complete("a", earlier.token)
+    q.complete("a", third.token, "r")
     assert q.task("a").result == b"r"
     with pytest.raises(TaskNotFound):
         q.complete("none", 1)
@@ -253,16 +253,6 @@ def test_a_lease_that_ended_is_taken_over(q: Queue) -> None:
     second.extend(60)
     second.complete("in time")
     assert q.task("a").result == b"in time"
-
-
-def test_what_is_in_hand_at_the_end_is_given_back(where: dict[str, Any], q: Queue) -> None:
-    """A claim ends with its connection: the next one is another attempt."""
-    q.enqueue("x", task_id="a")
-    with Zkmq.connect(**where, gc=False) as other:
-        assert other.queue("census").claim() is not None
-    claim = q.claim(timeout=20)
-    assert claim is not None
-    assert claim.task.attempt == 2
 
 
 def test_bad_arguments_are_config_errors(zk: Zkmq, q: Queue) -> None:

@@ -15,14 +15,7 @@ from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.conf import Conf
 from airflow_provider_zkmq.textqueue import Status, TextQueue
 from airflow_provider_zkmq.textqueue.file import ALL
-from tests.support import eventually
-
-
-def taken(q: FileQueue, **asked: Any) -> Any:
-    """The claim that is there."""
-    claim = q.claim(**asked)
-    assert claim is not None
-    return claim
+from tests.filequeue.conftest import taken
 
 
 def trim(path: Path) -> None:
@@ -126,42 +119,35 @@ def test_a_copy_is_a_task_of_its_own(q: FileQueue) -> None:
     assert (claim.task.id, [task.id for task in q.tasks()]) == ("a", [name, "a"])
 
 
-def test_a_dead_task_is_revived_by_hand(q: FileQueue) -> None:
-    """A `-` for its `!` gives it one more try."""
-    q.enqueue("x", task_id="a", policy=ConsumeTimes(1))
-    taken(q).fail("broken")
-    q.path.write_bytes(b"-" + q.path.read_bytes()[1:])
-    assert str(q.task("a").state) == "inserted"
-    claim = taken(q)
-    assert (claim.task.attempt, claim.fail("again")) == (2, "dead")
-
-
-@pytest.mark.parametrize("step", ["appended", "commented out"])
-def test_a_move_that_was_cut_off_is_carried_on_with(folder: Path, files: FileClient, step: str) -> None:
+def test_a_move_that_was_cut_off_is_carried_on_with(files: FileClient) -> None:
     """A crash between the steps of a move leaves one task, not two, and not none."""
-    q = files.queue("a")
-    q.path.write_text("-do this\n-and this\n")
-    offset = q.path.stat().st_size
-    with TextQueue.open(q.path) as file:
-        with file.locked():
-            book = Book(file, Conf())
-            book._end_move = lambda *_: None  # type: ignore[method-assign]  # what a crash leaves
-            with pytest.raises(AssertionError):
-                assert not book.whole(book.tasks["line-0"])
-        first = next(file.messages(ALL))
-        if step == "commented out":
-            first._mark(Status.COMMENT)
-    assert q.path.stat().st_size > offset
-    claims = [taken(q), taken(q)]
-    assert q.claim() is None
-    assert sorted((claim.task.id, claim.task.data) for claim in claims) == [
-        ("line-0", b"do this"), ("line-9", b"and this"),
-    ]  # fmt: skip
-    assert q.path.read_text().startswith("#do this\n")
+    for step in ("appended", "commented out"):
+        q = files.queue(step.replace(" ", "-"))
+        q.path.write_text("-do this\n-and this\n")
+        offset = q.path.stat().st_size
+        with TextQueue.open(q.path) as file:
+            with file.locked():
+                book = Book(file, Conf())
+                book._end_move = lambda *_: None  # type: ignore[method-assign]  # what a crash leaves
+                with pytest.raises(AssertionError):
+                    assert not book.whole(book.tasks["line-0"])
+            first = next(file.messages(ALL))
+            if step == "commented out":
+                first._mark(Status.COMMENT)
+        assert q.path.stat().st_size > offset
+        claims = [taken(q), taken(q)]
+        assert q.claim() is None
+        assert sorted((claim.task.id, claim.task.data) for claim in claims) == [
+            ("line-0", b"do this"), ("line-9", b"and this"),
+        ]  # fmt: skip
+        assert q.path.read_text().startswith("#do this\n")
 
 
-def test_an_editor_may_replace_the_file(q: FileQueue) -> None:
-    """Saved as another file of the same name, the queue goes on; who waits sees what was written into it."""
+def test_an_editor_may_replace_the_file_and_delete_lines(q: FileQueue) -> None:
+    """Who waits sees what was written into another file of the same name; the claim of a deleted line is lost.
+
+    A worker goes on with the next task.
+    """
     q.enqueue("x", task_id="a")
     claim = taken(q)
     found: list[str] = []
@@ -175,10 +161,7 @@ def test_an_editor_may_replace_the_file(q: FileQueue) -> None:
     claim.complete("r")
     assert q.task("a").result == b"r"
 
-
-def test_a_deleted_line_is_no_task(q: FileQueue) -> None:
-    """Its claim is lost, and nothing else is touched; a worker goes on with the next task."""
-    q.enqueue("x", task_id="a")
+    q.enqueue("x", task_id="b")
     claim = taken(q)
     q.path.write_text("-other\n")
     with pytest.raises(ClaimLost, match="deleted"):
@@ -204,8 +187,8 @@ def test_lines_may_end_as_on_windows(q: FileQueue) -> None:
     assert raw.count(b"\n") == raw.count(b"\r\n")
 
 
-def test_a_long_error_ends_visibly(q: FileQueue) -> None:
-    """What exceeds the room is cut between characters and ends with …; the file keeps its size."""
+def test_a_long_error_is_cut_and_a_long_result_has_a_file_of_its_own(q: FileQueue) -> None:
+    """An error is cut between characters and ends with …; a result stands beside the file, which says so."""
     q.enqueue("x", task_id="a")
     claim = taken(q)
     size = q.path.stat().st_size
@@ -216,18 +199,15 @@ def test_a_long_error_ends_visibly(q: FileQueue) -> None:
     assert ('ä"\n' * 1000).startswith(error[:-1])
     assert (len(error) > 60, q.path.stat().st_size) == (True, size)
 
-
-@pytest.mark.parametrize("result", [b"\xff\x00", b"x" * 500, "ö" * 120], ids=["binary", "long", "wide"])
-def test_a_result_that_does_not_fit_has_a_file_of_its_own(q: FileQueue, result: bytes | str) -> None:
-    """It stands beside the queue's file, which says so; without it the task has no result."""
-    raw = result if isinstance(result, bytes) else result.encode()
-    q.enqueue("x", task_id="a")
-    taken(q).complete(result)
-    beside = q.path.with_name("census.results") / "a"
-    assert (q.task("a").result, beside.read_bytes()) == (raw, raw)
-    assert b"\n\\result=@file " in q.path.read_bytes()
-    beside.unlink()
-    assert q.task("a").result is None
+    beside = q.path.with_name("census.results") / "b"
+    for result in (b"\xff\x00", b"x" * 500, "ö" * 120):
+        raw = result if isinstance(result, bytes) else result.encode()
+        q.enqueue("x", task_id="b")
+        taken(q).complete(result)
+        assert (q.task("b").result, beside.read_bytes()) == (raw, raw)
+        assert b"\n\\result=@file " in q.path.read_bytes()
+        beside.unlink()
+        assert q.task("b").result is None
 
 
 def test_the_configuration_is_a_file_that_people_may_edit(q: FileQueue, files: FileClient) -> None:
@@ -270,21 +250,11 @@ def test_the_last_claim_that_expires_ends_the_task(q: FileQueue) -> None:
     assert "not extended" in (q.task("a").error or "")
 
 
-def test_a_worker_extends_what_it_handles(q: FileQueue) -> None:
-    """A handler that takes longer than the lock keeps its task; without heartbeat it is another's."""
-    q.configure(lock=1.5)
-    for heartbeat in (True, False):
-        q.enqueue("x", task_id="a")
-        go_on = threading.Event()
-        worker = q.worker(lambda _task, wait=go_on.wait: wait(60) and "done", heartbeat=heartbeat)
-        worker.start()
-        eventually(lambda: q.task("a").state == "claimed")
-        other = q.claim(timeout=4)
-        assert (other is None) is heartbeat
-        if other is not None:
-            other.complete("done")
-        go_on.set()
-        q.wait(["a"], timeout=20)
-        worker.stop()
-        worker.join()
-        assert q.task("a").attempt == (1 if heartbeat else 2)
+def test_a_dead_task_is_revived_by_hand(q: FileQueue) -> None:
+    """A `-` for its `!` gives it one more try."""
+    q.enqueue("x", task_id="a", policy=ConsumeTimes(1))
+    taken(q).fail("broken")
+    q.path.write_bytes(b"-" + q.path.read_bytes()[1:])
+    assert str(q.task("a").state) == "inserted"
+    claim = taken(q)
+    assert (claim.task.attempt, claim.fail("again")) == (2, "dead")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_zkmq.bridge import export_queue, exported_from, import_file
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord, Zkmq, ZkmqError
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
+from tests.filequeue.conftest import taken
 
 LARGE = b"x" * 500
 
@@ -25,9 +26,7 @@ def nothing_is_masked() -> Iterator[None]:
 
 
 def finish_one(q: FileQueue, result: bytes = LARGE) -> None:
-    claim = q.claim()
-    assert claim is not None
-    claim.complete(result)
+    taken(q).complete(result)
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -35,113 +34,88 @@ def modes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mode & 0o777 for path in sorted(folder.rglob("*"))}
 
 
-def test_what_is_made_is_its_owner_s(q: FileQueue, folder: Path) -> None:
-    """The queue, its configuration, the results, and the folder where it was not there."""
-    q.enqueue("x", task_id="a")
-    finish_one(q)
-    assert modes(folder) == {"census.tq": 0o600, "census.conf.json": 0o600, "census.results": 0o700, "a": 0o600}
-    assert folder.stat().st_mode & 0o777 == 0o700
+def test_what_is_made_is_for_those_who_may_read_the_queue(
+    files: FileClient, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is made is its owner's, beside a file that is shared already for the same people; that one's mode is kept.
 
-
-def test_a_queue_that_is_shared_stays_so(q: FileQueue, folder: Path) -> None:
-    """The mode of an existing file is kept, and what is made beside it is for the same people."""
-    q.path.chmod(0o660)
-    q.enqueue("x", task_id="a")
-    q.configure(lock=5)
-    finish_one(q)
-    assert modes(folder) == {"census.tq": 0o660, "census.conf.json": 0o660, "census.results": 0o770, "a": 0o660}
-
-
-def test_a_file_that_everybody_may_read_is_told_of_once(q: FileQueue, caplog: pytest.LogCaptureFixture) -> None:
-    """The log warns of it with its mode, once for a connection; the file is as good as any."""
-    q.path.chmod(0o644)
+    Of one that everybody may read, the log warns once for a connection.
+    """
     with caplog.at_level(logging.WARNING, "airflow_provider_zkmq"):
-        q.enqueue("x", task_id="a")
-        finish_one(q)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert "census.tq is open to every user of this machine (mode 644)" in told[0]
-    assert modes(q.path.parent)["census.tq"] == 0o644
+        for mode, of_folder in ((0o600, 0o700), (0o660, 0o770), (0o644, 0o755)):
+            name = f"q{mode:o}"
+            q = files.queue(name)
+            if mode != 0o600:
+                q.path.write_text("")
+                q.path.chmod(mode)
+            q.configure(lock=5)
+            q.enqueue("x", task_id=f"of-{name}")
+            finish_one(q)
+            made = {it: found for it, found in modes(folder).items() if name in it}
+            assert made == {
+                f"{name}.tq": mode, f"{name}.conf.json": mode, f"{name}.results": of_folder, f"of-{name}": mode,
+            }  # fmt: skip
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert "q644.tq is open to every user of this machine (mode 644)" in told
 
 
-CALLS: dict[str, Callable[[FileQueue], object]] = {
-    "enqueue": lambda q: q.enqueue("x"),
-    "configure": lambda q: q.configure(lock=5),
-    "claim": lambda q: q.claim(),
-    "counts": lambda q: q.counts(),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("there", [True, False])
-def test_a_queue_that_is_a_link_is_refused(
-    folder: Path, files: FileClient, tmp_path: Path, call: str, there: bool
+def test_a_link_in_place_of_a_queue_or_its_configuration_is_refused(
+    q: FileQueue, folder: Path, files: FileClient, tmp_path: Path
 ) -> None:
     """Neither is its target read, written or made, nor is it among the queues; the next queue is as good as ever."""
-    target = tmp_path / "target.tq"
-    if there:
-        target.write_bytes(b"-a secret\n")
-    (folder / "link.tq").symlink_to(target)
-    with pytest.raises(CorruptRecord, match=r"link\.tq is a symbolic link, which is not followed"):
-        CALLS[call](files.queue("link"))
-    assert (target.read_bytes() if target.exists() else None) == (b"-a secret\n" if there else None)
-    assert [path.name for path in folder.iterdir()] == ["link.tq"]
-    files.queue("next").enqueue("x")
-    assert files.queues() == ["next"]
-
-
-def test_a_configuration_that_is_a_link_is_refused(q: FileQueue, tmp_path: Path) -> None:
-    """What it leads to is not read; a configuration is not written through it."""
-    conf, target = q.path.with_name("census.conf.json"), tmp_path / "target"
-    target.write_text('{"lock": 5}')
+    target, linked = tmp_path / "target.tq", files.queue("link")
+    linked.path.symlink_to(target)
+    for there in (None, b"-a secret\n"):
+        if there:
+            target.write_bytes(there)
+        for call in (lambda: linked.enqueue("x"), lambda: linked.configure(lock=5), linked.claim, linked.counts):
+            with pytest.raises(CorruptRecord, match=r"link\.tq is a symbolic link, which is not followed"):
+                call()
+        assert (target.read_bytes() if target.exists() else None) == there
+    conf = q.path.with_name("census.conf.json")
     conf.unlink()
     conf.symlink_to(target)
     for call in (lambda: q.enqueue("x"), lambda: q.configure(lock=7)):
         with pytest.raises(CorruptRecord, match="symbolic link"):
             call()
-    assert target.read_text() == '{"lock": 5}'
-
-
-def test_a_configuration_is_no_pipe_and_not_endless(q: FileQueue) -> None:
-    """A pipe in its place does not hang anybody; one of megabytes is refused."""
-    conf = q.path.with_name("census.conf.json")
+    assert target.read_bytes() == b"-a secret\n"
     conf.unlink()
-    os.mkfifo(conf)
+    os.mkfifo(conf)  # does not hang anybody
     with pytest.raises(CorruptRecord, match="no plain file"):
         q.counts()
     conf.unlink()
     conf.write_bytes(b" " * 2_000_000)
     with pytest.raises(CorruptRecord, match="more than"):
         q.counts()
+    files.queue("next").enqueue("x")
+    assert files.queues() == ["census", "next"]
+    assert {path.name for path in folder.iterdir()} == {"census.tq", "census.conf.json", "link.tq", "next.tq"}
 
 
-@pytest.mark.parametrize("part", ["folder", "file"])
 def test_results_that_lead_elsewhere_are_not_followed(
-    q: FileQueue, tmp_path: Path, caplog: pytest.LogCaptureFixture, part: str
+    q: FileQueue, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A link in place of the results' folder, or of one: nothing is written or read there; the tasks are listed."""
     elsewhere, results = tmp_path / "elsewhere", q.path.with_name("census.results")
     elsewhere.mkdir()
     (elsewhere / "a").write_bytes(b"a secret")
-    if part == "folder":
-        results.symlink_to(elsewhere)
-    else:
-        results.mkdir()
-        (results / "a").symlink_to(elsewhere / "a")
+    results.symlink_to(elsewhere)
     q.enqueue("x", task_id="a")
-    if part == "folder":
-        with pytest.raises(ZkmqError, match="symbolic link"):
-            finish_one(q)
-        assert str(q.task("a").state) == "claimed"
-    else:  # a link is replaced by the result
-        finish_one(q)
-        (results / "a").unlink()
-        (results / "a").symlink_to(elsewhere / "a")
-        assert q.task("a").result is None
-        assert "symbolic link" in caplog.text
-    assert len(q.tasks()) == 1
-    assert (elsewhere / "a").read_bytes() == b"a secret"
-    assert len(list(elsewhere.iterdir())) == 1
+    claim = taken(q)
+    with pytest.raises(ZkmqError, match="symbolic link"):
+        claim.complete(LARGE)
+    assert [str(task.state) for task in q.tasks()] == ["claimed"]
+    results.unlink()
+    results.mkdir()
+    (results / "a").symlink_to(elsewhere / "a")
+    claim.complete(LARGE)  # the link is replaced by the result
+    assert q.task("a").result == LARGE
+    (results / "a").unlink()
+    (results / "a").symlink_to(elsewhere / "a")
+    assert [task.result for task in q.tasks()] == [None]
+    assert "symbolic link" in caplog.text
+    assert [(path.name, path.read_bytes()) for path in elsewhere.iterdir()] == [("a", b"a secret")]
 
 
 def test_a_link_that_takes_the_place_of_new_results_opens_nothing(
@@ -165,21 +139,15 @@ def test_a_link_that_takes_the_place_of_new_results_opens_nothing(
     assert list(elsewhere.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["../out", "a/b", "..", "/etc/passwd", "a\0b", ""])
-def test_a_name_that_leads_out_is_refused(files: FileClient, folder: Path, tmp_path: Path, name: str) -> None:
-    """Neither a queue's name nor a task's leads out of the folder."""
-    with pytest.raises(ConfigError, match="not allowed"):
-        files.queue(name)
-    with pytest.raises(ConfigError, match="not allowed"):
-        files.queue("a").enqueue("x", task_id=name)
-    assert [path.name for path in tmp_path.iterdir()] == ["queues"]
-
-
-def test_a_name_that_a_person_wrote_leads_nowhere(q: FileQueue, tmp_path: Path) -> None:
-    """An `id=` with slashes is no id: the result of the task stands in the folder of the results."""
+def test_a_name_that_leads_out_is_refused(q: FileQueue, files: FileClient, tmp_path: Path) -> None:
+    """Neither a queue's name nor a task's leads out of the folder; an `id=` with slashes, by a person, is no id."""
+    for name in ("../out", "a/b", "..", "/etc/passwd", "a\0b", ""):
+        for call in (lambda name=name: files.queue(name), lambda name=name: q.enqueue("x", task_id=name)):
+            with pytest.raises(ConfigError, match="not allowed"):
+                call()
     q.path.write_bytes(b"-x\n\\id=../../out\n")
     finish_one(q)
-    assert modes(q.path.parent.parent) == {"queues": 0o700} | modes(q.path.parent)
+    assert modes(tmp_path) == {"queues": 0o700} | modes(q.path.parent)
     assert [task.result for task in q.tasks()] == [LARGE]
 
 
