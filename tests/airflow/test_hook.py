@@ -23,27 +23,25 @@ def conn(**fields):
     return Connection(conn_id="c", conn_type="zkmq", **fields)
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+async def test_the_connection_s_queue(queue):
+    """The hook's queue is the one the connection names, under its root, by either front; another one by its name.
 
-
-def test_queue_is_the_connections(queue):
-    """The hook's queue is the one the connection names, under the connection's root; another one by its name."""
+    What kazoo says of an outage is a line a minute, wherever a hook is used.
+    """
+    logger = logging.getLogger("airflow_provider_zkmq.kazoo")
+    logger.filters[:] = [each for each in logger.filters if not isinstance(each, OneAMinute)]
     with ZkmqHook() as hook:
         assert hook.get_conn() is hook.get_conn()
-        task = hook.queue().enqueue("x")
+        blocking = hook.queue().enqueue("x")
         assert hook.queue("other").name == "other"
-    assert queue.task(task).data == b"x"
-
-
-async def test_async_connection(queue):
-    """The asynchronous connection reaches the same queue."""
-    hook = ZkmqHook()
+    assert sum(isinstance(each, OneAMinute) for each in logger.filters) == 1
     async with await hook.get_async_conn() as zk:
-        task = await hook.async_queue(zk).enqueue("x")
-    assert queue.task(task).data == b"x"
+        awaited = await hook.async_queue(zk).enqueue("y")
+    assert [queue.task(task).data for task in (blocking, awaited)] == [b"x", b"y"]
+    worked, told = hook.test_connection()
+    assert worked
+    assert "1 queue" in told
+    assert hook._client is None, "the test's session is closed again"
 
 
 async def test_async_connection_of_an_airflow_before_3_3_2(queue, monkeypatch):
@@ -63,9 +61,9 @@ async def test_async_connection_of_an_airflow_before_3_3_2(queue, monkeypatch):
             await ZkmqHook().get_async_conn()
 
 
-@pytest.mark.parametrize(
-    ("host", "port", "hosts"),
-    [
+def test_hosts(subtests):
+    """The port belongs to those hosts that are named without one; a folder of queue files has none."""
+    for host, port, hosts in (
         ("zk", None, "zk"),
         ("a:1,b:2", 0, "a:1,b:2"),
         ("zk", 2182, "zk:2182"),
@@ -73,22 +71,23 @@ async def test_async_connection_of_an_airflow_before_3_3_2(queue, monkeypatch):
         ("[::1]", 2182, "[::1]:2182"),
         ("[::1]:5", 2182, "[::1]:5"),
         (" textqueue:///jobs/a, b", 2181, "textqueue:///jobs/a, b"),
-    ],
-)
-def test_hosts(host, port, hosts):
-    """The port belongs to those hosts that are named without one; a folder of queue files has none."""
-    assert connection_options(conn(host=host, port=port))["hosts"] == hosts
+    ):
+        with subtests.test(host=host, port=port):
+            assert connection_options(conn(host=host, port=port))["hosts"] == hosts
 
 
 def test_extra_becomes_options():
-    """Every field of the form arrives where it belongs, texts of numbers and flags included."""
+    """Every field of the form arrives where it belongs, texts of numbers and flags included.
+
+    The check box for host names, ticked by default, does not switch TLS on; who names the authority never speaks
+    plainly, though the form's own check box is sent unticked.
+    """
     extra = (
         '{"root": "/r", "queue": "q", "tls": "true", "tls_ca": "/ca", "tls_check_hostname": "true", '
         '"allow_open": "yes", "session_timeout": "7", "connect_timeout": 8, "request_timeout": "PT1M", '
         '"tls_cert": null}'
     )
-    options = connection_options(conn(host="zk", login="u", password="p", extra=extra))
-    assert options == {
+    assert connection_options(conn(host="zk", login="u", password="p", extra=extra)) == {
         "hosts": "zk",
         "queue": "q",
         "root": "/r",
@@ -99,46 +98,33 @@ def test_extra_becomes_options():
         "tls": {"ca": "/ca"},
         "allow_open": True,
     }
+    assert "tls" not in connection_options(conn(host="zk", extra='{"tls": false, "tls_check_hostname": true}'))
+    assert connection_options(conn(host="zk", extra='{"tls": false, "tls_ca": "/ca"}'))["tls"] == {"ca": "/ca"}
 
 
-def test_an_untouched_form_means_no_tls():
-    """The check box for host names, ticked by default, does not switch TLS on."""
-    options = connection_options(conn(host="zk", extra='{"tls": false, "tls_check_hostname": true}'))
-    assert "tls" not in options
-
-
-def test_a_file_means_tls_whatever_the_untouched_form_says():
-    """Who names the authority never speaks plainly: the form's own check box is sent unticked."""
-    options = connection_options(conn(host="zk", extra='{"tls": false, "tls_ca": "/ca"}'))
-    assert options["tls"] == {"ca": "/ca"}
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"host": "zk", "extra": '{"tls_ca": "/ca", "tls_check_hostname": false}'},
-        {"host": "zk", "password": "hidden"},
-        {"host": "zk", "extra": '{"rooot": "/r"}'},
-        {"host": "zk", "extra": '{"tls": "hidden"}'},
-        {"host": "zk", "extra": '{"tls": {"key": "hidden"}}'},
-        {"host": "zk", "extra": '{"allow_open": "hidden"}'},
-        {"host": "zk", "extra": '{"tls_check_hostname": "hidden"}'},
-        {"host": "zk", "extra": '{"connect_timeout": "hidden"}'},
-        {"host": "zk", "extra": '{"session_timeout": ["hidden"]}'},
-        {"host": "zk", "extra": '{"tls": true, "tls_key_password": "hidden",}'},
-        {"host": "zk", "extra": '"hidden"'},
-        {"host": "zk", "extra": '{"root": ["hidden"]}'},
-        {"host": "zk", "extra": '{"queue": {"name": "hidden"}}'},
-        {"host": "zk", "extra": '{"p4ss-hidden": "1"}'},
-        {"host": "zk", "extra": '{"1hidden": "1"}'},
-    ],
-)
-def test_what_is_not_understood_is_one_error(fields):
+def test_what_is_not_understood_is_one_error(subtests):
     """A wrong connection is a `ConfigError` that names the connection and no secret."""
-    with pytest.raises(ConfigError, match="connection 'c'") as caught:
-        connection_options(conn(**fields))
-    assert "hidden" not in "".join(traceback.format_exception(caught.value))
+    extras = (
+        '{"tls_ca": "/ca", "tls_check_hostname": false}',
+        '{"rooot": "/r"}',
+        '{"tls": "hidden"}',
+        '{"tls": {"key": "hidden"}}',
+        '{"allow_open": "hidden"}',
+        '{"tls_check_hostname": "hidden"}',
+        '{"connect_timeout": "hidden"}',
+        '{"session_timeout": ["hidden"]}',
+        '{"tls": true, "tls_key_password": "hidden",}',
+        '"hidden"',
+        '{"root": ["hidden"]}',
+        '{"queue": {"name": "hidden"}}',
+        '{"p4ss-hidden": "1"}',
+        '{"1hidden": "1"}',
+    )
+    for fields in ({}, {"host": "zk", "password": "hidden"}, *({"host": "zk", "extra": extra} for extra in extras)):
+        with subtests.test(fields=fields):
+            with pytest.raises(ConfigError, match="connection 'c'") as caught:
+                connection_options(conn(**fields))
+            assert "hidden" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_an_unknown_extra_is_named_unless_it_may_be_part_of_a_password():
@@ -160,18 +146,17 @@ async def test_an_extra_that_is_no_json_is_refused_on_an_event_loop(monkeypatch)
         ZkmqHook().get_conn()
 
 
-def test_unknown_connection():
-    """An Airflow connection that does not exist is one error with its id."""
+def test_a_connection_that_is_missing_or_does_not_answer(monkeypatch):
+    """One error with its id, or with the hosts, after the connection's time."""
     with pytest.raises(AirflowNotFoundException, match="no_such_conn"):
         ZkmqHook("no_such_conn").get_conn()
-
-
-def test_unreachable_hosts(monkeypatch):
-    """Hosts that do not answer are one error that names them, after the connection's time."""
-    hosts = f"127.0.0.1:{free_port()}"
-    define(monkeypatch, host=hosts, extra={"connect_timeout": 0.5})
-    with pytest.raises(Unavailable, match=hosts):
-        ZkmqHook().get_conn()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        hosts = f"127.0.0.1:{nobody.getsockname()[1]}"
+        define(monkeypatch, host=hosts, extra={"connect_timeout": 0.3})
+        with pytest.raises(Unavailable, match=hosts):
+            ZkmqHook().get_conn()
+        assert ZkmqHook().test_connection()[0] is False
 
 
 def test_wrong_password(zookeeper, root, monkeypatch):
@@ -187,17 +172,6 @@ def test_wrong_password(zookeeper, root, monkeypatch):
     assert "ann" in told
 
 
-def test_test_connection(queue, monkeypatch):
-    """The *Test* button connects and tells what it found, or why it could not; the session is closed again."""
-    hook = ZkmqHook()
-    worked, told = hook.test_connection()
-    assert worked
-    assert "1 queue" in told
-    assert hook._client is None
-    define(monkeypatch, host=f"127.0.0.1:{free_port()}", extra={"connect_timeout": 0.3})
-    assert ZkmqHook().test_connection()[0] is False
-
-
 def test_lists_from_templates():
     """Ids and messages are understood as a list, nested as by mapped tasks, or as the text a template makes."""
     assert flat_ids("a") == ["a"]
@@ -208,14 +182,3 @@ def test_lists_from_templates():
     for wrong in ("[a", 5, [5], {"a": 1}):
         with pytest.raises(ConfigError):
             flat_ids(wrong)
-
-
-def test_what_kazoo_says_of_an_outage_is_a_line_a_minute(monkeypatch, zookeeper, root):
-    """Wherever a hook is used: in operators and sensors as in triggers."""
-    logger = logging.getLogger("airflow_provider_zkmq.kazoo")
-    for each in list(logger.filters):
-        logger.removeFilter(each)
-    define(monkeypatch, host=zookeeper, extra={"root": root})
-    with ZkmqHook() as hook:
-        hook.get_conn()
-    assert sum(isinstance(each, OneAMinute) for each in logger.filters) == 1

@@ -1,14 +1,17 @@
-"""What OpenLineage is told: the names of queues, where its provider is installed; where it is not, nothing is."""
+"""The assets of queues, and what OpenLineage is told of them where its provider is installed."""
 
 from __future__ import annotations
 
-import subprocess
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from airflow.sdk import Asset
 from airflow.sdk.lineage import HookLineageCollector
 
+from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage, create_asset
+from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.operators import lineage
 from airflow_provider_zkmq.operators.lineage import ReadsQueue, WritesQueue, queue_asset, tell_archived
 from tests.airflow.conftest import define
@@ -70,10 +73,48 @@ def test_an_archive_reads_a_queue_and_writes_a_folder(monkeypatch, tmp_path):
     assert [each.asset.uri for each in found.outputs] == [(tmp_path / "orders").as_uri()]
 
 
-def test_without_its_provider_nothing_is_imported():
-    """The operators' mixins cost an installation without OpenLineage no import of it."""
-    code = (
-        "import sys; from airflow_provider_zkmq.operators import lineage; "
-        "assert not [name for name in sys.modules if 'openlineage' in name or name == 'airflow']"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_a_queue_has_one_asset_uri(subtests):
+    """Hosts are in order and in lower case, with their ports: whoever names the same queue names the same asset."""
+    for written, kept in (
+        ("zkmq://zk1:2181/zkmq/orders", "zkmq://zk1:2181/zkmq/orders"),
+        ("zkmq://ZK2,zk1:2182/team/queues/orders/", "zkmq://zk1:2182,zk2:2181/team/queues/orders"),
+        ("zkmq://zk1:02181,[::1]/zkmq/orders", "zkmq://[::1]:2181,zk1:2181/zkmq/orders"),
+    ):
+        with subtests.test(written=written):
+            assert Asset(uri=written).uri == kept
+
+
+def test_an_asset_uri_that_names_no_queue_is_refused(subtests):
+    """Where the DAG is parsed, with what is wrong; no user is shown, and no part of a password in the hosts' place."""
+    for uri, told in (
+        ("zkmq://zk1/orders", "names no queue"),
+        ("zkmq:///zkmq/orders", "names no queue"),
+        ("zkmq://zk1/zkmq/or,ders", "queue 'or,ders' is not allowed"),
+        ("zkmq://zk1:0/zkmq/orders", "hosts 'zk1:0'"),
+        ("zkmq://zk1/zkmq/orders?a=b", "more than which queue"),
+        ("zkmq://ann@zk1/zkmq/orders", "more than which queue"),
+        ("zkmq://us:ann?x@zk1/zkmq/orders", "names no queue"),
+        ("zkmq://us:ann/x@zk1/zkmq/orders", "hosts that are not understood"),
+        ("zkmq://us:Ann#x@zk1/zkmq/orders", "names no queue"),
+        ("zkmq://us:12ann/zkmq/orders", "hosts that are not understood"),
+        ("zkmq://z%6b1/zkmq/orders", "hosts that are not understood"),
+    ):
+        with subtests.test(uri=uri):
+            with pytest.raises(ConfigError, match=re.escape(told)) as caught:
+                Asset(uri=uri)
+            assert "ann" not in str(caught.value).lower()
+
+
+def test_assets_are_made_of_their_parts_and_told_to_lineage(monkeypatch):
+    """The factory's asset has the URI of its queue, and its dataset names servers and znode."""
+    from airflow.providers.common.compat.openlineage import facet
+
+    made = create_asset(hosts="zk2,zk1", queue="orders", extra={"a": 1})
+    assert (made.uri, made.extra) == ("zkmq://zk1:2181,zk2:2181/zkmq/orders", {"a": 1})
+    assert made.name == made.uri == create_asset(hosts="ZK1:2181,zk2", queue="orders", root="zkmq/").name
+    for queue in ("orders#1", "orders?1"):  # what follows would be no part of the path
+        with pytest.raises(ConfigError, match="is not allowed"):
+            create_asset(hosts="zk1", queue=queue)
+    monkeypatch.setattr(facet, "Dataset", lambda **parts: parts)
+    dataset = convert_asset_to_openlineage(made, None)
+    assert dataset == {"namespace": "zkmq://zk1:2181,zk2:2181", "name": "zkmq/orders"}

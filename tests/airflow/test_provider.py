@@ -5,21 +5,22 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import re
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
-from airflow.sdk import Asset, Connection
+from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowOptionalProviderFeatureException
 
-from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage, create_asset
 from airflow_provider_zkmq.engine import ConfigError, ConnectionConfig, Zkmq
 from airflow_provider_zkmq.hooks import connections, settings
 from airflow_provider_zkmq.provider_info import get_provider_info
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+
+TOP = Path(__file__).parents[2]
 
 
 def test_the_metadata_fits_airflows_schema():
@@ -28,15 +29,6 @@ def test_the_metadata_fits_airflows_schema():
 
     schema = json.loads((Path(airflow.__path__[0]) / "provider_info.schema.json").read_text())
     jsonschema.validate(get_provider_info(), schema)
-
-
-def test_the_metadata_is_read_without_importing_airflow():
-    """The provider scan pays for nothing: neither Airflow nor kazoo is imported."""
-    code = (
-        "import sys; from airflow_provider_zkmq.provider_info import get_provider_info; get_provider_info(); "
-        "assert not {'airflow', 'kazoo'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_class_and_module_named_exists():
@@ -82,59 +74,106 @@ def test_a_connection_saved_by_the_untouched_form_can_be_used(host, tmp_path):
             assert files.queues() == []
 
 
-def test_airflow_finds_the_connection_type():
-    """The installed package is found by its entry point, with its form, without importing the hook."""
-    from airflow.providers_manager import ProvidersManager
+def test_a_form_that_is_filled_as_it_suggests_can_be_tested(zookeeper, root):
+    """Hosts and a port, hosts with ports of their own and port 0 or any: the button connects, and shows no password.
 
-    manager = ProvidersManager()
-    manager.initialize_providers_hooks()
-    assert "airflow-provider-zkmq" in manager.providers
-    assert manager.field_behaviours["zkmq"]["placeholders"]["port"] == "2181"
-    assert "extra__zkmq__root" in manager.connection_form_widgets
+    The form itself suggests the first of these. An empty port is Airflow's to get wrong: its API compares what its page
+    posts for nothing, 0, with nothing, and refuses (3.3.2) or forgets the stored password (3.3.1).
+    """
+    extra = json.dumps({"root": root, "connect_timeout": 20})
+    host, _, port = zookeeper.rpartition(":")
+    with Zkmq.connect(zookeeper, root, gc=False, auth="ann:marker-password", connect_timeout=20) as zk:
+        zk.queue("jobs").configure()
+    ann = {"login": "ann", "password": "marker-password", "extra": extra}
+    forms = [
+        {"connection_id": "suggested", "host": f"{host},{host}", "port": int(port), **ann},
+        {"connection_id": "zero", "host": f"{zookeeper},{zookeeper}", "port": 0, **ann},
+        {"connection_id": "both", "host": zookeeper, "port": 1, **ann},
+        {"connection_id": "empty", "host": zookeeper, **ann},
+        {"connection_id": "wrong", "host": host, "port": int(port), **ann, "password": "marker-wrong"},
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.airflow.api_server", json.dumps(forms)],
+        cwd=TOP, env={**os.environ, "PYTHONPATH": str(TOP)}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    for name in ("suggested", "zero", "both"):
+        code, told = answer["told"][name]
+        assert (code, told["status"]) == (200, True), told
+        assert "1 queue(s)" in told["message"]
+    code, told = answer["told"]["empty"]
+    assert (code == 400 and "differs from the stored connection" in str(told)) or code == 200
+    code, told = answer["told"]["wrong"]
+    assert (code, told["status"]) == (200, False)
+    assert "ann" in told["message"]
+    assert "marker-" not in done.stdout + done.stderr
+    (form,) = answer["form"]
+    assert ":" not in form["standard_fields"]["host"]["placeholder"]
+    assert form["standard_fields"]["port"]["placeholder"] == "2181"
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_airflow_warns_of_nothing(there):
-    """All that Airflow's managers find of the provider is right, with the common messaging provider and without it."""
-    if there and not messaging_is_here():
-        pytest.skip("the extra [messaging] is not installed")
-    code = f"""
-import logging, sys
+FOUND = """
+import logging, os, sys
+import airflow
+from airflow import providers_manager
+from airflow.sdk import providers_manager_runtime
+
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.startswith("airflow.providers.common.messaging.providers"):
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-if not {there}:
-    sys.meta_path.insert(0, Absent())
-import airflow
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
 heard = []
 class Heard(logging.Handler):
     def emit(self, record):
         if record.levelno >= logging.WARNING and "zkmq" in record.getMessage():
             heard.append(record.getMessage())
-from airflow import providers_manager
-from airflow.sdk import providers_manager_runtime
-for module in (providers_manager, providers_manager_runtime):
-    for name in {{module.log.name, "airflow.providers_manager", "airflow.sdk.providers_manager_runtime"}}:
-        logging.getLogger(name).addHandler(Heard())
-managers = [providers_manager.ProvidersManager(), providers_manager_runtime.ProvidersManagerTaskRuntime()]
-for manager in managers:
-    for name in dir(type(manager)):
-        if name.startswith("initialize_"):
-            getattr(manager, name)()
-found = [name for name in managers[0].queue_class_names if "zkmq" in name]
-assert found == ["airflow_provider_zkmq.queues.zkmq.ZkmqMessageQueueProvider"][: {there}], found
-for manager in managers:
-    assert "zkmq" in manager.asset_uri_handlers and "zkmq" in manager.asset_factories
-    assert "zkmq" in manager.asset_to_openlineage_converters
-providers = managers[0]
-assert "airflow_provider_zkmq.notifications.zkmq.ZkmqDeadLetterNotifier" in str(providers.notification)
-assert "airflow_provider_zkmq.triggers.events" in {{info.trigger_class_name for info in providers.trigger}}
-assert "get_zkmq_cli_commands" in {{function.__name__ for function in providers.cli_command_functions}}
-assert any("zkmq" in sections for _, sections in providers.provider_configs)
-assert not heard, heard
+
+def look(there):
+    if not there:
+        sys.meta_path.insert(0, Absent())
+    for module in (providers_manager, providers_manager_runtime):
+        for name in {module.log.name, "airflow.providers_manager", "airflow.sdk.providers_manager_runtime"}:
+            logging.getLogger(name).addHandler(Heard())
+    managers = [providers_manager.ProvidersManager(), providers_manager_runtime.ProvidersManagerTaskRuntime()]
+    for manager in managers:
+        for name in dir(type(manager)):
+            if name.startswith("initialize_"):
+                getattr(manager, name)()
+    found = [name for name in managers[0].queue_class_names if "zkmq" in name]
+    assert found == ["airflow_provider_zkmq.queues.zkmq.ZkmqMessageQueueProvider"][:there], found
+    for manager in managers:
+        assert "zkmq" in manager.asset_uri_handlers and "zkmq" in manager.asset_factories
+        assert "zkmq" in manager.asset_to_openlineage_converters
+    providers = managers[0]
+    assert "airflow-provider-zkmq" in providers.providers
+    assert providers.field_behaviours["zkmq"]["placeholders"]["port"] == "2181"
+    assert "extra__zkmq__root" in providers.connection_form_widgets
+    assert "airflow_provider_zkmq.notifications.zkmq.ZkmqDeadLetterNotifier" in str(providers.notification)
+    assert "airflow_provider_zkmq.triggers.events" in {info.trigger_class_name for info in providers.trigger}
+    assert "get_zkmq_cli_commands" in {function.__name__ for function in providers.cli_command_functions}
+    assert any("zkmq" in sections for _, sections in providers.provider_configs)
+    assert not heard, heard
+
+for there in eval(sys.argv[1]):
+    if (child := os.fork()) == 0:
+        try:
+            look(there)
+        except BaseException:
+            logging.exception("with the common messaging provider" if there else "without it")
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_airflow_finds_it_all_and_warns_of_nothing():
+    """All that Airflow's managers find of the provider is right, with the common messaging provider and without it."""
+    cases = [False, True] if messaging_is_here() else [False]
+    done = subprocess.run(
+        [sys.executable, "-c", FOUND, str(cases)], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     told = [line for line in (done.stdout + done.stderr).splitlines() if "zkmq" in line and "warning" in line.lower()]
     assert not told
@@ -166,54 +205,3 @@ def test_a_message_queue_trigger_of_our_scheme_is_our_trigger():
     assert type(made.trigger) is ZkmqEventTrigger
     with pytest.raises(ConfigError, match="'wake' or 'claim'"):
         MessageQueueTrigger(scheme="zkmq", mode="take").serialize()
-
-
-@pytest.mark.parametrize(
-    ("written", "kept"),
-    [
-        ("zkmq://zk1:2181/zkmq/orders", "zkmq://zk1:2181/zkmq/orders"),
-        ("zkmq://ZK2,zk1:2182/team/queues/orders/", "zkmq://zk1:2182,zk2:2181/team/queues/orders"),
-        ("zkmq://zk1:02181,[::1]/zkmq/orders", "zkmq://[::1]:2181,zk1:2181/zkmq/orders"),
-    ],
-)
-def test_a_queue_has_one_asset_uri(written, kept):
-    """Hosts are in order and in lower case, with their ports: whoever names the same queue names the same asset."""
-    assert Asset(uri=written).uri == kept
-
-
-@pytest.mark.parametrize(
-    ("uri", "told"),
-    [
-        ("zkmq://zk1/orders", "names no queue"),
-        ("zkmq:///zkmq/orders", "names no queue"),
-        ("zkmq://zk1/zkmq/or,ders", "queue 'or,ders' is not allowed"),
-        ("zkmq://zk1:0/zkmq/orders", "hosts 'zk1:0'"),
-        ("zkmq://zk1/zkmq/orders?a=b", "more than which queue"),
-        ("zkmq://ann@zk1/zkmq/orders", "more than which queue"),
-        ("zkmq://us:ann?x@zk1/zkmq/orders", "names no queue"),
-        ("zkmq://us:ann/x@zk1/zkmq/orders", "hosts that are not understood"),
-        ("zkmq://us:Ann#x@zk1/zkmq/orders", "names no queue"),
-        ("zkmq://us:12ann/zkmq/orders", "hosts that are not understood"),
-        ("zkmq://z%6b1/zkmq/orders", "hosts that are not understood"),
-    ],
-)
-def test_an_asset_uri_that_names_no_queue_is_refused(uri, told):
-    """Where the DAG is parsed, with what is wrong; no user is shown, and no part of a password in the hosts' place."""
-    with pytest.raises(ConfigError, match=re.escape(told)) as caught:
-        Asset(uri=uri)
-    assert "ann" not in str(caught.value).lower()
-
-
-def test_assets_are_made_of_their_parts_and_told_to_lineage(monkeypatch):
-    """The factory's asset has the URI of its queue, and its dataset names servers and znode."""
-    from airflow.providers.common.compat.openlineage import facet
-
-    made = create_asset(hosts="zk2,zk1", queue="orders", extra={"a": 1})
-    assert (made.uri, made.extra) == ("zkmq://zk1:2181,zk2:2181/zkmq/orders", {"a": 1})
-    assert made.name == made.uri == create_asset(hosts="ZK1:2181,zk2", queue="orders", root="zkmq/").name
-    for queue in ("orders#1", "orders?1"):  # what follows would be no part of the path
-        with pytest.raises(ConfigError, match="is not allowed"):
-            create_asset(hosts="zk1", queue=queue)
-    monkeypatch.setattr(facet, "Dataset", lambda **parts: parts)
-    dataset = convert_asset_to_openlineage(made, None)
-    assert dataset == {"namespace": "zkmq://zk1:2181,zk2:2181", "name": "zkmq/orders"}
