@@ -69,7 +69,7 @@ def test_ids_and_tasks_are_listed_and_read(q: Queue, reads: Any) -> None:
     q.cancel(low[0])
     assert sorted(reads.ids()) == sorted([*low, high])
     assert reads.ids("cancelled") == low[:1]
-    assert sorted(reads.ids("inserted", "performance_class<=standard")) == sorted(low[1:])
+    assert sorted(reads.ids("inserted", "performance_class<=standard, performance_class>=low")) == sorted(low[1:])
     assert reads.ids(state="dead") == []
     with pytest.raises(ConfigError, match="state 'lost' is unknown"):
         reads.ids("lost")
