@@ -36,7 +36,6 @@ from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
 from tests.support import fresh_root
 
 TYPES: dict[str, FilterType] = {"size": OrderedEnum("small", "large")}
-QUEUE = "QUEUE"
 numbers = itertools.count()
 
 
@@ -250,64 +249,55 @@ def test_a_closed_connection_does_nothing(folder: Path) -> None:
 
 # --- the command line
 
-#: How each verb of the command line is used; capital words are put in by the test.
-COMMANDS: dict[str, list[list[str]]] = {
-    "queues": [[]],
-    "configure": [
-        [QUEUE, "--lock", "7", "--attempts", "3", "--final", "ValueError"],
-        ["another", "--filter", "size=integer", "--order", "fifo"],
-        [QUEUE, "--task-gc-lifetime", "60"],
-        [QUEUE, "--archive"],
-        [QUEUE, "--follow"],
-    ],
-    "enqueue": [
-        [QUEUE, "data", "--filter", "size=small", "--delay", "5", "--metadata", '{"a": 1}', "--attempts", "2"],
-        [QUEUE, "data", "--lock", "5"],
-        [QUEUE, "data", "--not-before", "2100-01-01T00:00:00Z"],
-        [QUEUE, "data", "--priority", "3"],
-        [QUEUE, "data", "--task-id", "queued", "--update"],
-        [QUEUE, "data", "--task-id", "claimed", "--requeue"],
-        [QUEUE, "data", "--task-id", "finished", "--only-new"],
-        [QUEUE, "data", "--batch", "b", "--then", "more"],
-    ],
-    "claim": [[QUEUE, "--selector", "size==large", "--lease", "5"]],
-    "complete": [
-        [QUEUE, "claimed", "--token", "TOKEN", "--result", "r"],
-        [QUEUE, "claimed", "--token", "TOKEN", "--dedupe", "5"],
-    ],
-    "fail": [[QUEUE, "claimed", "--token", "TOKEN", "--error", "e", "--backoff", "5"]],
-    "release": [[QUEUE, "claimed", "--token", "TOKEN"]],
-    "snooze": [[QUEUE, "claimed", "--token", "TOKEN", "--delay", "5"]],
-    "extend": [[QUEUE, "claimed", "--token", "TOKEN", "--lease", "5"]],
-    "progress": [[QUEUE, "claimed", "--token", "TOKEN", "0.5", "--note", "half"]],
-    "status": [[QUEUE]],
-    "show": [[QUEUE, "queued"], [QUEUE, "finished", "--watch"], [QUEUE, "queued", "--why"]],
-    "list": [[QUEUE], [QUEUE, "--state", "inserted", "--selector", "size==large", "--limit", "1"]],
-    "wait": [[QUEUE, "finished", "--timeout", "5"], [QUEUE, "claimed", "--event", "claim", "--timeout", "5"]],
-    "batch": [[QUEUE, "b"], [QUEUE, "b", "--wait", "--timeout", "5"]],
-    "gc": [[QUEUE, "--lifetime", "0"]],
-    "redrive": [[QUEUE, "dead"], [QUEUE, "--all"]],
-    "export": [[QUEUE, "FILE"], [QUEUE, "FILE", "--state", "inserted", "--selector", "size==large", "--limit", "1"]],
-    "import": [["DEAD"], ["PLAN", "--dry-run"]],
-    "cancel": [[QUEUE, "queued"]],
-    "clear": [[QUEUE, "--yes"], [QUEUE, "--yes", "--state", "dead"]],
-    "delete": [[QUEUE, "--yes", "--force"]],
-    "pause": [[QUEUE]],
-    "resume": [[QUEUE]],
-    "worker": [
-        [QUEUE, "--exec", "cat", "--until-empty", "--warn-size", "5"],
-        [QUEUE, "--exec", "cat", "--until-empty", "--lease", "9"],
-    ],
-}
-LINES = [(verb, words) for verb, lines in COMMANDS.items() for words in lines]
-
-#: Command lines that ask for what a file has not, by the verb and what stands in them.
-REFUSED = {
-    ("configure", "--task-gc-lifetime"), ("configure", "--archive"), ("configure", "--follow"), ("gc", QUEUE),
-    ("enqueue", "--update"), ("enqueue", "--requeue"), ("enqueue", "--batch"), ("complete", "--dedupe"),
-    ("enqueue", "--priority"), ("import", "DEAD"), ("show", "--why"), ("progress", QUEUE), ("batch", QUEUE),
-    ("redrive", QUEUE), ("cancel", QUEUE), ("clear", QUEUE), ("pause", QUEUE), ("resume", QUEUE),
-}  # fmt: skip
+#: How each verb of the command line is used; what a file refuses begins with !. Capital words are put in by the test.
+COMMANDS = """
+queues
+configure QUEUE --lock 7 --attempts 3 --final ValueError
+configure another --filter size=integer --order fifo
+!configure QUEUE --task-gc-lifetime 60
+!configure QUEUE --archive
+!configure QUEUE --follow
+enqueue QUEUE data --filter size=small --delay 5 --metadata {"a":1} --attempts 2 --lock 5
+enqueue QUEUE data --not-before 2100-01-01T00:00:00Z
+!enqueue QUEUE data --priority 3
+!enqueue QUEUE data --task-id queued --update
+!enqueue QUEUE data --task-id claimed --requeue
+enqueue QUEUE data --task-id finished --only-new
+!enqueue QUEUE data --batch b --then more
+claim QUEUE --selector size==large --lease 5
+complete QUEUE claimed --token TOKEN --result r
+!complete QUEUE claimed --token TOKEN --dedupe 5
+fail QUEUE claimed --token TOKEN --error e --backoff 5
+release QUEUE claimed --token TOKEN
+snooze QUEUE claimed --token TOKEN --delay 5
+extend QUEUE claimed --token TOKEN --lease 5
+!progress QUEUE claimed --token TOKEN 0.5 --note half
+status QUEUE
+show QUEUE queued
+show QUEUE finished --watch
+!show QUEUE queued --why
+list QUEUE
+list QUEUE --state inserted --selector size==large --limit 1
+wait QUEUE finished --timeout 5
+wait QUEUE claimed --event claim --timeout 5
+!batch QUEUE b
+!batch QUEUE b --wait --timeout 5
+!gc QUEUE --lifetime 0
+!redrive QUEUE dead
+!redrive QUEUE --all
+export QUEUE FILE
+export QUEUE FILE --state inserted --selector size==large --limit 1
+!import EDITED
+import EXPORTED --dry-run
+!cancel QUEUE queued
+!clear QUEUE --yes
+!clear QUEUE --yes --state dead
+delete QUEUE --yes --force
+!pause QUEUE
+!resume QUEUE
+worker QUEUE --exec cat --until-empty --warn-size 5
+worker QUEUE --exec cat --until-empty --lease 9
+"""
 
 
 @pytest.fixture
@@ -329,22 +319,25 @@ def test_each_verb_of_the_command_line(
     subtests: pytest.Subtests,
 ) -> None:
     """As text and as JSON it works, or says in one line, with exit code 2, that a file has no such thing."""
-    assert set(COMMANDS) == set(cli.VERBS) - {"server", "report", "bench"}  # of archives and servers, not of queues
-    for (verb, words), zk, as_json in itertools.product(LINES, (files, on_zookeeper), (False, True)):
-        with subtests.test(" ".join([verb, *words]), kind=type(zk).__name__, as_json=as_json):
-            side, exported = Side(zk), tmp_path / f"dead{next(numbers)}"
-            cli.main(["export", side.q.name, str(exported), *side.argv])
-            if "DEAD" in words:
-                exported.write_text(exported.read_text().replace("\n!x\n", "\n=x\n" if as_json else "\n-x\n"))
+    lines = COMMANDS.strip().splitlines()
+    verbs = {line.split()[0].lstrip("!") for line in lines}
+    assert verbs == set(cli.VERBS) - {"server", "report", "bench"}  # of archives and servers, not of queues
+    for line, zk, as_json in itertools.product(lines, (files, on_zookeeper), (False, True)):
+        with subtests.test(line, kind=type(zk).__name__, as_json=as_json):
+            side, exported, edited = Side(zk), tmp_path / f"{next(numbers)}", tmp_path / f"edited{next(numbers)}"
+            verb, *words = line.lstrip("!").split()
+            if verb == "import":
+                cli.main(["export", side.q.name, str(exported), *side.argv])
+                edited.write_text(exported.read_text().replace("\n!x\n", "\n=x\n" if as_json else "\n-x\n"))
             if verb == "batch":
                 side.ended_batch()
             before = side.states()
             capsys.readouterr()
-            named = {QUEUE: side.q.name, "TOKEN": str(side.token), "FILE": f"{exported}.new"}
-            named |= {"DEAD": str(exported), "PLAN": str(exported)}
-            code = cli.main([verb, *(named.get(it, it) for it in words), *["--json"] * as_json, *side.argv])
+            named = {"QUEUE": side.q.name, "TOKEN": side.token, "EXPORTED": exported, "EDITED": edited}
+            named["FILE"] = tmp_path / f"new{next(numbers)}"
+            code = cli.main([verb, *(str(named.get(it, it)) for it in words), *["--json"] * as_json, *side.argv])
             answer = capsys.readouterr()
-            if zk is files and REFUSED & {(verb, it) for it in words}:
+            if zk is files and line.startswith("!"):
                 assert (code, answer.err.count("\n"), side.states()) == (2, 1, before)
                 assert answer.err.startswith("zkmq: refused: a queue file")
                 assert verb != "import" or ("clean-up" if as_json else "redrives") in answer.err
@@ -352,7 +345,7 @@ def test_each_verb_of_the_command_line(
                 assert code == (5 if verb == "batch" and "--wait" in words else 0), answer.err
                 assert answer.out
             if as_json:
-                assert all(isinstance(json.loads(line), dict) for line in answer.out.splitlines())
+                assert all(isinstance(json.loads(said), dict) for said in answer.out.splitlines())
 
 
 def test_status_and_show_tell_what_there_is(files: FileClient, capsys: pytest.CaptureFixture[str]) -> None:

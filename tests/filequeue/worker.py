@@ -72,29 +72,25 @@ def claim_messages(folder: str, path: str) -> None:
                 log.say("end", name, 0)
 
 
-def append_tasks(folder: str, name: str) -> None:
-    """Singly and in pairs, with ids of its own."""
+def append(kind: str, folder: str, name: str) -> None:
+    """Tasks singly and in pairs, with ids of their own; messages with an id and another variable."""
+    texts = [(f"{name}-{number}", text_of(name, number)) for number in range(EACH)]
+    if kind == "file":
+        with TextQueue.open(f"{folder}/{QUEUE}.tq") as queue:
+            for number, (said, text) in enumerate(texts):
+                queue.append(text, [f"id={said}", "v" * (number % 7)], mutex=True)
+        return
     with Zkmq.connect(f"textqueue://{folder}") as zk:
         q = zk.queue(QUEUE)
-        for number in range(0, EACH, 2):
-            pair = [Message(text_of(name, at), task_id=f"{name}-{at}") for at in (number, number + 1)]
-            if number % 4:
-                q.enqueue_many(pair)
-            else:
-                for message in pair:
-                    q.enqueue(message.data, task_id=message.task_id)
-
-
-def append_messages(folder: str, name: str) -> None:
-    with TextQueue.open(f"{folder}/{QUEUE}.tq") as queue:
-        for number in range(EACH):
-            queue.append(text_of(name, number), [f"id={name}-{number}", "v" * (number % 7)], mutex=True)
+        for at in range(0, EACH, 4):
+            q.enqueue(texts[at][1], task_id=texts[at][0])
+            q.enqueue_many([Message(text, task_id=said) for said, text in texts[at + 1 : at + 3]])
+            q.enqueue(texts[at + 3][1], task_id=texts[at + 3][0])
 
 
 if __name__ == "__main__":
-    {
-        "queue claim": claim_tasks,
-        "file claim": claim_messages,
-        "queue append": append_tasks,
-        "file append": append_messages,
-    }[" ".join(sys.argv[1:3])](*sys.argv[3:])
+    kind, what, *where = sys.argv[1:]
+    if what == "append":
+        append(kind, *where)
+    else:
+        {"queue": claim_tasks, "file": claim_messages}[kind](*where)
