@@ -20,7 +20,7 @@ from airflow_provider_zkmq.engine import (
     String,
     Success,
 )
-from airflow_provider_zkmq.filequeue import FileClient, FileQueue, claims
+from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from tests.filequeue.conftest import taken
 from tests.support import eventually
 
@@ -233,25 +233,3 @@ def test_a_handler_that_outlasts_its_lock_keeps_its_task(q: FileQueue) -> None:
     late.join()
     other.complete("done")
     assert q.task("b").result == b"done"
-
-
-def test_what_cannot_be_settled_is_tried_again(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds up no other task meanwhile."""
-    settle_by, failed = claims.settle_by, []
-
-    def stumble(ends: Any, outcome: Any, progress: Any) -> Any:
-        if ends.claim.task.id == "bad" and not failed:
-            failed.append(1)
-            raise RuntimeError("not now")
-        return settle_by(ends, outcome, progress)
-
-    monkeypatch.setattr(claims, "settle_by", stumble)
-    monkeypatch.setattr("airflow_provider_zkmq.engine.working.worker.LEFT_SECONDS", 0.1)
-    q.enqueue_many([Message("x", task_id=name) for name in ("bad", "good")])
-    it = q.worker(lambda _task: "done")
-    it.start()
-    for name in ("good", "bad"):
-        eventually(lambda name=name: q.task(name).state == "finished")
-    it.stop()
-    it.join()
-    assert (failed, q.task("bad").attempt) == ([1], 1)

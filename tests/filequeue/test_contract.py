@@ -18,6 +18,7 @@ from airflow_provider_zkmq.engine import (
     Error,
     Message,
     Queue,
+    QueueNotFound,
     RetryPolicy,
     Snooze,
     TaskNotFound,
@@ -205,18 +206,29 @@ def test_a_worker_settles_by_what_its_handler_returns(q: Queue) -> None:
     assert (worker.finished, worker.failed) == (1, 4)
 
 
-def test_a_worker_that_waits_is_stopped(q: Queue) -> None:
-    """A worker with nothing to do handles what comes, and ends when it is told to; a bad node is refused at once."""
-    done = threading.Event()
-    worker = q.worker(lambda _task: done.set())
-    worker.start()
-    q.enqueue("x", task_id="a")
-    assert done.wait(30)
-    eventually(lambda: q.task("a").state == "finished")
+def test_a_worker_waits_for_its_queue_until_it_is_stopped(zk: Zkmq) -> None:
+    """Before it is there, and again once it was deleted; a bad node, or no queue, is refused at once."""
+    q, done = zk.queue("census"), threading.Semaphore(0)
+
+    def handle(task: Any) -> str:
+        done.release()
+        return str(task.queue)
+
+    worker = q.worker(handle)
+    assert worker.start()
+    for name in ("first", "second"):
+        q.configure(policy=ConsumeTimes(2))
+        q.enqueue("x", task_id=name)
+        assert done.acquire(timeout=30)
+        eventually(lambda name=name: q.task(name).result == b"census")
+        with pytest.raises(ConfigError, match="not declared"):
+            q.worker(print, node={"colour": "red"}).run(until_empty=True)
+        q.delete(confirm=True)
     assert worker.stop()
     worker.join()
-    with pytest.raises(ConfigError, match="not declared"):
-        q.worker(print, node={"colour": "red"}).run(until_empty=True)
+    assert worker.finished == 2
+    with pytest.raises(QueueNotFound):
+        q.worker(handle).run(until_empty=True)
 
 
 def test_a_claim_goes_by_its_token(where: dict[str, Any], q: Queue) -> None:

@@ -20,7 +20,6 @@ from airflow_provider_zkmq.engine import (
     QueueError,
     QueueNotFound,
     RetryPolicy,
-    Running,
     Task,
     TaskNotFound,
     Unavailable,
@@ -152,26 +151,6 @@ def test_a_file_is_deleted_with_what_belongs_to_it(files: FileClient, folder: Pa
         claim.complete()
     q.enqueue(b"new", task_id="c")
     assert q.ids() == ["c"]
-
-
-def test_a_worker_waits_for_its_file(files: FileClient) -> None:
-    """Before it is there, and again once it was deleted."""
-    q, done = files.queue("q"), threading.Semaphore(0)
-
-    def handle(task: Running) -> str:
-        done.release()
-        return task.queue
-
-    worker = q.worker(handle)
-    assert worker.start()
-    for name in ("first", "second"):
-        q.enqueue(b"x", task_id=name)
-        assert done.acquire(timeout=30)
-        eventually(lambda name=name: q.task(name).result == b"q")  # type: ignore[misc]
-        q.delete(confirm=True)
-    worker.stop()
-    worker.join()
-    assert worker.finished == 2
 
 
 # --- a file whose lock another process holds, and may hold for ever: every call ends
