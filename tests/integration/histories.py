@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from airflow_provider_zkmq.spark.history.parts import adopt, stage
 from airflow_provider_zkmq.spark.history.rows import SCHEMA
 
 HOUR = 3_600_000
+DAY = 24 * HOUR
 START = 1_767_225_600_000  # 2026-01-01, in UTC
 CLASSES = ({"size": "large"}, {"size": "small", "region": "a;b=c%"}, {})
 CONSUMERS = ("one", "two", "three")
@@ -44,13 +45,13 @@ class Histories:
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
 
-    def make(self, ids: int, since: int = START, name: str = "t") -> list[dict[str, Any]]:
+    def make(self, ids: int) -> list[dict[str, Any]]:
         """Rows of so many ids, in order of their ends; their versions are made by `number`."""
-        made = [row for n in range(ids) for row in self._id(f"{name}{n}", since)]
+        made = [row for n in range(ids) for row in self._id(f"t{n}")]
         return sorted(made, key=lambda row: row["ended"])
 
-    def _id(self, task_id: str, since: int) -> Iterator[dict[str, Any]]:
-        chance, now = self.chance, since + self.chance.randrange(int(self.days * 24 * HOUR))
+    def _id(self, task_id: str) -> Iterator[dict[str, Any]]:
+        chance, now = self.chance, START + self.chance.randrange(int(self.days * DAY))
         past: list[dict[str, Any]] = []
         for _ in range(chance.choice((1, 1, 1, 2, 3))):
             enqueued, filters = now, chance.choice(CLASSES)
@@ -61,46 +62,27 @@ class Histories:
                 began = now + chance.choice((0, 5, chance.randrange(HOUR), chance.randrange(9 * HOUR)))
                 now = began + chance.choice((0, 1, chance.randrange(HOUR // 4), chance.randrange(3 * HOUR)))
                 outcome = chance.choice(("failed", "rescued")) if number < attempts or state == "dead" else state
-                last = {
-                    "number": number,
-                    "consumer": chance.choice(CONSUMERS),
-                    "claimed": began,
-                    "ended": now,
-                    "outcome": outcome,
-                    "error": None if outcome == "finished" else f"error {number}",
-                }
+                last = {"number": number, "consumer": chance.choice(CONSUMERS), "claimed": began, "ended": now}
+                last |= {"outcome": outcome, "error": None if outcome == "finished" else f"error {number}"}
                 if outcome != "finished":
                     past.append(last)
-            yield self._row(task_id, state, attempts, filters, enqueued, now, last, past)
-            if last.get("outcome") == "finished":  # a later run of the id tells of it, with a time of its own
+            done = state == "finished"
+            yield {
+                "id": task_id,
+                "state": state,
+                "attempt": attempts,
+                "priority": 0,
+                "filters": filters,
+                "consumer": last["consumer"] if done else None,
+                "error": last["error"] if state == "dead" else None,
+                "enqueued": enqueued,
+                "claimed": last["claimed"] if done else None,
+                "ended": now,
+                "history": [dict(each) for each in past[-10:]],
+            }
+            if done:  # a later run of the id tells of it, with a time of its own
                 past.append(last | {"ended": last["ended"] + chance.choice((0, 3))})
             now += 1 + chance.randrange(HOUR)
-
-    def _row(
-        self,
-        task_id: str,
-        state: str,
-        attempt: int,
-        filters: dict[str, str],
-        enqueued: int,
-        ended: int,
-        last: dict[str, Any],
-        past: list[dict[str, Any]],
-    ) -> dict[str, Any]:
-        claimed = last["claimed"] if state == "finished" else None
-        return {
-            "id": task_id,
-            "state": state,
-            "attempt": attempt,
-            "priority": 0,
-            "filters": filters,
-            "consumer": last.get("consumer") if state == "finished" else None,
-            "error": last.get("error") if state == "dead" else None,
-            "enqueued": enqueued,
-            "claimed": claimed,
-            "ended": ended,
-            "history": [dict(each) for each in past[-10:]],
-        }
 
     def number(self, rows: list[dict[str, Any]], first: int) -> None:
         """Give rows their versions, in their order, from `first` on."""
@@ -113,23 +95,17 @@ def as_bronze(queue: str, row: dict[str, Any]) -> dict[str, Any]:
     times = {f"{name}_at": moment(row[name]) for name in ("enqueued", "claimed", "ended")}
     claimed = row["claimed"]
     history = [
-        {name: each[name] for name in ("number", "consumer", "outcome", "error")}
-        | {"claimed_at": moment(each["claimed"]), "ended_at": moment(each["ended"])}
-        for each in row["history"]
+        each | {"claimed_at": moment(each["claimed"]), "ended_at": moment(each["ended"])} for each in row["history"]
     ]
     return {
-        **{
-            name: row[name]
-            for name in ("id", "state", "attempt", "priority", "filters", "consumer", "error", "version")
-        },
+        **row,
+        **times,
         "queue": queue,
         "metadata": "{}",
         "data": b"payload",
-        "result": None,
-        **times,
         "wait_ms": None if claimed is None else claimed - row["enqueued"],
         "run_ms": None if claimed is None else row["ended"] - claimed,
-        "day": moment(row["ended"]).date(),
+        "day": times["ended_at"].date(),
         "history": history,
     }
 
@@ -142,8 +118,6 @@ def write_bronze(spark: SparkSession, home: Path, rows: list[dict[str, Any]], wa
     spelt_rows = [as_bronze(home.name, row) for row in rows]
     frame = spark.createDataFrame([tuple(row.get(name) for name in names) for row in spelt_rows], SCHEMA)
     parts = adopt([stage(home, "runs", frame.coalesce(1), manifest.watermark, watermark)])
-    from dataclasses import replace
-
     publish(home, replace(manifest, watermark=watermark, runs=(*manifest.runs, *parts)))
 
 

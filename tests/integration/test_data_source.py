@@ -8,7 +8,6 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -105,9 +104,24 @@ def test_the_page_on_spark_reads(load: Load, where: dict[str, str], tmp_path: Pa
     exec(compile(code, "docs/spark.md", "exec"), {})  # noqa: S102
 
 
-def read_secured(where: dict[str, str], folder: Path, master: str) -> dict[str, Any]:
-    """What a driver of its own finds that reads a queue with a password."""
-    hosts, root, password_file = *where.values(), folder / "password"
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local[1]",
+        pytest.param(
+            CLUSTER,
+            marks=[pytest.mark.full, pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="ZKMQ_SCALE=1")],
+        ),
+    ],
+)
+def test_credentials_come_from_where_the_code_runs_and_are_seen_nowhere(
+    master: str, where: dict[str, str], tmp_path: Path
+) -> None:
+    """From the environment, or by an Airflow connection; not in plans, the event log, command lines or output.
+
+    By a driver of its own, and executors that run the code out of the zip that is shipped to them.
+    """
+    hosts, root, password_file = *where.values(), tmp_path / "password"
     password_file.write_text(PASSWORD)
     with Zkmq.connect(hosts, root, auth=f"ann:{PASSWORD}", gc=False) as zk:
         zk.queue("q").enqueue_many([Message(b"x" * 10, task_id=f"t{n}") for n in range(40)])
@@ -116,40 +130,12 @@ def read_secured(where: dict[str, str], folder: Path, master: str) -> dict[str, 
     environment = {
         "ZKMQ_AUTH": f"ann:{PASSWORD}",
         "AIRFLOW_CONN_SECURED": json.dumps(connection | {"extra": {"root": root}}),
-        "AIRFLOW_HOME": str(folder / "airflow"),
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
     }
     process = program(
-        "reads", master, hosts, root, folder, password_file,
-        environment=environment, cwd=folder, stderr=subprocess.PIPE,
+        "reads", master, hosts, root, tmp_path, password_file,
+        environment=environment, cwd=tmp_path, stderr=subprocess.PIPE,
     )  # fmt: skip
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert PASSWORD not in output + errors
-    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return answer
-
-
-def check_secured(answer: dict[str, Any]) -> None:
-    assert answer["rows"] == [40, 40]
-    assert (answer["payloads"], answer["reported"]) == (400, 40)
-    assert answer["unknown"].startswith("AnalysisException: ")
-    assert "connection 'nowhere' is not known here" in answer["unknown"].splitlines()[0]
-    assert "option 'auth' is refused" in answer["refused"].splitlines()[0]
-    assert [code for code in answer["code"] if ".zip/" not in code] == [], "what was shipped is what runs"
-    assert answer["events"] > 0
-    assert (answer["in plans"], answer["in commands"], answer["in events"]) == (False, False, False)
-
-
-def test_credentials_come_from_where_the_code_runs_and_are_seen_nowhere(where: dict[str, str], tmp_path: Path) -> None:
-    """From the environment, or by an Airflow connection; not in plans, the event log, or command lines."""
-    check_secured(read_secured(where, tmp_path, "local[1]"))
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="takes minutes: set ZKMQ_SCALE=1")
-def test_executors_of_a_cluster_read_a_secured_queue(where: dict[str, str], tmp_path: Path) -> None:
-    """In processes of their own, with the code out of the zip that is shipped to them."""
-    answer = read_secured(where, tmp_path, CLUSTER)
-    check_secured(answer)
-    assert answer["executors"] == 2
-    assert answer["pids"] >= 2

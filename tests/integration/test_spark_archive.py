@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.embedded import fourletter
-from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Zkmq
+from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.spark.history.bronze import STEPS, ArchiveIncomplete, archive_queue
 from airflow_provider_zkmq.spark.history.manifest import exclusive, read_manifest
 from airflow_provider_zkmq.spark.history.reading import percentiles, read_history
@@ -53,114 +53,127 @@ def attempts(row: object) -> list[tuple[int, str, str | None]]:
     return [(each["number"], each["outcome"], each["error"]) for each in row["history"]]
 
 
-def milliseconds(moment: datetime) -> int:
-    return int(moment.replace(tzinfo=UTC).timestamp() * 1000)
+def day_of(task: Task) -> date:
+    return datetime.fromtimestamp(task.ended_ms / 1000, UTC).date()
 
 
-def test_rows_hold_the_whole_task_and_its_attempts(spark, where, q, tmp_path) -> None:
-    """One that failed twice, and was run anew before an archive came, tells of the deliveries of both runs."""
-    done = finish(q, 6)
-    q.enqueue_many([Message(b"x", task_id=name) for name in ("night-1", "night-2")], batch="night")
+NAMES = ("stays", "dropped", "redriven")
+
+
+def end_in_all_ways(queue: Queue) -> tuple[list[str], str, dict[str, Task]]:
+    """Six finished tasks, one cancelled, three that died, as they were then; some are in other places or run anew."""
+    done = finish(queue, 6)
+    queue.enqueue_many([Message(b"x", task_id=name) for name in ("night-1", "night-2")], batch="night")
     for _ in range(2):
-        q.claim(timeout=5).complete()
-    cancelled = q.enqueue("never", {"performance_class": "standard"}, priority=3)
-    q.cancel(cancelled)
-    q.enqueue(b"one", task_id="a")
+        queue.claim(timeout=5).complete()
+    cancelled = queue.enqueue("never", {"performance_class": "standard"}, priority=3)
+    queue.cancel(cancelled)
+    for name in NAMES:
+        queue.enqueue(f"data of {name}", {"performance_class": "low"}, task_id=name, metadata={"n": 1})
+        queue.claim(timeout=5).fail("once", backoff=0)
+        queue.claim(timeout=5).fail(f"no {name}", retry=False)
+    dead = {task.id: task for task in queue.tasks(state="dead")}
+    queue.drop("dropped")
+    queue.redrive("redriven", data=b"mended")
+    queue.claim(timeout=5).complete()
+    queue.enqueue(b"run 0", task_id="again")
     for error in ("first", "second"):
-        q.claim(timeout=5).fail(error, backoff=0)
-    q.claim(timeout=5).complete(b"r")
-    q.enqueue(b"two", task_id="a")
-    q.claim(timeout=5).complete()
+        queue.claim(timeout=5).fail(error, backoff=0)
+    queue.claim(timeout=5).complete(b"result 0")
+    queue.enqueue(b"run 1", task_id="again")
+    queue.claim(timeout=5).complete(b"result 1")
+    return done, cancelled, dead
+
+
+def test_rows_hold_each_run_as_it_ended_and_its_attempts(spark, where, q, tmp_path) -> None:
+    """Wherever its task is: dead at its death; dropped, redriven with other data, run anew before the archive came."""
+    q.configure(archive=True)
+    done, cancelled, dead = end_in_all_ways(q)
     report = archive_queue(where, "census", tmp_path, spark)
-    assert (report.archived, report.total) == (10, 10)
+    assert (report.archived, report.total) == (15, 15)
     history = read_history(spark, tmp_path)
     rows = {(row.id, bytes(row.data)): row for row in history.collect()}
-    first = done[0]
-    assert {name for name, _ in rows} == {*done, "night-1", "night-2", cancelled, "a"}
-    row, task = rows[first, b"data 0"], q.task(first)
+    assert len(rows) == 15
+    assert {name for name, _ in rows} == {*done, "night-1", "night-2", cancelled, *NAMES, "again"}
+
+    row, task = rows[done[0], b"data 0"], q.task(done[0])
     assert (row.queue, row.state, row.attempt, row.filters) == ("census", "finished", 1, {"performance_class": "low"})
     assert (bytes(row.result), json.loads(row.metadata), row.version) == (b"result of data 0", {"n": 0}, task.version)
     assert row.wait_ms == task.claimed_ms - task.enqueued_ms
     assert row.run_ms == task.ended_ms - task.claimed_ms
-    assert row.day == datetime.fromtimestamp(task.ended_ms / 1000, UTC).date()
+    assert row.day == day_of(task)
     row = rows[cancelled, b"never"]
     assert (row.state, row.claimed_at, row.priority) == ("cancelled", None, 3)
-    assert {name: rows[name, data].batch for name, data in rows} == {
-        **dict.fromkeys(("night-1", "night-2"), "night"), **dict.fromkeys((*done, cancelled, "a")),
-    }  # fmt: skip
+    assert {name for name, data in rows if rows[name, data].batch == "night"} == {"night-1", "night-2"}
+    assert {row.batch for row in rows.values()} == {"night", None}
+    for name, task in dead.items():
+        row = rows[name, f"data of {name}".encode()]
+        assert (row.state, row.version, row.error) == ("dead", task.version, f"no {name}")
+        assert (row.filters, json.loads(row.metadata)) == ({"performance_class": "low"}, {"n": 1})
+        assert [error for _, _, error in attempts(row)] == ["once", f"no {name}"]
+        assert (row.day, row.run_ms, row.result) == (day_of(task), None, None)
 
-    row, task = rows["a", b"two"], q.task("a")
+    assert bytes(rows["again", b"run 0"].result) == b"result 0"
+    row, task = rows["again", b"run 1"], q.task("again")
+    assert (row.attempt, bytes(row.result)) == (1, b"result 1")
     assert attempts(row) == [(1, "failed", "first"), (2, "failed", "second"), (3, "finished", None)]
     for stored, known in zip(row["history"], task.history, strict=True):
-        times = [milliseconds(stored[name]) for name in ("claimed_at", "ended_at")]
+        times = [int(stored[name].replace(tzinfo=UTC).timestamp() * 1000) for name in ("claimed_at", "ended_at")]
         assert (times, stored["consumer"]) == ([known.claimed, known.ended], known.consumer)
-    assert row["attempt"] == 1
 
-    table = percentiles(history.where("metadata != '{}'"), "performance_class").collect()
-    assert [(row["performance_class"], row["tasks"]) for row in table] == [("low", 3), ("standard", 3)]
+    table = percentiles(history.where("state = 'finished' and metadata != '{}'"), "performance_class").collect()
+    assert [(row["performance_class"], row["tasks"]) for row in table] == [("low", 4), ("standard", 3)]
     assert all(0 <= row["wait_p50"] <= row["wait_p90"] <= row["wait_p99"] for row in table)
     days = sorted({row.day for row in rows.values()})
-    assert read_history(spark, tmp_path, "census", since=days[0], until=days[-1]).count() == 10
+    assert read_history(spark, tmp_path, "census", since=days[0], until=days[-1]).count() == 15
     assert read_history(spark, tmp_path, "census", until=days[0].replace(year=2000)).count() == 0
 
+    assert q.clear() == 12
+    assert archive_queue(where, "census", tmp_path, spark).archived == 0
+    q.collect_garbage(lifetime=0)
+    assert q.departed_between(0, q.zxid()) == []
+    assert history.count() == 15
 
-def test_clean_up_deletes_only_what_is_archived(spark, where, q, tmp_path) -> None:
-    """From the moment on at which a run begins, before it touches its folder, which another run holds at first."""
-    old = finish(q, 2)
+
+def test_clean_up_deletes_only_what_is_archived_and_a_run_costs_by_what_is_new(spark, where, q, tmp_path) -> None:
+    """From the moment on at which a run begins, before it touches its folder, which another run holds at first.
+
+    Counted by the server: with 1 500 archived before, a run with 40 new tasks asks for about as much as those.
+    """
+    old = ended_tasks(q, 1_500)
     with exclusive(tmp_path / "census"), pytest.raises(ConfigError, match="in use"):
         archive_queue(where, "census", tmp_path, spark)
     assert q.conf().archive
-    eventually(lambda: q.collect_garbage(lifetime=0).kept_unarchived == 2)
+    eventually(lambda: q.collect_garbage(lifetime=0).kept_unarchived == 1_500)
     first = archive_queue(Options.of(where), "census", tmp_path, spark)
-    assert (first.archived, first.total) == (2, 2)
-    new = finish(q, 3)
-    collected = q.collect_garbage(lifetime=0)
-    assert (collected.collected, collected.kept_unarchived) == (2, 3)
-    assert sorted(q.ids()) == sorted(new)
-    assert archived(spark, tmp_path) == sorted(old)
+    assert (first.archived, first.total) == (1_500, 1_500)
+    new = finish(q, 40)
+    before = received(where["hosts"])
     second = archive_queue(partial(Zkmq.connect, **where, gc=False), "census", tmp_path, spark)
-    assert (second.archived, second.total) == (3, 5)
+    few = received(where["hosts"]) - before
+    assert few <= 120
+    assert (second.archived, second.total) == (40, 1_540)
     assert second.watermark > first.watermark
-    none = archive_queue(where, "census", tmp_path, spark)
-    assert (none.archived, none.total, none.path) == (0, 5, None)
-    assert watermark(q) == none.watermark
+    newest = finish(q, 3)
+    collected = q.collect_garbage(lifetime=0)
+    assert (collected.collected, collected.kept_unarchived) == (1_540, 3)
+    assert sorted(q.ids()) == sorted(newest)
     assert archived(spark, tmp_path) == sorted(old + new)
+    archive_queue(where, "census", tmp_path, spark)
+    before = received(where["hosts"])
+    none = archive_queue(where, "census", tmp_path, spark)
+    assert received(where["hosts"]) - before <= few
+    assert (none.archived, none.total, none.path) == (0, 1_543, None)
+    assert watermark(q) == none.watermark
+    assert archived(spark, tmp_path) == sorted(old + new + newest)
     assert q.collect_garbage(lifetime=0).collected == 3
     assert q.ids() == []
 
 
-@pytest.mark.full
-def test_each_run_is_archived_once_when_it_ended_and_wherever_its_task_is(spark, where, q, tmp_path) -> None:
-    """Dead at its death; dropped, cleared, redriven with other data, run anew before the archive came: as it ended."""
-    q.configure(archive=True)
-    names = ("stays", "dropped", "redriven", "cleared")
-    for name in names:
-        q.enqueue(f"data of {name}", {"performance_class": "low"}, task_id=name, metadata={"n": 1})
-        q.claim(timeout=5).fail("once", backoff=0)
-        q.claim(timeout=5).fail(f"no {name}", retry=False)
-    before = {task.id: task for task in q.tasks(state="dead")}
-    for number in range(3):
-        q.enqueue(f"run {number}", task_id="again")
-        q.claim(timeout=5).complete(b"result %d" % number)
-    q.drop("dropped")
-    q.redrive("redriven", data=b"mended")
-    q.claim(timeout=5).complete()
-    assert archive_queue(where, "census", tmp_path, spark).archived == 4 + 3 + 1
-    rows = {(row.id, row.version): row for row in read_history(spark, tmp_path, "census").collect()}
-    for name in names:
-        row, task = rows[name, before[name].version], before[name]
-        assert (row.state, bytes(row.data), row.error) == ("dead", task.data, f"no {name}")
-        assert (row.filters, json.loads(row.metadata)) == ({"performance_class": "low"}, {"n": 1})
-        assert [error for _, _, error in attempts(row)] == ["once", f"no {name}"]
-        day = datetime.fromtimestamp(task.ended_ms / 1000, UTC).date()
-        assert (row.day, row.run_ms, row.result) == (day, None, None)
-    runs = sorted((bytes(row.data), bytes(row.result)) for row in rows.values() if row.id == "again")
-    assert runs == [(b"run %d" % n, b"result %d" % n) for n in range(3)]
-    assert q.clear() == 4
-    assert archive_queue(where, "census", tmp_path, spark).archived == 0
-    q.collect_garbage(lifetime=0)
-    assert q.departed_between(0, q.zxid()) == []
-    assert read_history(spark, tmp_path, "census").count() == 8
+def received(hosts: str) -> int:
+    """How many packets the server has received."""
+    host, _, port = hosts.split(",", maxsplit=1)[0].partition(":")
+    return int(fourletter.mntr(host, int(port))["zk_packets_received"])
 
 
 @pytest.mark.full
@@ -195,27 +208,6 @@ def test_the_archive_of_an_older_version_goes_on(spark, where, q, tmp_path) -> N
     assert archive_queue(where, "census", tmp_path, spark).archived == 0
     q.drop("stands")
     assert archive_queue(where, "census", tmp_path, spark).archived == 0
-
-
-@pytest.mark.full
-def test_a_run_costs_by_what_has_ended_since_the_last_one(spark, where, q, tmp_path) -> None:
-    """Counted by the server: with 1 500 archived before, a run with 40 new tasks asks for about as much as those."""
-    ended_tasks(q, 1_500)
-    archive_queue(where, "census", tmp_path, spark)
-    finish(q, 40)
-    before = received(where["hosts"])
-    assert archive_queue(where, "census", tmp_path, spark).archived == 40
-    few = received(where["hosts"]) - before
-    assert few <= 120
-    before = received(where["hosts"])
-    assert archive_queue(where, "census", tmp_path, spark).archived == 0
-    assert received(where["hosts"]) - before <= few
-
-
-def received(hosts: str) -> int:
-    """How many packets the server has received."""
-    host, _, port = hosts.split(",", maxsplit=1)[0].partition(":")
-    return int(fourletter.mntr(host, int(port))["zk_packets_received"])
 
 
 @pytest.mark.full

@@ -9,9 +9,8 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -152,21 +151,14 @@ class Tables:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rand.choice(found), signal.SIGKILL)
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         """Nothing of it is left."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
-
-
-@contextlib.contextmanager
-def ending(driver: list[Tables]) -> Iterator[list[Tables]]:
-    """A place for a driver, which ends with the block."""
-    try:
-        yield driver
-    finally:
-        for each in driver:
-            each.end()
 
 
 def produce(queue: Queue, count: int, number: int) -> None:
@@ -194,25 +186,26 @@ def endure(
     """
     rand, ended = random.Random(), set()
     steps = 8 if what == "archive" else 24
-    with ending([]) as driver:
+    with contextlib.ExitStack() as stack:
+        driver = None
         for number, victim in enumerate(victims):
             produce(queue, count, number)
             ended |= ended_runs(queue)
-            if not driver:
-                driver.append(Tables(what, where, directory, master))
-            driver[0].begin()
+            driver = driver or stack.enter_context(Tables(what, where, directory, master))
+            driver.begin()
             after, pause = rand.randrange(steps), rand.uniform(0, 1)
             sys.stdout.write(f"{victim} is killed {pause:.2f} s after step {after}\n")
             told = "step"
             while after and told.startswith("step"):
-                told, after = driver[0].hear(), after - 1
+                told, after = driver.hear(), after - 1
             threading.Event().wait(pause)  # whatever it is doing by then
-            driver[0].kill(victim, rand)
+            driver.kill(victim, rand)
             if victim != DRIVER:
-                told = driver[0].outcome() if told.startswith("step") else told
+                told = driver.outcome() if told.startswith("step") else told
                 assert victim != NOBODY or told.startswith("{"), told
             if victim == DRIVER or not told:
-                driver.pop().end()
+                stack.close()
+                driver = None
             held = read_manifest(directory / "census")
             queue.collect_garbage(lifetime=0)
             assert ended_runs(queue) >= {each for each in ended if each[1] > held.watermark}
@@ -255,7 +248,7 @@ def test_what_is_killed_in_a_run_loses_and_doubles_nothing(
 def test_a_hundred_thousand_tasks_reach_gold_in_two_gigabytes(spark, where, q, tmp_path) -> None:
     """Every stage counts the same, the driver has less than one of them; a next run is counted by its hundred tasks."""
     count, first = int(os.environ.get("ZKMQ_TASKS", "100000")), 0
-    with ending([Tables("pipeline", where, tmp_path, "local[2]")]) as (driver,):
+    with Tables("pipeline", where, tmp_path, "local[2]") as driver:
         for expected in (count, 100):
             ended_tasks(q, expected, first=first)
             first += expected

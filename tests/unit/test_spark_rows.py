@@ -6,6 +6,7 @@ import pickle
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -180,55 +181,41 @@ def test_ids_of_a_key_are_the_same_everywhere_and_differ_by_type() -> None:
     assert hashed([Decimal("1" * 30 + ".10")]) == hashed([Decimal("1" * 30 + ".1")])
 
 
-class Fake:
-    """A queue that keeps what it is given, and its client."""
-
-    def __init__(self) -> None:
-        self.errors: list[Exception] = []
-        self.calls: list[int] = []
-        self.ids: set[str] = set()
-
-    def queue(self, _name: str) -> Fake:
-        return self
-
-    def conf(self) -> None:
-        """It is there."""
-
-    def enqueue_new(self, messages: list[Message], **_options: object) -> NewTasks:
-        self.calls.append(len(messages))
-        if self.errors:
-            raise self.errors.pop(0)
-        ids = [str(message.task_id) for message in messages]
-        new = tuple(each for each in ids if each not in self.ids)
-        self.ids.update(ids)
-        return NewTasks(new, tuple(each for each in ids if each not in new))
-
-
-def test_rows_go_in_pieces_and_each_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_go_in_pieces_and_each_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows with the same id are one task; the report counts each row, as written or as there already.
 
     A piece whose outcome is not known is tried again by the same client, which finds out what became of it, three times
     at the most. What the engine refuses is told by row and column, also after rows with the same id.
     """
+    options = Options.of({"hosts": f"textqueue://{tmp_path}"})
+    queue, calls, errors = loading.cached(options).queue("q"), [], []
+    queue.configure()
+    monkeypatch.setattr(loading, "cached", lambda _options: SimpleNamespace(queue=lambda _name: fake))
+
+    def enqueue_new(messages: list[Message], **more: Any) -> NewTasks:
+        calls.append(len(messages))
+        if errors:
+            raise errors.pop(0)
+        return queue.enqueue_new(messages, **more)
 
     def load(*ids: object) -> PartitionReport:
         batch = pa.RecordBatch.from_pylist([{"id": each, "data": "x"} for each in ids])
-        return Target(Options.of({}), "q", mapped(BASE)).load(iter([batch]))
+        return Target(options, "q", mapped(BASE)).load(iter([batch]))
 
-    fake = Fake()
-    monkeypatch.setattr(loading, "cached", lambda _options: fake)
+    fake = SimpleNamespace(conf=queue.conf, enqueue_new=enqueue_new)
     ids = [f"t{n}" for n in range(PIECE_ROWS + 10)]
     assert load(*ids, "t0", ids[-1]) == PartitionReport(0, 0, len(ids) + 2, len(ids), 2)
-    assert fake.calls == [PIECE_ROWS, 11]
+    assert calls == [PIECE_ROWS, 11]
 
-    fake.calls, fake.errors = [], [OutcomeUnknown("?"), Unavailable("?")]
+    calls.clear()
+    errors += [OutcomeUnknown("?"), Unavailable("?")]
     assert load("a").written == 1
-    fake.errors = [Unavailable("?")] * 3
+    errors += [Unavailable("?")] * 3
     with pytest.raises(Unavailable):
         load("b")
-    assert fake.calls == [1] * 6
+    assert calls == [1] * 6
 
-    fake.errors = [BadMessage("priority 99999 is not allowed", position=1, part="task_id")]
+    errors.append(BadMessage("priority 99999 is not allowed", position=1, part="task_id"))
     with pytest.raises(SourceError, match=r"row 2 of partition 0 \(id 'b'\), column 'id': priority 99999 is not"):
         load("a", "a", "b")
 
