@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from airflow_provider_zkmq.commands.definition import get_zkmq_cli_commands
 from airflow_provider_zkmq.commands.zkmq import _VARIABLES, run, run_words
 from airflow_provider_zkmq.engine import Zkmq
 from tests.airflow.conftest import define
@@ -101,3 +102,4 @@ def test_help_and_what_connects_to_nothing_need_no_connection(capsys):
         assert run_words("no_such_conn", words) == 0
         assert "zkmq" in capsys.readouterr().out
     assert run_words("no_such_conn", ["--version"]) == 0
+    assert [command.name for command in get_zkmq_cli_commands()] == ["zkmq"]

@@ -6,8 +6,12 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import shutil
+from pathlib import Path
 
 import pytest
+from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, Asset, AssetWatcher
 from airflow.serialization.serialized_objects import BaseSerialization, DagSerialization
 from airflow.triggers.base import BaseEventTrigger
@@ -17,6 +21,7 @@ from airflow_provider_zkmq.engine import (
     ConfigError,
     Integer,
     QueueNotFound,
+    RetryPolicy,
     SessionLost,
     String,
     Unavailable,
@@ -351,3 +356,33 @@ def test_arguments_survive_airflows_serialisation():
     with DAG("d", schedule=Asset("a", watchers=[AssetWatcher(name="w", trigger=made)])) as dag:
         pass
     assert path in json.dumps(DagSerialization.to_dict(dag)), "a DAG that is scheduled on it has it, to be made again"
+
+
+EXAMPLE = Path(__file__).parents[2] / "example_dags" / "zkmq_events.py"
+
+
+@pytest.mark.filterwarnings("ignore")  # Airflow's standard provider warns of its core
+def test_the_example_takes_what_is_there(queue, monkeypatch):
+    """The DAG processor finds a DAG that is scheduled on what our trigger watches, with one run at a time.
+
+    Each task is settled by its own outcome; a run that finds nothing, since another one took it, is a success.
+    """
+    monkeypatch.setenv("ZKMQ_EVENTS_QUEUE", "jobs")
+    folder = Path(os.environ["AIRFLOW_HOME"]) / "dags"
+    folder.mkdir(exist_ok=True)
+    found = DagBag(shutil.copy(EXAMPLE, folder))
+    assert not found.import_errors
+    example = found.dags["zkmq_events"]
+    (watcher,) = example.timetable.asset_condition.watchers
+    assert example.max_active_runs == 1
+    assert watcher.trigger.serialize() == ZkmqEventTrigger(zkmq_queue="jobs", refire=60).serialize()
+    queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))
+    for number in range(3):
+        queue.enqueue(f"order {number}", task_id=f"good-{number}")
+    queue.enqueue("", task_id="bad")
+    handle = example.get_task("handle").python_callable
+    assert handle() == {"done": 3, "failed": 1}
+    assert [queue.task(f"good-{number}").result for number in range(3)] == [b"ORDER 0", b"ORDER 1", b"ORDER 2"]
+    bad = queue.task("bad")
+    assert (bad.state, bad.attempt, bad.error) == ("inserted", 1, "ValueError: an empty order")
+    assert handle() == {"done": 0, "failed": 0}

@@ -11,31 +11,37 @@ from airflow.triggers.callback import CallbackTrigger
 
 from airflow_provider_zkmq.engine import ConfigError, Message, QueueNotFound, Zkmq
 from airflow_provider_zkmq.notifications.zkmq import ZkmqDeadLetterNotifier
-from tests.airflow.conftest import kill
+from tests.airflow.conftest import fire, kill
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def dead(queue, number):
+def dead(queue, number, error="no customer\nnumber"):
     """Dead letters with payloads that nobody is to see; their ids in order."""
     queue.enqueue_many([Message("marker-payload") for _ in range(number)])
-    return sorted(kill(queue, f"no customer\nnumber {each}") for each in range(number))
+    return sorted(kill(queue, f"{error} {each}") for each in range(number))
 
 
-def test_it_tells_counts_reasons_and_what_to_type_next(queue):
-    """The first few by their ids, each in a line, how many more there are, and the commands; no payload."""
+def test_it_tells_counts_reasons_and_what_to_type_next(queue, monkeypatch):
+    """The first few by their ids, each in a line, how many more there are, and the commands; no payload.
+
+    How many are told of is Airflow's to configure, where the notifier is not told.
+    """
     first, second, _ = dead(queue, 3)
     queue.enqueue("pending")
     told = []
     ZkmqDeadLetterNotifier(send=told.append, most=2)({"run_id": "r"})
-    (text,) = told
-    head, one, two, more, following = text.splitlines()
+    head, one, two, more, following = told[0].splitlines()
     assert head == "Queue jobs: 3 dead letter(s); 1 pending, 0 claimed, 0 finished."
     assert one.startswith(f"  {first}, after 1 attempt(s): no customer number ")
     assert two.startswith(f"  {second}, ")
     assert more == "  and 1 more"
     assert "zkmq redrive jobs ID" in following
-    assert "marker-payload" not in text
+    assert "marker-payload" not in told[0]
+    monkeypatch.setenv("AIRFLOW__ZKMQ__DEAD_LETTERS_SHOWN", "1")
+    ZkmqDeadLetterNotifier(send=told.append)({})
+    assert len(told) == 2
+    assert "and 2 more" in told[1]
 
 
 def test_the_log_is_told_where_nobody_else_is(queue, capsys, caplog):
@@ -62,29 +68,18 @@ class Kept(BaseNotifier):
         self.sent.append(self.text)
 
 
-def test_another_notifier_is_given_the_message(queue):
-    """In its own templates, beside the context; the message itself is a template of the user's."""
-    dead(queue, 1)
-    notifier = ZkmqDeadLetterNotifier(send=Kept(), message="{{ zkmq.dead }} in {{ zkmq.queue }}, run {{ run_id }}")
-    notifier({"run_id": "r", "dag_name": "d"})
-    assert Kept.sent == ["d: 1 in jobs, run r"]
-    with pytest.raises(ConfigError, match="send must be"):
-        ZkmqDeadLetterNotifier(send=5)
-
-
-def test_each_message_is_told_anew_and_none_is_a_template(queue, monkeypatch):
-    """Of a notifier that is called again, as by two callbacks in one process; braces in an error are only text."""
+def test_another_notifier_is_given_each_message_anew(queue, monkeypatch):
+    """In its own templates, beside the context; the message is a template of the user's, braces in an error are not."""
     monkeypatch.setattr(Kept, "sent", [])
-    queue.enqueue("x")
-    kill(queue, "{{ secret }} no customer")
-    notifier = ZkmqDeadLetterNotifier(send=Kept(), message="{{ zkmq.dead }}: {{ zkmq.tasks[0].reason }}")
-    notifier({"dag_name": "d", "secret": "hidden"})
-    queue.enqueue("x")
-    kill(queue, "another")
-    notifier({"dag_name": "e", "secret": "hidden"})
+    dead(queue, 1, "{{ secret }} no customer")
+    message = "{{ zkmq.dead }} in {{ zkmq.queue }}, run {{ run_id }}: {{ zkmq.tasks[0].reason }}"
+    notifier = ZkmqDeadLetterNotifier(send=Kept(), message=message)
+    notifier({"run_id": "r", "dag_name": "d", "secret": "hidden"})
+    dead(queue, 1, "another")
+    notifier({"run_id": "s", "dag_name": "e", "secret": "hidden"})
     first, second = Kept.sent
-    assert first == "d: 1: {{ secret }} no customer"
-    assert second.startswith("e: 2: ")
+    assert first == "d: 1 in jobs, run r: {{ secret }} no customer 0"
+    assert second.startswith("e: 2 in jobs, run s: ")
     assert "hidden" not in second
 
 
@@ -107,14 +102,18 @@ async def test_it_tells_of_a_missed_deadline_in_the_triggerer(queue, caplog, cap
     arguments = {"zkmq_queue": "{{ dag_run.queue }}", "message": "{{ zkmq.dead }} in {{ zkmq.queue }}"}
     made = AsyncCallback(ZkmqDeadLetterNotifier, kwargs=arguments)
     context = {"dag_run": {"queue": "jobs"}}
-    trigger = CallbackTrigger(made.path, {**made.kwargs, "context": context})
-    events = [event.payload async for event in trigger.run()]
+    events = await fire(CallbackTrigger(made.path, {**made.kwargs, "context": context}))
     assert [str(event["state"]) for event in events] == ["running", "success"]
     assert "1 in jobs" in caplog.text + capsys.readouterr().out
 
 
-async def test_awaited_twice_it_tells_of_the_queue_of_its_context_and_fails_as_a_call_does(queue):
-    """Its templates stay templates, and whatever goes wrong is raised."""
+async def test_what_goes_wrong_is_said(queue):
+    """As a callback, as in a task and as it is awaited; no queue comes of a mistyped name, and templates stay such."""
+    notifier = ZkmqDeadLetterNotifier(zkmq_queue="jobz")
+    for call in (notifier, notifier.notify):
+        with pytest.raises(QueueNotFound):
+            await asyncio.to_thread(call, {})
+    assert queue.exists()
     await asyncio.to_thread(dead, queue, 1)
     told = []
     notifier = ZkmqDeadLetterNotifier(zkmq_queue="{{ which }}", send=told.append, context={"which": "jobs"})
@@ -125,35 +124,16 @@ async def test_awaited_twice_it_tells_of_the_queue_of_its_context_and_fails_as_a
     assert len(told) == 1
 
 
-def test_what_goes_wrong_is_said(queue):
-    """As a callback as in a task; Airflow logs what its callbacks raise, and no queue comes of a mistyped name."""
-    notifier = ZkmqDeadLetterNotifier(zkmq_queue="jobz")
-    for call in (notifier, notifier.notify):
-        with pytest.raises(QueueNotFound):
-            call({})
-    assert queue.exists()
-
-
-def test_how_many_are_told_of_is_airflows_to_configure(queue, monkeypatch):
-    """The option of the section ``[zkmq]``, where the notifier is not told."""
-    dead(queue, 2)
-    told = []
-    monkeypatch.setenv("AIRFLOW__ZKMQ__DEAD_LETTERS_SHOWN", "1")
-    ZkmqDeadLetterNotifier(send=told.append)({})
-    assert "and 1 more" in told[0]
-
-
-@pytest.mark.parametrize("value", ["five", "-1", "1.5", ""])
-def test_an_option_that_is_no_number_is_named(queue, monkeypatch, value):
-    """With its section, and what would be one."""
+def test_wrong_arguments_and_options_are_named(queue, monkeypatch, subtests):
+    """Where the DAG is parsed by their names; an option with its section, and what would be a number."""
+    with pytest.raises(ConfigError, match="send must be"):
+        ZkmqDeadLetterNotifier(send=5)
+    for most in (-1, True, 1.5, "some"):
+        with subtests.test(most=most), pytest.raises(ConfigError, match="most = "):
+            ZkmqDeadLetterNotifier(most=most)
     dead(queue, 1)
-    monkeypatch.setenv("AIRFLOW__ZKMQ__DEAD_LETTERS_SHOWN", value)
-    with pytest.raises(ConfigError, match=r"\[zkmq\] dead_letters_shown = .* a whole number, 0 or more"):
-        ZkmqDeadLetterNotifier().notify({})
-
-
-@pytest.mark.parametrize("most", [-1, True, 1.5, "some"])
-def test_a_number_that_is_none_is_refused_where_the_dag_is_parsed(most):
-    """By its name."""
-    with pytest.raises(ConfigError, match="most = "):
-        ZkmqDeadLetterNotifier(most=most)
+    wrong = r"\[zkmq\] dead_letters_shown = .* a whole number, 0 or more"
+    for value in ("five", "-1", "1.5", ""):
+        monkeypatch.setenv("AIRFLOW__ZKMQ__DEAD_LETTERS_SHOWN", value)
+        with subtests.test(option=value), pytest.raises(ConfigError, match=wrong):
+            ZkmqDeadLetterNotifier().notify({})

@@ -60,18 +60,27 @@ def test_an_enqueue_makes_an_overdue_clean_up(queue, context):
     eventually(gone)
 
 
+RUN_ID = "manual__2026-01-02T03:04:05.678901+00:00"
+
+
 def test_templates_and_mapping(queue, context):
-    """Fields are templates, and each value of a dynamic mapping is a task of its own."""
+    """Fields are templates; each value of a dynamic mapping is a task, or a batch named with its map index."""
     with DAG("d", schedule=None):
-        mapped = ZkmqEnqueueOperator.partial(task_id="m", zkmq_queue="jobs").expand(data=["a", "b"])
         operator = enqueuing(data="{{ word }}", zkmq_task_id="id-{{ word }}")
+        mapped = ZkmqEnqueueOperator.partial(task_id="m", zkmq_queue="jobs").expand(data=["a", "b"])
+        batches = ZkmqEnqueueOperator.partial(task_id="b", batch="{{ run_id }}.{{ ti.map_index }}")
+        batches = batches.expand(messages=[["a", "b"], ["c"]])
     operator.render_template_fields({"word": "hello"})
-    assert operator.execute(context) == "id-hello"
-    ids = [
-        mapped.unmap({"data": data, "task_id": "m", "zkmq_queue": "jobs"}).execute(instance(map_index=at))
-        for at, data in enumerate(["a", "b"])
-    ]
-    assert [queue.task(task_id).data for task_id in ["id-hello", *ids]] == [b"hello", b"a", b"b"]
+    ids, names = [operator.execute(context)], []
+    for at, (data, messages) in enumerate((("a", ["a", "b"]), ("b", ["c"]))):
+        ids.append(mapped.unmap({"data": data, "task_id": "m", "zkmq_queue": "jobs"}).execute(instance(map_index=at)))
+        one = batches.unmap({"messages": messages, "task_id": "b", "batch": batches.partial_kwargs["batch"]})
+        one.render_template_fields({"run_id": RUN_ID, **instance(map_index=at)})
+        names.append(one.execute(instance(map_index=at)))
+    assert ids[0] == "id-hello"
+    assert [queue.task(task_id).data for task_id in ids] == [b"hello", b"a", b"b"]
+    assert names == [f"{RUN_ID}.0", f"{RUN_ID}.1"]
+    assert [queue.batch(name).total for name in names] == [2, 1]
 
 
 def test_contradictions_are_found_when_the_dag_is_parsed(subtests):
@@ -134,7 +143,7 @@ def test_an_error_shows_no_payload(queue, context, subtests):
 
 
 def test_what_a_message_asks_for(queue, context, monkeypatch):
-    """Lock and policy of a mapping arrive in the task, spelled as values or as the texts that templates make."""
+    """Lock, policy and update of a mapping arrive in the task, as values or as the texts that templates make."""
     made, real = [], enqueue_new.prepare_new
 
     def prepared(context, conf, position, message, batch):
@@ -143,26 +152,17 @@ def test_what_a_message_asks_for(queue, context, monkeypatch):
 
     monkeypatch.setattr(enqueue_new, "prepare_new", prepared)
     plain = {"data": "a", "priority": 1, "lock": 30, "policy": {"attempts": 2}}
-    enqueuing(messages=[plain, {"data": "b", "lock": "7", "requeue": "False"}]).execute(context)
+    changed = {"data": "new", "task_id": queue.enqueue("old", priority=-1), "update": "true"}
+    enqueuing(messages=[plain, {"data": "b", "lock": "7", "requeue": "False"}, changed]).execute(context)
     assert [(m.lock, m.policy, m.update, m.requeue) for m in made] == [
         (30, RetryPolicy(attempts=2), False, False),
         (7.0, None, False, False),
     ]
+    assert queue.task(changed["task_id"]).data == b"new"
     for _ in range(2):
         claim = queue.claim()
         claim.fail("again", backoff=0)
     assert queue.task(claim.task.id).state == "dead"
-
-
-def test_update_and_requeue(queue, context):
-    """A message with update replaces what is still queued; one with requeue runs once more after the run under way."""
-    queue.enqueue("old", task_id="mine")
-    enqueuing(messages=[{"data": "new", "task_id": "mine", "update": "true"}]).execute(context)
-    claim = queue.claim()
-    assert claim.task.data == b"new"
-    enqueuing(messages=[{"data": "more", "task_id": "mine", "requeue": True}]).execute(context)
-    claim.complete()
-    assert queue.claim(timeout=20).task.data == b"more"
 
 
 MOMENT = pendulum.datetime(2096, 11, 22, 10, 31, 5)
@@ -205,9 +205,6 @@ def test_a_message_s_own_time_comes_before_the_operator_s(queue, context):
     assert queue.task("then").due_at == MOMENT
 
 
-RUN_ID = "manual__2026-01-02T03:04:05.678901+00:00"
-
-
 def test_batch(queue, context):
     """The messages are one batch of the rendered name, the XCom; what follows comes when the last has ended."""
     with DAG("d", schedule=None):
@@ -227,23 +224,6 @@ def test_batch(queue, context):
     assert following.data.decode() == f"sum of {RUN_ID}"
     assert following.metadata["k"] == RUN_ID
     assert following.metadata["airflow"]["run_id"] == "r"
-
-
-def test_mapped_batches(queue, context):
-    """Each instance of a mapped operator writes the batch whose name holds its map index."""
-    messages = [["a", "b"], ["c"]]
-    with DAG("d", schedule=None):
-        mapped = ZkmqEnqueueOperator.partial(task_id="m", batch="{{ run_id }}.{{ ti.map_index }}").expand(
-            messages=messages
-        )
-    names = []
-    for at, given in enumerate(messages):
-        operator = mapped.unmap({"messages": given, "task_id": "m", "batch": mapped.partial_kwargs["batch"]})
-        context["ti"].map_index = at
-        operator.render_template_fields({"run_id": RUN_ID, **context})
-        names.append(operator.execute(context))
-    assert names == [f"{RUN_ID}.0", f"{RUN_ID}.1"]
-    assert [queue.batch(name).total for name in names] == [2, 1]
 
 
 def test_it_waits_on_the_worker(queue, context):

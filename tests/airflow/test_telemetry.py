@@ -12,11 +12,8 @@ from airflow_provider_zkmq.decorators import consuming
 from airflow_provider_zkmq.decorators.zkmq import zkmq_task
 from airflow_provider_zkmq.engine import Message, RetryPolicy
 from airflow_provider_zkmq.hooks import settings, telemetry
-from tests.airflow.conftest import finish, kill
-from tests.airflow.test_claiming_events import shared
+from tests.airflow.conftest import kill
 from tests.airflow.test_events import watching_with
-
-__all__ = ["shared"]
 
 
 class Backend:
@@ -46,40 +43,30 @@ JOBS = {"queue": "jobs"}
 
 
 def test_counters_and_times_have_their_names_and_tags(queue, told):
-    """Enqueued, claimed, settled, dead; wait and run in milliseconds; each with its queue."""
+    """Enqueued, claimed, settled, dead; wait and run in milliseconds; each with its queue. None is not sent."""
     telemetry.count_enqueued("jobs", 3)
+    telemetry.count_enqueued("jobs", 0)
     queue.enqueue("x")
     claim = queue.claim(timeout=20)
     telemetry.count_claimed("jobs", [claim.task])
     claim.complete()
     telemetry.count_settled("jobs", "completed", run_ms=12)
     telemetry.count_dead("jobs", 2)
-    waited = claim.task.claimed_ms - claim.task.enqueued_ms
+    waited = ("zkmq.wait_time", claim.task.claimed_ms - claim.task.enqueued_ms, JOBS)
     assert told == [
         ("zkmq.enqueued", 3, JOBS),
         ("zkmq.claimed", 1, JOBS),
-        ("zkmq.wait_time", waited, JOBS),
+        waited,
         ("zkmq.settled", 1, {"queue": "jobs", "outcome": "completed"}),
         ("zkmq.run_time", 12, JOBS),
         ("zkmq.dead", 2, JOBS),
     ]
-
-
-def test_what_others_handled_is_told_when_it_has_ended(queue, told):
-    """A wait and a run for what was claimed and finished, how many are dead, and nothing of what was never claimed."""
-    done = queue.enqueue("x")
-    assert finish(queue) == done
-    task = queue.task(done)
-    dead = queue.enqueue("y")
+    told.clear()
+    task, never, dead = queue.task(claim.task.id), queue.enqueue("never"), queue.enqueue("y", priority=1)
     kill(queue, "no")
-    never = queue.enqueue("never")
     queue.cancel(never)
     telemetry.tell_ended("jobs", [task, queue.task(never)])
-    times = [
-        ("zkmq.wait_time", task.claimed_ms - task.enqueued_ms, JOBS),
-        ("zkmq.run_time", task.ended_ms - task.claimed_ms, JOBS),
-    ]
-    assert told == times
+    assert told == [waited, ("zkmq.run_time", task.ended_ms - task.claimed_ms, JOBS)], "and nothing of one unclaimed"
     telemetry.tell_ended("jobs", [queue.task(dead)])
     assert told[-1] == ("zkmq.dead", 1, JOBS)
 
@@ -111,8 +98,7 @@ async def test_what_a_trigger_claims_is_counted(queue, told, shared):
 
 
 def test_they_can_be_switched_off(told, monkeypatch):
-    """By the section ``[zkmq]``; and a count of none is not sent."""
-    telemetry.count_enqueued("jobs", 0)
+    """By the section ``[zkmq]``."""
     monkeypatch.setenv("AIRFLOW__ZKMQ__STATS", "False")
     telemetry.count_enqueued("jobs", 1)
     telemetry.count_settled("jobs", "failed", run_ms=1)
