@@ -166,7 +166,7 @@ def locked(path: Path) -> Iterator[None]:
 
 def test_each_call_ends_though_the_file_is_locked(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """One with a time of its own in that, others after a limit; the error names file and limit, nothing is written."""
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 600)
+    monkeypatch.setattr(waiting, "LOCK_SECONDS", 60)
     q.enqueue("x", task_id="a")
     before = q.path.read_bytes()
     for call in (

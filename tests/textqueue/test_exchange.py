@@ -45,18 +45,15 @@ def by_ours(path: Path) -> list[tuple[str, str, tuple[str, ...]]]:
         return [(str(it.status), it.text, it.variables) for it in queue.messages("all")]
 
 
-def test_both_read_the_same(tmp_path: Path) -> None:
-    """Comments, statuses, continuations, padding, blank lines, variables and a last line without its newline."""
-    path = tmp_path / "a.tq"
-    path.write_bytes(FILE)
-    assert by_ours(path) == by_theirs(path)
-
-
 def test_they_see_our_edits_and_we_see_theirs(tmp_path: Path) -> None:
-    """Marks and variables written by one are read by the other, and the files are the same bytes."""
+    """Both read the same: comments, statuses, continuations, padding, blank lines, variables, a last line unended.
+
+    Marks and variables written by one are read by the other, and the files are the same bytes.
+    """
     ours, others = tmp_path / "ours.tq", tmp_path / "others.tq"
     for path in (ours, others):
         path.write_bytes(FILE)
+        assert by_ours(path) == by_theirs(path)
     with TextQueue.open(ours) as queue:
         one, _, two, last = queue.messages()
         one.mark_processed()
