@@ -44,9 +44,8 @@ def is_multi(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request on its way to the server; ``number`` counts all requests that the door has seen."""
+    """One request on its way to the server."""
 
-    number: int
     xid: int
     kind: str
     body: bytes = field(repr=False)
@@ -167,7 +166,6 @@ class Faulty:
         host, _, port = server.partition(",")[0].rpartition(":")
         self._server = (host, int(port))
         self.plan = plan
-        self.requests = 0
         self.faults: Counter[str] = Counter()
         self.cuts = 0
         self._shut_until = 0.0
@@ -296,8 +294,7 @@ class Faulty:
             packet = await _packet(reader)
             await self._flows["requests"].wait()
             xid, kind = struct.unpack_from(">ii", packet)
-            self.requests += 1
-            request = Request(self.requests, xid, KINDS.get(kind, str(kind)), packet)
+            request = Request(xid, KINDS.get(kind, str(kind)), packet)
             fault = self.plan(request)
             if fault is not None:
                 self.faults[type(fault).__name__] += 1

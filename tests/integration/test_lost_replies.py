@@ -45,19 +45,10 @@ def in_order(world: World) -> None:
     pending(world)
 
 
-def claimed(world: World) -> None:
+def requeued(world: World) -> None:
     pending(world)
     world.claim = world.q.claim()
-
-
-def requeued(world: World) -> None:
-    claimed(world)
     world.q.enqueue(b"new", task_id="a", requeue=True)
-
-
-def member(world: World) -> None:
-    world.q.enqueue_many([Message(b"x", task_id="a")], batch="b", then=Message(b"then", task_id="then"))
-    world.claim = world.q.claim()
 
 
 def taken(world: World) -> None:
@@ -78,10 +69,7 @@ OPERATIONS: dict[str, tuple[Callable[[World], Any], Callable[[World], Any], dict
     "claim": (pending, lambda w: w.q.claim(), {"a": LOCKED}),
     "claim, in order, leased": (in_order, lambda w: w.q.claim(lease=60), {"a": LOCKED}),
     "complete, requeued": (requeued, lambda w: w.claim.complete(b"r"), {"a": QUEUED}),
-    "fail, backoff": (claimed, lambda w: w.claim.fail("e", backoff=60), {"a": "queued-with-backoff"}),
-    "cancel, claimed": (requeued, lambda w: w.q.cancel("a"), {"a": "cancelled"}),
     "clear": (pending, lambda w: w.q.clear(), {}),
-    "last of a batch": (member, lambda w: w.claim.complete(), {"a": DONE, "then": QUEUED}),
     "commit": (taken, lambda w: w.tx.commit(), {"a": DONE}),
     "rollback": (taken, lambda w: w.tx.rollback(), {"a": QUEUED}),
 }

@@ -28,8 +28,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 from airflow_provider_zkmq.engine import Error, Message, OrderedEnum, Queue, Task, Zkmq
 from airflow_provider_zkmq.spark import register
+from tests.faulty import Faulty
 from tests.integration.following import follow
-from tests.integration.gate import Gate
 from tests.support import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
@@ -244,27 +244,25 @@ def test_errors_say_in_their_first_line_what_is_wrong(
 
 
 def test_zookeeper_may_go_away_for_a_while(
-    streaming: SparkSession, zookeeper: str, queue: Queue, told: dict[str, Any]
+    streaming: SparkSession, door: Faulty, queue: Queue, told: dict[str, Any]
 ) -> None:
     """A stream waits for it, and ends after its ``requestTimeout``; started again, it has lost nothing."""
-    gate = Gate(zookeeper)
-    told["options"] |= {"hosts": gate.hosts, "requestTimeout": "5"}
+    told["options"] |= {"hosts": door.hosts, "requestTimeout": "5"}
     finish(queue, "a")
     query = follow_on(streaming, told, "a")
-    gate.shut()
+    door.down()
     finish(queue, "b")
-    gate.open()
+    door.up()
     eventually(lambda: len(ended(streaming, told)) == 2, 60)
     assert query.isActive
-    gate.shut()
+    door.down()
     finish(queue, "c")
     with pytest.raises(StreamingQueryException) as raised:
         query.awaitTermination(60)
-    assert f"no ZooKeeper server answered at {gate.hosts}" in str(raised.value).splitlines()[0]
-    gate.open()
+    assert f"no ZooKeeper server answered at {door.hosts}" in str(raised.value).splitlines()[0]
+    door.up()
     follow_to_the_end(streaming, told)
     assert [task_id for task_id, _ in ended(streaming, told)] == ["a", "b", "c"]
-    gate.close()
 
 
 class Load:

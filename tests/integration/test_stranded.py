@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -23,9 +22,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import AsyncQueue, AsyncZkmq, Message, Queue, RetryPolicy, Task, UnitOfWork, Zkmq
+from airflow_provider_zkmq.engine import AsyncQueue, AsyncZkmq, Message, Queue, RetryPolicy, Task, Zkmq
 from airflow_provider_zkmq.engine.errors import ZkmqError
-from airflow_provider_zkmq.engine.zk.reply import Reply
 from tests.faulty import CutAfter, CutBefore, Delay, Fault, Faulty, Late, Once, Request, Tell, faultless
 from tests.support import eventually
 
@@ -280,27 +278,6 @@ async def test_a_transaction_cancelled_at_its_end_is_whole_and_ends_cancelled(
                 assert (claim and claim.task.id) == (task_id if found.state == "inserted" else None)
 
 
-async def test_a_cancelled_worker_leaves_nothing_behind(zk: Zkmq, door: Faulty, root: str) -> None:
-    """Cancelled at any moment, also when a claim has just come back: it ends; what it did not finish can be had."""
-    print(f"seed {(seed := 9)}")  # noqa: T201
-    rng, rounds = random.Random(seed), 30
-
-    async def handler(_task: Task) -> None:
-        await asyncio.sleep(rng.random() * 0.003)
-
-    hall = await asyncio.to_thread(Hall.of, zk, "in", 6 * rounds)
-    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as own:
-        for _ in range(rounds):
-            run = asyncio.ensure_future(own.queue("in").worker(handler, threads=2).run())
-            await asyncio.sleep(rng.random() * 0.01)
-            run.cancel()
-            done, _ = await asyncio.wait({run}, timeout=PATIENCE_S)
-            assert done, "a cancelled worker did not end"
-            assert run.cancelled(), run
-            hall.said["cancelled"] += 1
-        await hall.nothing_is_stranded_by(own.queue("in"))
-
-
 # --- interrupted calls
 
 
@@ -359,100 +336,6 @@ def test_a_claim_interrupted_by_a_signal_leaves_nothing_behind(zk: Zkmq, client:
             over.set()
     assert hall.said["interrupted"] == enough, hall.said
     hall.nothing_is_stranded(lambda timeout: q.claim(timeout=timeout))
-
-
-def test_a_claim_interrupted_at_any_reply_leaves_nothing_behind(
-    zk: Zkmq, client: Zkmq, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
-) -> None:
-    """Interrupted at each of its waits for a reply, once the request is sent, or just when the reply was read."""
-    wait, me, trials = Reply.get, threading.get_ident(), 12
-    left, when = 0, ""
-
-    def interrupted(self: Reply, *args: Any, **kwargs: Any) -> Any:
-        nonlocal left
-        if threading.get_ident() != me or not _in_the_engine(sys._getframe()):
-            return wait(self, *args, **kwargs)
-        left -= 1
-        if left == 0 and when == "before":
-            raise KeyboardInterrupt
-        value = wait(self, *args, **kwargs)
-        if left == 0:
-            raise KeyboardInterrupt
-        return value
-
-    options: dict[str, Any]
-    for when, options in product(("before", "after"), ({}, {"lease": 600})):
-        with subtests.test(when=when, **options):
-            name = f"{when}{len(options)}"
-            hall, q = Hall.of(zk, name, trials + SPARE), client.queue(name)
-            hall.note("came first", q.claim())
-            with monkeypatch.context() as patch:
-                patch.setattr(Reply, "get", interrupted)
-                for trial in range(trials):
-                    left = 1 + trial % 4
-                    try:
-                        claim = q.claim(timeout=5, **options)
-                    except KeyboardInterrupt:
-                        hall.said["interrupted"] += 1
-                    else:
-                        hall.note("came first", claim)
-                left = 0
-            assert hall.said["interrupted"] >= trials // 3, hall.said
-            hall.nothing_is_stranded(lambda timeout, q=q: q.claim(timeout=timeout))
-
-
-# --- the server away, a handler at work
-
-
-@pytest.mark.parametrize(("request_timeout", "silent"), [(30, False), (0.5, True)], ids=["away", "silent, impatient"])
-def test_a_transactional_handler_outlives_a_while_without_a_server(
-    zk: Zkmq, door: Faulty, root: str, request_timeout: float, *, silent: bool
-) -> None:
-    """The session lives on: each task is delivered as often as its handler ran, finished once, and written once."""
-    observer, out = Hall.of(zk, "in", 0).observer, zk.queue("out")
-    out.configure()
-    deliveries: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
-
-    def trouble() -> None:
-        door.hold(seconds=1.0) if silent else door.down(1.0)
-
-    def handler(task: Task, tx: UnitOfWork) -> str:
-        name = task.data.decode()
-        deliveries[name] += 1
-        away = deliveries[name] == 1 and name != "after"
-        if away and not name.startswith("before"):
-            trouble()
-        try:
-            tx.put("out", name)
-        except ZkmqError:
-            refused[name] += 1  # an impatient client may not learn the queue's rules in time: the handler fails then
-            raise
-        if away and name.startswith("before"):
-            trouble()
-        if away and name.endswith("fails"):
-            msg = "as told"
-            raise RuntimeError(msg)
-        return "done"
-
-    names = ["returns", "fails", "before, returns", "before, fails", "after"]
-    ids = {observer.enqueue(name, priority=-at): name for at, name in enumerate(names)}
-    options = {"session_timeout": 20, "request_timeout": request_timeout, "gc": False}
-    with Zkmq.connect(door.hosts, root=root, **options) as client:
-        session = client.session_id
-        worker = client.queue("in").worker(handler, transactional=True)
-        worker.start()
-        try:
-            states = observer.wait(list(ids), timeout=60)
-        finally:
-            worker.stop()
-            worker.join()
-        assert client.session_id == session, "the session was to live on"
-    told = {ids[task.id]: f"{task.status}, attempt {task.attempt}, {task.error}" for task in states}
-    assert [task.state for task in states] == ["finished"] * len(ids), told
-    assert Counter(task.data.decode() for task in out.tasks()) == Counter(names), "each output once"
-    assert {ids[task.id]: task.attempt for task in states} == dict(deliveries), "each delivery counted once"
-    assert dict(deliveries) == {name: 2 if name.endswith("fails") or refused[name] else 1 for name in names}
 
 
 # --- nobody sleeps over work

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -214,8 +214,11 @@ def path(q: Queue, there: Zkmq) -> str:
     return there.queue("census")._context.paths.task("a", "data")
 
 
-def test_a_watch_that_nobody_wants_is_taken_away(zookeeper: str, session: Session, path: str) -> None:
-    """One request, once; then the server and kazoo have none."""
+def test_a_watch_is_taken_away_when_nobody_wants_it(zookeeper: str, session: Session, q: Queue, path: str) -> None:
+    """One request, once; then the server and kazoo have none.
+
+    Of two that rely on a znode one ends its wait: the other is told of the change. Listings have their own.
+    """
     before, kept = on_server(zookeeper), callbacks(session)
     for number, op in enumerate((Get, Exists), 1):
         watch = watch_of(session, op, path)
@@ -228,14 +231,10 @@ def test_a_watch_that_nobody_wants_is_taken_away(zookeeper: str, session: Sessio
         session.unwatch(path)
         session.unwatch(f"{path}/never")
         assert session.requests["RemoveWatches"] == number
-
-
-def test_a_watch_that_somebody_else_wants_stays(session: Session, q: Queue, path: str) -> None:
-    """Of two that rely on a znode one ends its wait: the other is told of the change. Listings have their own."""
     ours, theirs, names = (watch_of(session, op, path) for op in (Get, Exists, Children))
     ours.fired = True
     session.unwatch(path)
-    assert "RemoveWatches" not in session.requests
+    assert session.requests["RemoveWatches"] == 2
     q.replace("a", b"new")
     eventually(lambda: theirs.fired)
     assert not names.fired
@@ -270,19 +269,13 @@ def test_a_read_behind_a_removal_keeps_its_watch(
     first.fired = True
     door.hold("requests")
     session.unwatch(path)
-    second: list[Watch] = []
-
-    def read() -> None:
-        second.append(watch_of(session, Get, path))
-
-    def release() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(watch_of, session, Get, path)
         eventually(lambda: session.requests.get("Get", 0) >= 2)
         door.flow()
-
-    together(read, release)
     assert callbacks(session) == kept + 1
     q.replace("a", b"new")
-    eventually(lambda: second[0].fired)
+    eventually(lambda: second.result().fired)
     assert callbacks(session) == kept
 
 
@@ -292,17 +285,12 @@ def test_a_removal_behind_a_read_takes_its_watch(zookeeper: str, door: Faulty, s
     watch = Watch(ThreadSignal())
     door.hold("requests")
 
-    def read() -> None:
-        with contextlib.suppress(Exception):
-            run(session, single(Get(path, watch)))
-
-    def leave() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run, session, single(Get(path, watch)))
         eventually(lambda: session.watches._fans.get(("data", path)) is not None)
         watch.fired = True
         session.unwatch(path)
         door.flow()
-
-    together(read, leave)
     eventually(lambda: (on_server(zookeeper), callbacks(session)) == (before, kept))
     assert ("data", path) not in session.watches._fans
 

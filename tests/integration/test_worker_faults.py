@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,7 +34,7 @@ from airflow_provider_zkmq.engine.core.upkeep import keeper
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
 from airflow_provider_zkmq.engine.fronts import upkeep
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
-from tests.integration.gate import Gate
+from tests.faulty import CutAfter, Faulty, Once, is_multi
 from tests.support import eventually
 
 GRACE = 0.2
@@ -79,13 +80,6 @@ TRANSACTIONAL = [False, True]
 def only_for_all(name: str, *, transactional: bool) -> None:
     if transactional and name == "a window of no time":
         pytest.skip("a transaction has no window")
-
-
-@pytest.fixture
-def gate(zookeeper: str) -> Iterator[Gate]:
-    made = Gate(zookeeper)
-    yield made
-    made.close()
 
 
 def claimed(q: Queue) -> int:
@@ -460,7 +454,7 @@ async def test_a_cancelled_worker_ends_at_whatever_moment(zookeeper: str, root: 
         assert counts["inserted"] >= 1
 
 
-async def test_a_worker_whose_server_is_away_can_be_cancelled(gate: Gate, root: str, q: Queue) -> None:
+async def test_a_worker_whose_server_is_away_can_be_cancelled(door: Faulty, root: str, q: Queue) -> None:
     """`run` ends within seconds; once the server is back what was in hand is settled in the background."""
     q.configure(policy=ConsumeOnce())
     q.enqueue(b"x", task_id="a")
@@ -470,41 +464,41 @@ async def test_a_worker_whose_server_is_away_can_be_cancelled(gate: Gate, root: 
         begun.set()
         await asyncio.Event().wait()
 
-    async with AsyncZkmq.connect(gate.hosts, root=root, session_timeout=30, gc=False) as own:
+    async with AsyncZkmq.connect(door.hosts, root=root, session_timeout=30, gc=False) as own:
         running = asyncio.create_task(own.queue("census").worker(handler).run())
         await asyncio.wait_for(begun.wait(), 20)
-        gate.shut()
+        door.down()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(running, 15)
         assert claimed(q) == 1
-        gate.open()
+        door.up()
         await asyncio.to_thread(eventually, lambda: q.task("a").state == "dead")
 
 
 # --- connections that are lost
 
 
-def _while_shut(gate: Gate, zk: Zkmq, seconds: float, work: Callable[[], object]) -> None:
+def _while_shut(door: Faulty, zk: Zkmq, seconds: float, work: Callable[[], object]) -> None:
     """Do something while there is no connection, which comes back by itself."""
-    gate.shut()
+    door.down()
     eventually(lambda: not zk._session.connected.is_set())
-    timer = threading.Timer(seconds, gate.open)
+    timer = threading.Timer(seconds, door.up)
     timer.start()
     work()
     timer.join()
 
 
-def test_a_drop_during_a_transactional_handler_costs_no_delivery(gate: Gate, root: str, q: Queue) -> None:
+def test_a_drop_during_a_transactional_handler_costs_no_delivery(door: Faulty, root: str, q: Queue) -> None:
     """Two seconds without a server, the session lives: the handler puts, and its task is completed at its first try."""
     q.enqueue(b"x", task_id="a")
     deliveries: list[int] = []
-    with Zkmq.connect(gate.hosts, root=root, session_timeout=20, gc=False) as own:
+    with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as own:
 
         def handler(task: Any, tx: UnitOfWork) -> str:
             deliveries.append(task.attempt)
             tx.put("out", b"before")
-            _while_shut(gate, own, 2, lambda: tx.put("out", b"meanwhile"))
+            _while_shut(door, own, 2, lambda: tx.put("out", b"meanwhile"))
             return "done"
 
         it = own.queue("census").worker(handler, transactional=True)
@@ -514,22 +508,22 @@ def test_a_drop_during_a_transactional_handler_costs_no_delivery(gate: Gate, roo
         assert sorted(task.data for task in own.queue("out").tasks()) == [b"before", b"meanwhile"]
 
 
-def test_a_task_taken_just_before_a_drop_is_handled_once(gate: Gate, root: str, q: Queue) -> None:
+def test_a_task_taken_just_before_a_drop_is_handled_once(door: Faulty, root: str, q: Queue) -> None:
     """The connection is away when the transaction begins and when it is committed: no claim is dropped."""
     q.enqueue(b"x", task_id="a")
     deliveries: list[int] = []
-    with Zkmq.connect(gate.hosts, root=root, session_timeout=20, gc=False) as own:
+    with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as own:
         queue = own.queue("census")
         it = queue.worker(lambda task, _tx: deliveries.append(task.attempt), transactional=True)
         claim = queue.claim()
         assert claim is not None
-        _while_shut(gate, own, 2, lambda: it._handle(it._add(claim)))
+        _while_shut(door, own, 2, lambda: it._handle(it._add(claim)))
         assert (deliveries, q.task("a").state, q.task("a").attempt, it.finished) == ([1], "finished", 1, 1)
 
 
 @pytest.mark.parametrize("write", [0, 1, 2])
 def test_an_unknown_outcome_while_a_failed_transaction_is_settled(
-    gate: Gate, zk: Zkmq, root: str, q: Queue, write: int
+    door: Faulty, zk: Zkmq, root: str, q: Queue, write: int
 ) -> None:
     """The rollback, or the failing after it, is cut off for longer than a request may take: it goes on where it was."""
     policy = RetryPolicy(min_backoff=60)
@@ -537,17 +531,18 @@ def test_an_unknown_outcome_while_a_failed_transaction_is_settled(
     zk.queue("other").configure(policy=policy)
     q.enqueue(b"x", task_id="own")
     zk.queue("other").enqueue(b"x", task_id="taken")
-    with Zkmq.connect(gate.hosts, root=root, session_timeout=30, request_timeout=1, gc=False) as own:
+    with Zkmq.connect(door.hosts, root=root, session_timeout=30, request_timeout=1, gc=False) as own:
 
-        def handler(_task: object, tx: UnitOfWork) -> None:
-            if tx.try_take("other") is None:
+        def handler(task: Any, tx: UnitOfWork) -> None:
+            if task.id == "next":
                 return
-            gate.shut_at_reply(write, 3)
+            assert tx.try_take("other") is not None
+            door.plan = Once(is_multi, CutAfter(3), write)
             raise ValueError("no")
 
         it = own.queue("census").worker(handler, transactional=True)
         it.start()
-        eventually(lambda: gate.lost == 1 and claimed(q) == claimed(zk.queue("other")) == 0)
+        eventually(lambda: door.faults == {"CutAfter": 1} and claimed(q) == claimed(zk.queue("other")) == 0)
         q.enqueue(b"x", task_id="next")
         eventually(lambda: q.task("next").attempt == 1)
         it.stop()
@@ -557,20 +552,20 @@ def test_an_unknown_outcome_while_a_failed_transaction_is_settled(
     assert (taken.attempt, taken.error) == (1, "rolled back")
 
 
-def test_a_commit_asked_again_tells_what_became_of_the_first(gate: Gate, zk: Zkmq, root: str) -> None:
+def test_a_commit_asked_again_tells_what_became_of_the_first(door: Faulty, zk: Zkmq, root: str) -> None:
     """Its reply is lost and the server away: `OutcomeUnknown`; asked again it returns the ids, written once."""
     zk.queue("in").enqueue(b"x", task_id="a")
-    with Zkmq.connect(gate.hosts, root=root, session_timeout=30, request_timeout=1, gc=False) as own:
+    with Zkmq.connect(door.hosts, root=root, session_timeout=30, request_timeout=1, gc=False) as own:
         tx = own.transaction()
         assert tx.try_take("in") is not None
         put = tx.put("out", b"y")
         zk.queue("out").configure()
-        gate.shut_at_reply(0)
+        door.plan = Once(is_multi, CutAfter(math.inf))
         with pytest.raises((OutcomeUnknown, Unavailable)):
             tx.commit("r")
         with pytest.raises(ZkmqError, match="not known"):
             tx.put("out", b"z")
-        gate.open()
+        door.up()
         eventually(own._session.connected.is_set)
         assert tx.commit("r") == [put]
         assert (zk.queue("in").task("a").result, [task.id for task in zk.queue("out").tasks()]) == (b"r", [put])
@@ -580,16 +575,16 @@ def test_a_commit_asked_again_tells_what_became_of_the_first(gate: Gate, zk: Zkm
             other.commit()
 
 
-def test_a_rollback_does_not_deny_a_commit_that_happened(gate: Gate, zk: Zkmq, root: str) -> None:
+def test_a_rollback_does_not_deny_a_commit_that_happened(door: Faulty, zk: Zkmq, root: str) -> None:
     """Its reply was lost and it is rolled back: that is refused with the truth, and nothing is claimed."""
     zk.queue("in").enqueue(b"x", task_id="a")
-    with Zkmq.connect(gate.hosts, root=root, session_timeout=30, request_timeout=1, gc=False) as own:
+    with Zkmq.connect(door.hosts, root=root, session_timeout=30, request_timeout=1, gc=False) as own:
         tx = own.transaction()
         assert tx.try_take("in") is not None
-        gate.shut_at_reply(0)
+        door.plan = Once(is_multi, CutAfter(math.inf))
         with pytest.raises((OutcomeUnknown, Unavailable)):
             tx.commit("r")
-        gate.open()
+        door.up()
         eventually(own._session.connected.is_set)
         with pytest.raises(ZkmqError, match="had happened"):
             tx.rollback()

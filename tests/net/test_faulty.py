@@ -49,7 +49,6 @@ def test_what_no_plan_touches_passes(clients: list[KazooClient], door: Faulty) -
     path = fresh_root()
     clients[0].create(path, b"x" * 500_000)
     assert len(clients[0].get(path)[0]) == 500_000
-    assert door.requests >= 2
     assert (door.cuts, door.faults.total()) == (0, 0)
 
 
