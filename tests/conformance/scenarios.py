@@ -517,6 +517,19 @@ def watches_of_a_session_that_ended(w: World) -> None:
 
 
 @scenario
+def a_session_that_ended_does_nothing(w: World) -> None:
+    """Whatever it asks for is refused, and nothing of it happens."""
+    a, x = w.a, w.at("x")
+    a.do(Create(x))
+    a.end()
+    a.do(Create(w.at("y")), Delete(x))
+    a(CreateContainer(w.at("z")))
+    for read in (Get(x), Exists(x), Children(w.base), GetMany((x,)), Sync("/")):
+        a(read)
+    w.b(Children(w.base))
+
+
+@scenario
 def watches_that_their_reader_dropped(w: World) -> None:
     """A session holds them weakly: nobody is told, and what is watched again is told of again."""
     a, b, x = w.a, w.b, w.at("x")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
-from airflow_provider_zkmq.engine import AsyncZkmq, CorruptRecord, Message, Queue, RetryPolicy, String, Zkmq
+from airflow_provider_zkmq.engine import CorruptRecord, Message, Queue, RetryPolicy, String, Zkmq
 from airflow_provider_zkmq.engine.log import log
+from tests.integration.fronts import KINDS, connected
 from tests.support import eventually, fresh_root
 
 INFINITE, DIGITS = b'{"seconds":1e999}', b'{"seconds":' + b"9" * 400 + b"}"
@@ -64,7 +65,7 @@ def with_damages(queue: Queue, client: KazooClient, base: str) -> None:
         client.set(f"{base}/conf/{name}", data)
 
 
-def worked(connected: dict[str, Any], front: str, wanted: set[str]) -> set[str]:
+def worked(front: str, hosts: str, root: str, wanted: set[str]) -> set[str]:
     """What a worker with a connection of its own has handled once it has had all that is wanted, and one task more."""
     done: set[str] = set()
 
@@ -72,34 +73,21 @@ def worked(connected: dict[str, Any], front: str, wanted: set[str]) -> set[str]:
         done.add(task.id)
         return b"r"
 
-    async def handle_async(task: Any) -> bytes:
+    async def handle_on_a_loop(task: Any) -> bytes:
         return handle(task)
 
-    async def run() -> None:
-        async with AsyncZkmq.connect(**connected) as zk:
-            worker = zk.queue("q").worker(handle_async, threads=2)
-            running = asyncio.create_task(worker.run())
-            await asyncio.to_thread(eventually, lambda: wanted <= done or running.done())
-            await zk.queue("q").enqueue(b"x", task_id="last")
-            await asyncio.to_thread(eventually, lambda: "last" in done or running.done())
-            worker.stop()
-            await running
-
-    if front == "asyncio":
-        asyncio.run(run())
-        return done
-    with Zkmq.connect(**connected) as zk:
-        worker = zk.queue("q").worker(handle, threads=2)
-        worker.start()
-        eventually(lambda: wanted <= done)
+    with connected(front, hosts, root=root, gc=False) as zk, ThreadPoolExecutor(1) as pool:
+        worker = zk.queue("q").worker(handle if front == "blocking" else handle_on_a_loop, threads=2)
+        running = pool.submit(worker.run)
+        eventually(lambda: wanted <= done or running.done())
         zk.queue("q").enqueue(b"x", task_id="last")
-        eventually(lambda: "last" in done)
+        eventually(lambda: "last" in done or running.done())
         worker.stop()
-        worker.join()
+        running.result(60)
     return done
 
 
-@pytest.mark.parametrize("front", ["blocking", "asyncio"])
+@pytest.mark.parametrize("front", KINDS)
 def test_workers_and_their_connections_outlive_every_damage_at_once(
     zookeeper: str, front: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,8 +96,7 @@ def test_workers_and_their_connections_outlive_every_damage_at_once(
     What was delivered before waits for a retry policy that can be read, and is claimed once there is one.
     """
     root = fresh_root()
-    connected = {"hosts": zookeeper, "root": root, "gc": False}
-    with Zkmq.connect(**connected) as zk, Zkmq.connect(**connected) as later:
+    with Zkmq.connect(zookeeper, root=root, gc=False) as zk, Zkmq.connect(zookeeper, root=root, gc=False) as later:
         queue, client, base = zk.queue("q"), zk._session.client, f"{root}/q"
         queue.configure(**SETTINGS)
         with_damages(queue, client, base)
@@ -117,7 +104,7 @@ def test_workers_and_their_connections_outlive_every_damage_at_once(
         told: Counter[str] = Counter()
         with monkeypatch.context() as patched:
             patched.setattr(log, "warning", lambda text, *arguments, **_: told.update([text % arguments]))
-            done = worked(connected, front, healthy)
+            done = worked(front, zookeeper, root, healthy)
         assert done >= healthy | {"last"}
         assert "before" not in done
         assert {message: times for message, times in told.items() if times > 1} == {}

@@ -35,7 +35,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import (
     WriteOp,
     request_size,
 )
-from airflow_provider_zkmq.engine.errors import TaskTooLarge, Unavailable, ZkmqError
+from airflow_provider_zkmq.engine.errors import SessionLost, TaskTooLarge, ZkmqError
 
 START_MS: Final = 1_700_000_000_000
 #: What the server does not take for a znode's path.
@@ -285,7 +285,7 @@ class Ensemble:
         try:
             return self.servers[self.at[session]]
         except KeyError:
-            raise Unavailable(ENDED) from None
+            raise SessionLost(ENDED) from None
 
     def end(self, session: int) -> None:
         """End a session: its ephemerals go, in one transaction."""
@@ -322,12 +322,13 @@ class Ensemble:
 
     def sync(self, session: int) -> None:
         """Have the session's server catch up."""
+        self.server(session)
         self.catch_up(self.at[session], len(self.log))
 
     def multi(self, session: int, ops: tuple[WriteOp | CreateContainer, ...]) -> Outcome:
         """One transaction: all or nothing. Session 0 is somebody's whose session does not matter."""
         if session and session not in self.at:
-            raise Unavailable(ENDED)
+            raise SessionLost(ENDED)
         if (size := request_size([op for op in ops if not isinstance(op, CreateContainer)])) > MAX_REQUEST:
             msg = f"a transaction of {size:,} bytes was not sent"
             raise TaskTooLarge(msg)

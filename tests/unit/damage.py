@@ -24,49 +24,40 @@ from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.unit.world import Client, FakeZooKeeper, new_queue
 
 LONG: Final = "x" * 220
-#: So many digits are more than a float holds, and more than Python makes a number of.
-DIGITS, TOO_MANY_DIGITS = b"9" * 400, b"9" * 5_000
 DEEP: Final = b"[" * 100_000
+JSON: Final[dict[str, bytes]] = {
+    "null": b"null",
+    "negative": b"-7",
+    "NaN": b"NaN",
+    "infinity": b"1e999",
+    "400 digits": b"9" * 400,  # more than a float holds
+    "5000 digits": b"9" * 5_000,  # more than Python makes a number of
+    "text": b'"text"',
+    "a lone surrogate": b'"a\\ud800"',
+    "an array": b"[1]",
+}
 #: What may stand in any znode instead of what belongs there.
-CONTENTS: Final[dict[str, bytes]] = {
+CONTENTS: Final[dict[str, bytes]] = JSON | {
     "empty": b"",
     "garbage": b"\x00\x01 garbage",
     "invalid UTF-8": b"\xff\xfe",
-    "an array": b"[]",
-    "null": b"null",
     "a number": b"7",
-    "a negative number": b"-7",
-    "NaN": b"NaN",
-    "infinity": b"1e999",
-    "400 digits": DIGITS,
-    "5000 digits": TOO_MANY_DIGITS,
-    "text": b'"text"',
-    "a lone surrogate": b'"\\ud800"',
     "deep arrays": DEEP,
     "deep objects": b'{"a":' * 100_000,
     "nothing but a version": b'{"v":1}',
     "a newer version": b'{"v":99}',
 }
 #: What may stand in any field of a record, as JSON.
-VALUES: Final[dict[str, bytes]] = {
-    "null": b"null",
+VALUES: Final[dict[str, bytes]] = JSON | {
     "true": b"true",
     "zero": b"0",
     "a fraction": b"0.5",
-    "negative": b"-1",
     "large": b"1e300",
-    "infinity": b"1e999",
-    "NaN": b"NaN",
-    "400 digits": DIGITS,
-    "5000 digits": TOO_MANY_DIGITS,
     "empty text": b'""',
-    "text": b'"text"',
-    "a lone surrogate": b'"a\\ud800"',
     "a character that no path holds": b'"\\ufffe"',
     "a path": b'"a/b"',
     "two dots": b'".."',
     "two dots in a path": b'"finished/0028333333/.."',
-    "an array": b"[1]",
     "an object": b'{"a":1}',
     "nested deeply": b"[" * 900 + b"]" * 900,
 }
@@ -88,6 +79,11 @@ class Damage:
     what: str
     data: bytes | None
     new: bool = False
+
+    @property
+    def place(self) -> str:
+        """The znode that is damaged, or has a strange child."""
+        return self.path.rpartition("/")[0] if self.new else self.path
 
     @property
     def of_the_tree(self) -> bool:
@@ -258,26 +254,23 @@ def fields(path: str, order: str = "default") -> Iterator[Damage]:
     record = json_in(head)
     if not record:
         return
-    for name, spliced in _spliced(record):
+    for where, spliced in _spliced(record):
         text = json.dumps(spliced).encode()
         for what, value in VALUES.items():
             put = text.replace(json.dumps(_HERE).encode(), value)
-            yield Damage(path, f"{name} is {what}", put + line + payload)
+            yield Damage(path, f"{where} is {what}", put + line + payload)
     for name in record:
         bare = {key: value for key, value in record.items() if key != name}
         yield Damage(path, f"{name} is missing", json.dumps(bare).encode() + line + payload)
 
 
-def _spliced(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The record with a mark in each field's place, one after the other."""
-    for name, value in record.items():
-        yield name, record | {name: _HERE}
-        if isinstance(value, dict):
-            yield f"a name in {name}", record | {name: {_HERE: "x"}}
-            for inner, spliced in _spliced(value):
-                yield f"{name}.{inner}", record | {name: spliced}
-        elif isinstance(value, list) and value:
-            yield f"{name}[0]", record | {name: [_HERE, *value[1:]]}
-            if isinstance(value[0], dict):
-                for inner, spliced in _spliced(value[0]):
-                    yield f"{name}[0].{inner}", record | {name: [spliced, *value[1:]]}
+def _spliced(value: Any) -> Iterator[tuple[str, Any]]:
+    """The value with a mark in the place of each name and each part of it, one after the other."""
+    if isinstance(value, dict):
+        yield "a name", {_HERE: "x"}
+        for name, part in value.items():
+            yield name, value | {name: _HERE}
+            yield from ((f"{name}: {where}", value | {name: spliced}) for where, spliced in _spliced(part))
+    elif isinstance(value, list) and value:
+        yield "[0]", [_HERE, *value[1:]]
+        yield from ((f"[0]: {where}", [spliced, *value[1:]]) for where, spliced in _spliced(value[0]))

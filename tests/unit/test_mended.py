@@ -91,48 +91,6 @@ def test_a_result_is_kept_whether_one_stands_there_or_not(there: bool) -> None:
     assert reported(client) == [path]
 
 
-PERMANENT = (
-    "queue", "tasks", "consumers", "live", "leases", "locks", "scheduled", "requeued", "finished", "cancelled", "dlq",
-    "batches", "batches-done", "clock", "gc",
-)  # fmt: skip
-
-
-def test_a_permanent_znode_that_is_missing_is_made_anew(subtests: pytest.Subtests) -> None:
-    """Whatever a queue is used for, by a client that knew it before and by one that comes later; it is told once."""
-    for name in PERMANENT:
-        first = new_queue()
-        first.put(task_id="before")
-        first.work()
-        path = first.context.paths.at(name)
-        for client in (first, Client(first.zk, "later")):
-            with subtests.test(name=name, client=client.name):
-                delete(client.zk, path)
-                client.reports.clear()
-                client.put(task_id=f"{client.name}1", lock=50)
-                client.put(task_id=f"{client.name}2", delay=1)
-                client.do(enqueue.enqueue_batch(client.context, [Message(b"x")], client.name))
-                client.zk.advance(2)
-                done = client.work()
-                assert {f"{client.name}1", f"{client.name}2"} <= set(done)
-                client.put(task_id=f"{client.name}3")
-                client.fail(client.claimed(), retry=False)
-                assert client.do(collect.collect_garbage(client.context, 0)).ran
-                assert path in client.zk.nodes or name in {"cancelled", "requeued"}, "which nobody needed"
-                assert reported(client).count(path) <= 1
-                client.context.quarantine.paths.clear()
-
-
-def test_what_was_deleted_as_a_whole_does_not_come_back_in_parts() -> None:
-    """A worker of a queue that was deleted makes nothing of it anew."""
-    client = new_queue()
-    client.put(task_id="a")
-    claimed = client.claimed()
-    delete(client.zk, client.context.paths.base)
-    with pytest.raises(Exception, match="'a'"):
-        client.complete(claimed)
-    assert client.context.paths.base not in client.zk.nodes
-
-
 def test_three_refusals_alike_are_no_race() -> None:
     """The same operation refused for the same reason: after the second the server catches up, the third is the last."""
     client = new_queue()
