@@ -12,14 +12,13 @@ import pytest
 from airflow.sdk.exceptions import AirflowException
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.serialization.serialized_objects import BaseSerialization
-from airflow.triggers.base import TaskSuccessEvent
 from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.hooks import deferring
 from airflow_provider_zkmq.hooks.naming import series_ids
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
-from tests.airflow.conftest import deferral, enqueuing, finish, fired, instance, rebuilt
+from tests.airflow.conftest import deferral, enqueuing, finish, instance, rebuilt
 from tests.support import eventually
 
 
@@ -87,7 +86,12 @@ def test_another_end_of_a_worker_cancels_nothing(queue, context, airflow_says, s
 
 
 async def test_a_deferred_operator_is_cancelled_by_a_user_alone(queue, context, airflow_says, subtests):
-    """Airflow's own reassignment calls `on_kill`, too: then the task is deferred still, and nothing is cancelled."""
+    """Airflow's own reassignment calls `on_kill`, too: then the task is deferred still, and nothing is cancelled.
+
+    Without `cancel_on_kill` the trigger does not even ask.
+    """
+    await deferral(waiting(deferrable=True, cancel_on_kill=False).execute, context).trigger.on_kill()
+    assert (airflow_says["asked"], queue.counts()["inserted"]) == ([], 3)
     own = {"messages": [{"data": "x", "task_id": "own"}, "y", "z"]}
     for arguments, state in itertools.product(({}, {"batch": "b"}, own), ("deferred", None, "failed")):
         with subtests.test(arguments=arguments, state=state):
@@ -119,25 +123,6 @@ async def test_what_a_trigger_cancels_outlives_its_own_cancellation(queue, conte
         await killing
     answer.set()
     await asyncio.to_thread(eventually, lambda: queue.counts()["cancelled"] == 3)
-
-
-async def test_the_trigger_cancels_nothing_unasked(queue, context, airflow_says):
-    """Without `cancel_on_kill` it does not even ask."""
-    await deferral(waiting(deferrable=True, cancel_on_kill=False).execute, context).trigger.on_kill()
-    assert (airflow_says["asked"], queue.counts()["inserted"]) == ([], 3)
-
-
-@pytest.mark.parametrize("arguments", [{}, {"batch": "b"}, {"messages": None, "data": "x"}])
-def test_the_triggerer_ends_a_waiting_operator(queue, context, pushed, arguments):
-    """Its XCom is what the operator returns, and no worker runs once more."""
-    operator = waiting(**arguments, deferrable=True)
-    trigger = deferral(operator.execute, context).trigger
-    for _ in range(queue.counts()["inserted"]):
-        finish(queue)
-    event = fired(trigger)
-    assert isinstance(event, TaskSuccessEvent)
-    assert event.xcoms is None
-    assert [each["value"] for each in pushed] == [operator.execute(context)]
 
 
 def test_a_batch_that_is_deferred_again_is_cancelled_as_before(queue, context):

@@ -13,12 +13,8 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
 from airflow_provider_zkmq.engine.core.tasks import enqueue_new
-from airflow_provider_zkmq.hooks import deferring
-from airflow_provider_zkmq.hooks.origins import origin_of
-from airflow_provider_zkmq.operators import once
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
-from airflow_provider_zkmq.triggers import zkmq
-from tests.airflow.conftest import deferral, enqueuing, finish, fired, instance, kill
+from tests.airflow.conftest import deferral, enqueuing, finish, instance, kill
 from tests.support import eventually
 
 
@@ -287,49 +283,3 @@ def test_what_has_ended_is_not_deferred(queue, context):
     kill(queue, "no such file")
     with pytest.raises(AirflowException, match="no such file"):
         operator.execute(instance(run_id="s", try_number=2))
-
-
-def test_what_was_redriven_since_the_trigger_looked_is_waited_for(queue, context):
-    """Batch or tasks: an operator redrives one between the trigger's event and the task's going on: it defers again."""
-    for batch in ("b", None):
-        operator = enqueuing(messages=["a"], batch=batch, wait_for_completion=True, deferrable=True, timeout=60)
-        deferral(operator.execute, context)
-        task_id = kill(queue, "broken")
-        queue.redrive(task_id)
-        event = {"status": "done", **({"batch": batch} if batch else {"ids": [task_id]})}
-        trigger = deferral(operator.execute_complete, context, event).trigger
-        assert (trigger.batch, trigger.task_ids) == (batch, None if batch else [task_id])
-        finish(queue)
-        assert operator.execute_complete(context, event) == (batch or [task_id])
-
-
-def test_a_series_is_deferred_in_little_room(queue, context, monkeypatch):
-    """Many tasks go by their key and number; the event names none, and the Airflow task knows them all the same."""
-    for module in (deferring, zkmq):
-        monkeypatch.setattr(module, "EVENT_BYTES", 100)
-    operator = enqueuing(messages=["x"] * 20, wait_for_completion=True, deferrable=True)
-    deferred = deferral(operator.execute, context)
-    kwargs = deferred.trigger.serialize()[1]
-    assert (kwargs["series"], kwargs["task_ids"]) == ([once.series_key("run", origin_of(context)), 20], None)
-    done = [finish(queue) for _ in range(20)]
-    event = fired(deferred.trigger).payload
-    assert event == {"status": "done", "count": 20}
-    assert sorted(operator.execute_complete(context, event, **deferred.kwargs)) == sorted(done)
-
-
-def test_own_ids_are_waited_for_in_rounds(queue, context, monkeypatch):
-    """Those that the trigger was given have ended: the Airflow task defers for the others, within the same time."""
-    monkeypatch.setattr(deferring, "EVENT_BYTES", 20)
-    monkeypatch.setattr(deferring, "ARGUMENT_BYTES", 20)
-    messages = [{"data": "x", "task_id": f"own-{at}"} for at in range(4)]
-    operator = enqueuing(messages=messages, wait_for_completion=True, deferrable=True, timeout=600)
-    first, event = deferral(operator.execute, context), {"status": "done", "count": 2}
-    for _ in range(2):
-        finish(queue)
-    second = deferral(operator.execute_complete, context, event, **first.kwargs)
-    assert second.kwargs["deadline"] == first.kwargs["deadline"] == second.trigger.deadline
-    for _ in range(2):
-        finish(queue)
-    asked = [first.trigger.task_ids, second.trigger.task_ids]
-    assert asked == [["own-0", "own-1"], ["own-2", "own-3"]]
-    assert operator.execute_complete(context, event, **second.kwargs) == [f"own-{at}" for at in range(4)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import threading
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -19,7 +18,6 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_provider_zkmq.engine import ConfigError, Message, Zkmq
-from airflow_provider_zkmq.engine.fronts import runtime
 from airflow_provider_zkmq.hooks import outcomes
 from airflow_provider_zkmq.hooks.telling import size
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
@@ -201,27 +199,6 @@ def test_what_is_not_there_fails_at_once(queue, context, subtests):
         assert zk.queues() == ["jobs"]
 
 
-def test_a_selector_waits_for_a_queue_that_comes_later(queue, context, caplog, monkeypatch):
-    """With one warning that names what comes close; a time-out says that there was no queue."""
-    monkeypatch.setattr(runtime, "log", logging.getLogger("waiting"))
-    with Zkmq.connect(queue._session.config.hosts, queue.root, gc=False) as zk:
-        later = zk.queue("jobs-eu")
-
-        def come() -> None:
-            eventually(lambda: "'jobs-eu' does not exist" in caplog.text)
-            later.configure()
-            later.enqueue("x", task_id="a")
-            finish(later, "r")
-
-        coming = threading.Thread(target=come)
-        coming.start()
-        assert sensor(selector="all()", zkmq_queue="jobs-eu").execute(context)[0]["result"] == "r"
-        coming.join()
-    assert caplog.text.count("did you mean 'jobs'") == 1
-    with pytest.raises(AirflowSensorTimeout, match="'absent' did not come in time"):
-        sensor(selector="all()", zkmq_queue="absent", timeout=0.2).execute(context)
-
-
 def test_contradictions_and_nothing_to_wait_for_are_found_when_the_dag_is_parsed(subtests):
     """Wrong arguments, and a sensor that would succeed at once, fail while the DAG is built."""
     nothing, values = "there would be nothing to wait for|a whole number, 1 or more", r"not (known|allowed)"
@@ -285,6 +262,7 @@ def test_a_time_out_says_why(queue, context, subtests):
     for arguments, resumed, told in (
         ({**both, "timeout": 0.1}, None, WHY),
         ({"selector": "all()", "min_tasks": 2, "timeout": 0.1}, None, WHY),
+        ({"selector": "all()", "zkmq_queue": "absent", "timeout": 0.1}, None, "'absent' did not come in time"),
         ({"task_ids": "slow", "mode": "reschedule"}, None, rf"timed out; .*; {WHY}"),
         ({**both, "deferrable": True}, ("execute_complete", late), f"too late; {WHY}"),
         ({**both, "deferrable": True}, ("__fail__", gone), WHY),
@@ -318,25 +296,6 @@ def test_an_error_does_not_hide_the_time_out(queue, context, monkeypatch):
     queue.enqueue("b", task_id="slow")
     with pytest.raises(AirflowSensorTimeout, match=r"within timeout \([0-9.]+ s\): slow$"):
         sensor(task_ids="slow", timeout=0.1).execute(context)
-
-
-def test_progress_is_logged(queue, context, monkeypatch):
-    """With `log_progress`, what the task's handler reports while the sensor waits is logged once; without, never."""
-    task_id = queue.enqueue("a")
-    claim = queue.claim()
-    claim.progress(0.4, "half way")
-    monkeypatch.setattr(ZkmqTaskSensor, "log", log := Heard())
-    sensors = sensor(task_ids=task_id, log_progress=True), sensor(task_ids=task_id)
-    threads = [threading.Thread(target=each.execute, args=[context]) for each in sensors]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: log.lines == [f"Task {task_id}: 40 %, half way"])
-    claim.progress(0.75)
-    eventually(lambda: log.lines[1:] == [f"Task {task_id}: 75 %"])
-    claim.complete()
-    for thread in threads:
-        thread.join()
-    assert [line for line in log.lines[2:] if "%" in line] == []
 
 
 def test_a_large_xcom_is_references(queue, context):

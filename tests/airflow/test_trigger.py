@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_zkmq.engine import AsyncZkmq, ConnectionConfig, Message, Tls
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers import sessions
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 from tests.airflow.conftest import Heard, define, finish, fire, kill, until
@@ -44,17 +45,27 @@ async def test_it_fires_once_when_the_tasks_are_done(queue, shared):
     assert shared.users() == []
 
 
-async def test_progress_is_logged(queue, shared, monkeypatch):
-    """With `log_progress`, the trigger logs what the handlers of its tasks report."""
-    task_id = queue.enqueue("a")
-    claim = await asyncio.to_thread(queue.claim)
-    log = Heard()
-    monkeypatch.setattr(ZkmqTaskTrigger, "log", log)
-    firing = asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id], log_progress=True)))
-    await asyncio.to_thread(claim.progress, 0.4, "half way")
-    await until(lambda: log.lines == [f"Task {task_id}: 40 %, half way"])
-    await asyncio.to_thread(claim.complete)
+async def test_progress_is_logged(queue, shared, context, monkeypatch):
+    """With `log_progress`, trigger and waiting sensor log what a handler reports, once each; without it never."""
+    task_id, asked = queue.enqueue("a"), {"deferrable": False, "timeout": 60}
+    claim = queue.claim()
+    claim.progress(0.4, "half way")
+    first, second = [f"Task {task_id}: 40 %, half way"], [f"Task {task_id}: 75 %"]
+    triggered, sensed, silent = Heard(), Heard(), Heard()
+    monkeypatch.setattr(ZkmqTaskTrigger, "log", triggered)
+    firing = await started(shared, task_ids=[task_id], log_progress=True)
+    executing = []
+    for log, progress in ((sensed, True), (silent, False)):
+        sensor = ZkmqTaskSensor(task_id="s", task_ids=task_id, log_progress=progress, **asked)
+        sensor._cached_logger = log
+        executing.append(asyncio.create_task(asyncio.to_thread(sensor.execute, context)))
+    await until(lambda: triggered.lines == sensed.lines == first)
+    claim.progress(0.75)
+    await until(lambda: triggered.lines == sensed.lines == first + second)
+    claim.complete()
     assert await firing == [{"status": "done", "ids": [task_id]}]
+    await asyncio.gather(*executing)
+    assert [line for line in [*sensed.lines[2:], *silent.lines] if "%" in line] == []
 
 
 async def test_deadline(queue, shared):
@@ -257,15 +268,10 @@ def test_arguments_survive_airflows_serialisation():
         )
         assert path == f"{ZkmqTaskTrigger.__module__}.{ZkmqTaskTrigger.__qualname__}"
         assert ZkmqTaskTrigger(**kwargs).serialize() == (path, kwargs)
-
-
-async def test_triggers_stored_before_there_were_batches(queue, shared):
-    """The arguments that an earlier version stored still make a trigger, which waits as it did."""
-    task_id = queue.enqueue("a")
-    await asyncio.to_thread(finish, queue)
-    stored = {"task_ids": [task_id], "selector": None, "min_tasks": 1, "event": "completion", "queue": None}
-    stored |= {"zkmq_conn_id": "zkmq_default", "deadline": None}
-    assert await fire(ZkmqTaskTrigger(**stored)) == [{"status": "done", "ids": [task_id]}]
+    # What a version before batches has stored.
+    earlier = {"task_ids": ["a"], "selector": None, "min_tasks": 1, "event": "completion", "queue": None}
+    made = ZkmqTaskTrigger(**earlier, zkmq_conn_id="zkmq_default", deadline=None).serialize()
+    assert made == ZkmqTaskTrigger(task_ids=["a"]).serialize()
 
 
 async def test_a_selector_waits_for_a_queue_that_comes_later(queue, shared, zookeeper):

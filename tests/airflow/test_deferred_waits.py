@@ -1,9 +1,11 @@
-"""`ZkmqTaskSensor` deferred: what its trigger is given, who ends it, and what happens between the two of them."""
+"""Deferred waits of sensors and operators: what a trigger is given, who ends the wait, what happens in between."""
 
 from __future__ import annotations
 
+import itertools
 import threading
-from datetime import UTC, datetime, timedelta
+import time
+from datetime import timedelta
 
 import pendulum
 import pytest
@@ -19,8 +21,11 @@ from airflow.triggers.base import TaskSuccessEvent
 
 from airflow_provider_zkmq.engine import Zkmq
 from airflow_provider_zkmq.hooks import deferring
+from airflow_provider_zkmq.hooks.origins import origin_of
+from airflow_provider_zkmq.operators import once
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
-from tests.airflow.conftest import Heard, deferral, define, finish, fired, kill
+from airflow_provider_zkmq.triggers import zkmq
+from tests.airflow.conftest import Heard, deferral, define, enqueuing, finish, fired, kill
 from tests.airflow.test_sensor import batch_of, sensor
 from tests.support import eventually
 
@@ -107,44 +112,75 @@ def test_after_the_trigger(queue, context):
         sensor(task_ids=task_id).execute_complete(context, {"status": "done", "ids": [task_id]})
 
 
-def test_what_was_redriven_since_the_trigger_looked_is_waited_for(queue, context):
-    """A task, or a batch's member, had ended and is open again: the sensor defers again, within the same time."""
-    deadline = datetime.now(UTC).timestamp() + 100
-    for batch in (None, "b"):
-        (task_id,) = batch_of(queue, batch, 1)
-        event = {"status": "done", **({"batch": batch} if batch else {"ids": [task_id]})}
-        waiting = sensor(**({"batch": batch} if batch else {"task_ids": task_id}), deferrable=True)
-        kill(queue, "broken")
-        with pytest.raises(AirflowException, match=task_id):
-            waiting.execute_complete(context, event, deadline=deadline)
-        queue.redrive(task_id)
-        deferred = deferral(waiting.execute_complete, context, event, deadline=deadline)
-        assert deferred.trigger.batch == batch
-        assert deferred.trigger.deadline == deferred.kwargs["deadline"] == deadline
-        if batch is None:
-            with pytest.raises(AirflowSensorTimeout, match=task_id):
-                waiting.execute_complete(context, event, deadline=deadline - 200)
-        finish(queue)
-        told = waiting.execute_complete(context, event)
-        assert told == {"batch": batch, "total": 1, "failed": []} if batch else told[0]["state"] == "finished"
+def test_what_was_redriven_since_the_trigger_looked_is_waited_for(queue, context, subtests):
+    """A task, or a batch's member, had ended and is open again: who waits defers again, within the same time."""
+    deadline = time.time() + 100
+    for kind, batch in itertools.product(("sensor", "operator"), (None, "b")):
+        with subtests.test(kind=kind, batch=batch):
+            name = batch and f"{batch}-{kind}"
+            if kind == "sensor":
+                ids = batch_of(queue, name, 1)
+                waiting = sensor(**({"batch": name} if name else {"task_ids": ids}), deferrable=True)
+            else:
+                waiting = enqueuing(messages=["a"], batch=name, wait_for_completion=True, deferrable=True)
+                deferral(waiting.execute, context)
+            task_id = kill(queue, "broken")
+            event = {"status": "done", **({"batch": name} if name else {"ids": [task_id]})}
+            with pytest.raises(AirflowException, match=task_id):
+                waiting.execute_complete(context, event, deadline=deadline)
+            queue.redrive(task_id)
+            deferred = deferral(waiting.execute_complete, context, event, deadline=deadline)
+            assert (deferred.trigger.batch, deferred.trigger.task_ids) == (name, None if name else [task_id])
+            assert deferred.trigger.deadline == deferred.kwargs["deadline"] == deadline
+            if kind == "sensor" and name is None:
+                with pytest.raises(AirflowSensorTimeout, match=task_id):
+                    waiting.execute_complete(context, event, deadline=deadline - 200)
+            finish(queue)
+            told = waiting.execute_complete(context, event)
+            if kind == "operator":
+                assert told == (name or [task_id])
+            else:
+                assert told == {"batch": name, "total": 1, "failed": []} if name else told[0]["state"] == "finished"
 
 
 def test_many_ids_are_waited_for_in_rounds(queue, context, monkeypatch):
-    """The trigger is given those that fit and have not ended; then the sensor looks at all, and tells of all."""
+    """The trigger is given those that fit and have not ended; then who waits looks at all, within the same time."""
     monkeypatch.setattr(deferring, "EVENT_BYTES", 20)
     monkeypatch.setattr(deferring, "ARGUMENT_BYTES", 20)
-    ids = [queue.enqueue("x", task_id=f"own-{at}") for at in range(5)]
+    ids = [f"own-{at}" for at in range(5)]
+    messages = [{"data": "x", "task_id": task_id} for task_id in ids[1:]]
+    queue.enqueue("x", task_id=ids[0], priority=1)
+    operator = enqueuing(messages=messages, wait_for_completion=True, deferrable=True, timeout=600)
+    by_operator = deferral(operator.execute, context)
     finish(queue)
-    waiting, given = sensor(task_ids=ids, deferrable=True), []
-    call, kwargs = waiting.execute, {}
-    for _ in range(2):
-        deferred = deferral(call, context, **kwargs)
-        given.append((deferred.trigger.task_ids, deferred.trigger.partial))
+    by_sensor, event = deferral(sensor(task_ids=ids, deferrable=True).execute, context), {"status": "done", "count": 2}
+    for round_of in (["own-1", "own-2"], ["own-3", "own-4"]):
+        for deferred in (by_operator, by_sensor):
+            assert (deferred.trigger.task_ids, deferred.trigger.partial) == (round_of, True)
         finish(queue)
         finish(queue)
-        call, kwargs = waiting.execute_complete, {"event": {"status": "done", "count": 2}, **deferred.kwargs}
-    assert given == [(["own-1", "own-2"], True), (["own-3", "own-4"], True)]
-    assert [told["id"] for told in call(context, **kwargs)] == ids
+        if round_of[0] == "own-1":
+            deadline, kwargs = by_operator.kwargs["deadline"], by_sensor.kwargs
+            by_operator = deferral(operator.execute_complete, context, event, **by_operator.kwargs)
+            by_sensor = deferral(sensor(task_ids=ids, deferrable=True).execute_complete, context, event, **kwargs)
+    assert by_operator.kwargs["deadline"] == deadline == by_operator.trigger.deadline
+    assert operator.execute_complete(context, event, **by_operator.kwargs) == ids[1:]
+    told = sensor(task_ids=ids, deferrable=True).execute_complete(context, event, **by_sensor.kwargs)
+    assert [each["id"] for each in told] == ids
+
+
+def test_a_series_is_deferred_in_little_room(queue, context, monkeypatch):
+    """Many tasks go by their key and number; the event names none, and the Airflow task knows them all the same."""
+    for module in (deferring, zkmq):
+        monkeypatch.setattr(module, "EVENT_BYTES", 100)
+    operator = enqueuing(messages=["x"] * 20, wait_for_completion=True, deferrable=True)
+    deferred = deferral(operator.execute, context)
+    kwargs = deferred.trigger.serialize()[1]
+    assert (kwargs["series"], kwargs["task_ids"]) == ([once.series_key("run", origin_of(context)), 20], None)
+    done = [finish(queue) for _ in range(20)]
+    event = fired(deferred.trigger).payload
+    assert event == {"status": "done", "count": 20}
+    assert sorted(operator.execute_complete(context, event, **deferred.kwargs)) == sorted(done)
 
 
 def test_many_that_match_are_found_again(queue, context):
@@ -212,6 +248,19 @@ def test_the_triggerer_ends_what_needs_no_worker(queue, context, pushed, argumen
     assert event.xcoms is None
     instance = {"key": "return_value", "dag_id": "d", "run_id": "r", "task_id": "t", "map_index": 3}
     assert all({**each, "value": None} == {**instance, "value": None} for each in pushed)
+
+
+@pytest.mark.parametrize("arguments", [{"messages": ["a", "b"]}, {"messages": ["a"], "batch": "b"}, {"data": "x"}])
+def test_the_triggerer_ends_a_waiting_operator(queue, context, pushed, arguments):
+    """Its XCom is what the operator returns, and no worker runs once more."""
+    operator = enqueuing(**arguments, wait_for_completion=True, deferrable=True)
+    trigger = deferral(operator.execute, context).trigger
+    for _ in range(queue.counts()["inserted"]):
+        finish(queue)
+    event = fired(trigger)
+    assert isinstance(event, TaskSuccessEvent)
+    assert event.xcoms is None
+    assert [each["value"] for each in pushed] == [operator.execute(context)]
 
 
 def test_an_xcom_that_cannot_be_written_is_left_to_a_worker(queue, context, monkeypatch):
