@@ -184,7 +184,9 @@ def endure(
 
     The moment is a while after one of the steps that are told of: anywhere in a run, however slow the machine is.
     """
-    rand, ended = random.Random(), set()
+    seed, ended = random.randrange(1 << 32), set()
+    sys.stdout.write(f"seed {seed}\n")
+    rand = random.Random(seed)
     steps = 8 if what == "archive" else 24
     with contextlib.ExitStack() as stack:
         driver = None

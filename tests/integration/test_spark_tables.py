@@ -117,6 +117,13 @@ def test_gold_equals_what_pandas_computes_of_the_raw_histories(spark, tmp_path) 
             read(spark, directory, "p")
 
 
+def cancelled(task_id: str, version: int, enqueued: int, ended: int) -> dict[str, object]:
+    """A run that nobody claimed."""
+    run = {"state": "cancelled", "attempt": 0, "claimed": None, "history": [], "filters": {}}
+    times = {"enqueued": enqueued, "ended": ended}
+    return Histories(8).make(1)[0] | run | times | {"id": task_id, "version": version}
+
+
 def test_a_late_row_changes_its_own_hours_and_no_other(spark, tmp_path) -> None:
     """Numbers of hours that it does not touch are not computed again: what was put there by hand stays."""
     home, histories = tmp_path / "q", Histories(3, days=0.4)
@@ -124,8 +131,7 @@ def test_a_late_row_changes_its_own_hours_and_no_other(spark, tmp_path) -> None:
     histories.number(first, 1)
     brought_up_to_date(spark, home, first, 100)
     last = max(row["ended"] for row in first)
-    late = {**first[0], "id": "late", "filters": {}, "state": "cancelled", "attempt": 0, "claimed": None, "history": []}
-    late |= {"enqueued": last - 5 * HOUR, "ended": last - 2 * HOUR, "version": 101}
+    late = cancelled("late", 101, last - 5 * HOUR, last - 2 * HOUR)
     before = {(row["class"], row.hour): row for row in read_hourly(spark, tmp_path).collect()}
     mark_everything(spark, home)
     brought_up_to_date(spark, home, [late], 200)
@@ -156,14 +162,21 @@ def mark_everything(spark, home) -> None:
     folder.with_name(f"{folder.name}.marked").rename(folder)
 
 
-def test_small_parts_become_one_with_a_file_for_each_day(spark, tmp_path) -> None:
-    """Cut off anywhere and run again; readers have every row once at any time, also of a frame made before."""
-    home, histories = tmp_path / "q", Histories(4, days=0.5)
-    rows = histories.make(9)
+def test_small_parts_become_one_and_retention_drops_nothing_that_the_next_table_lacks(spark, tmp_path) -> None:
+    """Cut off anywhere and run again; readers have every row once at any time, also of a frame made before.
+
+    Gold's hours stay as they are where silver, or gold itself, has forgotten the rows or days they came from.
+    """
+    home, histories = tmp_path / "q", Histories(5, days=1.9)
+    rows = histories.make(12)
+    latest = max(row["ended"] for row in rows) // DAY
+    today = date(1970, 1, 1) + timedelta(days=latest)
     for n in range(3):
         window = rows[n::3]
         histories.number(window, 100 * n + 1)
         write_bronze(spark, home, window, 100 * (n + 1))
+        if n == 0:  # which silver has not seen
+            assert retain(home, Retention(bronze=1), today=today) == 0
         refine(home, spark)
     assert compact(home, spark, few=2) == 3  # silver's parts wait for gold, bronze's are in silver
     summarise(home, spark)
@@ -182,18 +195,6 @@ def test_small_parts_become_one_with_a_file_for_each_day(spark, tmp_path) -> Non
     assert len(list((home / SILVER / "runs").iterdir())) == 1
     check(spark, tmp_path, histories)
 
-
-def test_retention_drops_days_and_never_what_the_next_table_lacks(spark, tmp_path) -> None:
-    """Bronze goes first; gold's hours stay as they are where silver has forgotten the rows they came from."""
-    home, histories = tmp_path / "q", Histories(5, days=1.9)
-    rows = histories.make(12)
-    histories.number(rows, 1)
-    write_bronze(spark, home, rows, 100)
-    latest = max(row["ended"] for row in rows) // DAY
-    today = date(1970, 1, 1) + timedelta(days=latest)
-    assert retain(home, Retention(bronze=1), today=today) == 0
-    refine(home, spark)
-    summarise(home, spark)
     recent = sum(row["ended"] // DAY == latest for row in rows)
     assert retain(home, Retention(bronze=1), today=today) == len(rows) - recent
     assert read_history(spark, tmp_path, "q").count() == read_manifest(home).rows == recent
@@ -201,31 +202,17 @@ def test_retention_drops_days_and_never_what_the_next_table_lacks(spark, tmp_pat
     before = read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first()
     retain(home, Retention(silver=1), today=today)
     assert read_runs(spark, tmp_path, "q").count() == recent
-    late = {**rows[0], "version": 200, "id": "late"}  # ended on the first day, which silver has forgotten
-    brought_up_to_date(spark, home, [late], 300)
+    late = {**rows[0], "version": 500, "id": "late"}  # ended on the first day, which silver has forgotten
+    brought_up_to_date(spark, home, [late], 500)
     assert read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first() == before
 
-
-def cancelled(task_id: str, version: int, enqueued: int, ended: int) -> dict[str, object]:
-    """A run that nobody claimed."""
-    run = {"state": "cancelled", "attempt": 0, "claimed": None, "history": [], "filters": {}}
-    times = {"enqueued": enqueued, "ended": ended}
-    return Histories(8).make(1)[0] | run | times | {"id": task_id, "version": version}
-
-
-def test_rows_of_days_that_gold_has_forgotten_leave_its_other_hours_right(spark, tmp_path) -> None:
-    """Who came then and waits still is known only by gold's own depth: the days are not made anew without it."""
-    home, last = tmp_path / "q", START + 4 * DAY
-    for row in (
-        cancelled("early", 1, START + HOUR, last + 5 * HOUR),
-        cancelled("late", 2, START + 2 * DAY, last + 6 * HOUR),
-    ):
+    came, end = START + 20 * DAY, START + 24 * DAY  # who came on a day that gold has forgotten waits still
+    for row in (cancelled("a", 600, came, end + 5 * HOUR), cancelled("b", 700, came + 2 * DAY, end + 6 * HOUR)):
         brought_up_to_date(spark, home, [row], row["version"])
-        retain(home, Retention(gold=2), today=date(2026, 1, 5))
-    rows = {row.hour: row for row in read_hourly(spark, tmp_path).collect()}
-    depths = [rows[hour].depth_start for hour in sorted(rows)]
-    assert depths == [2] * 30 + [1]
-    assert sum(row.ended for row in rows.values()) == 2
+        retain(home, Retention(gold=2), today=date(2026, 1, 25))
+    hours = sorted(read_hourly(spark, tmp_path).collect(), key=lambda row: row.hour)
+    assert [row.depth_start for row in hours] == [2] * 30 + [1]
+    assert sum(row.ended for row in hours) == 2
 
 
 def test_delta_tables_equal_the_others_and_are_written_once(spark, tmp_path) -> None:
