@@ -22,9 +22,8 @@ T = TypeVar("T")
 
 KINDS: Final = {
     1: "create", 2: "delete", 3: "exists", 4: "getData", 5: "setData", 8: "getChildren", 9: "sync", 11: "ping",
-    13: "check",
-    12: "getChildren2", 14: "multi", 18: "removeWatches", 19: "createContainer", 22: "multiRead", 100: "auth",
-    -11: "closeSession",
+    12: "getChildren2", 13: "check", 14: "multi", 18: "removeWatches", 19: "createContainer", 22: "multiRead",
+    100: "auth", -11: "closeSession",
 }  # fmt: skip
 WRITES: Final = frozenset({"create", "delete", "setData", "multi", "createContainer"})
 _CREATE: Final = 1
@@ -89,10 +88,10 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
-class Delay:
-    """The reply, and all that follows it on its connection, comes so many seconds later."""
+class Hold:
+    """The reply, and all that follows it, is held back for so many seconds, or until `flow`."""
 
-    seconds: float
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class Tell:
     call: Callable[[], object]
 
 
-Fault = CutBefore | CutAfter | Late | Delay | Tell
+Fault = CutBefore | CutAfter | Late | Hold | Tell
 Plan = Callable[[Request], Fault | None]
 
 
@@ -305,9 +304,9 @@ class Faulty:
                 case Late(seconds):
                     await self._delay(passage, packet, seconds)
                     return
-                case None:
-                    pass
-                case _:
+                case Hold(seconds):
+                    await self._hold_back(("replies",), seconds)
+                case CutAfter() | Tell():
                     passage.waiting.append((xid, fault))
             passage.server.write(_framed(packet))
             await passage.server.drain()
@@ -344,8 +343,6 @@ class Faulty:
             await self._flows["replies"].wait()
             if passage.waiting and struct.unpack_from(">i", packet)[0] == passage.waiting[0][0]:
                 match passage.waiting.popleft()[1]:
-                    case Delay(seconds):
-                        await asyncio.sleep(seconds)
                     case Tell(call):
                         call()
                     case CutAfter(away) if not passage.held:

@@ -14,7 +14,6 @@ import pytest
 from airflow_provider_zkmq.engine import Claim, ClaimLost, Integer, Message, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.core.writing.pieces import mark_path
 from tests.faulty import Chance, CutAfter, CutBefore, Faulty, Late, Once, Request
-from tests.integration.clients import end_session
 from tests.integration.fronts import connected
 from tests.support import eventually
 
@@ -128,21 +127,6 @@ def test_claims_are_begun_by_token_from_another_process(zk: Zkmq, front: Any) ->
             with pytest.raises(ClaimLost):
                 other.begin(claim.task.id, claim.token)
         assert [queue.task(claim.task.id).attempt for claim in claims] == [0, 0, 0]
-
-
-def test_a_mark_written_again_counts_at_the_end_of_its_session(queue: Queue, door: Faulty, root: str) -> None:
-    """After the cut the session ends while the handler runs: it counts, and who settles hears that it is lost."""
-    with Zkmq.connect(door.hosts, root=root, session_timeout=10, gc=False) as client:
-        mine = client.queue("in")
-        claims = mine.claim_many(3, ahead=True, timeout=10)
-        door.plan = Once(begins, CutBefore())
-        claims[1].begin()
-        marked_again(queue, mine, claims)
-        end_session(client)
-        assert attempts_after_rescue(queue) == [1, 1, 0]
-        handled: list[str] = []
-        mine.worker(lambda task: handled.append(task.id)).run(until_empty=True)
-        assert sorted(handled) == ["t0", "t1", "t2"]
 
 
 def test_threads_whose_connection_is_cut_at_their_beginnings(queue: Queue, door: Faulty, root: str) -> None:

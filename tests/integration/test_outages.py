@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Children, EnsureRoot,
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
-from tests.faulty import Faulty, Once, Request, is_multi
+from tests.faulty import Faulty, Hold, Once, is_multi
 from tests.integration.clients import together
 from tests.support import eventually, fresh_root
 
@@ -176,24 +176,28 @@ def test_a_client_that_sends_into_a_drop_is_not_blocked(door: Faulty, impatient:
 # --- a caller that goes away
 
 
-def test_an_interrupt_during_a_request(door: Faulty, zk: Zkmq, q: Queue) -> None:
-    """Ctrl-C while the reply is outstanding: the call ends, and the client and its neighbours go on."""
+def test_an_interrupt_during_a_request(door: Faulty, q: Queue) -> None:
+    """Ctrl-C while the reply is outstanding: the call ends, and the client and its neighbours go on.
+
+    What an interrupted claim got is given back before the client claims again, and counts as no attempt.
+    """
     main = threading.main_thread().ident
     assert main is not None
-    door.hold("replies")
-    door.plan = sent = Once(is_multi)
+    calls: list[Callable[[], Any]] = [lambda: q.enqueue(b"interrupted", task_id="b"), lambda: q.claim(timeout=5)]
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(lambda: sent.met.wait(PATIENCE) and signal.pthread_kill(main, signal.SIGALRM))
-            with pytest.raises(KeyboardInterrupt):
-                q.enqueue(b"interrupted", task_id="b")
+        for call, which in zip(calls, (is_multi, lambda request: request.claims), strict=True):
+            door.plan = sent = Once(which, Hold())
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(lambda sent=sent: sent.met.wait(PATIENCE) and signal.pthread_kill(main, signal.SIGALRM))
+                with pytest.raises(KeyboardInterrupt):
+                    call()
+            door.flow()
+            assert {task.id for task in q.tasks()} == {"a", "b"}
     finally:
         signal.signal(signal.SIGALRM, before)
-        door.flow()
-    assert {task.id for task in q.tasks()} == {"a", "b"}
     claims = together(q.claim, q.claim)
-    assert {claim.task.id for claim in claims} == {"a", "b"}
+    assert {(claim.task.id, claim.task.attempt) for claim in claims} == {("a", 1), ("b", 1)}
 
 
 async def test_a_cancellation_during_a_request(door: Faulty, root: str) -> None:
@@ -212,12 +216,7 @@ async def test_a_cancellation_during_a_request(door: Faulty, root: str) -> None:
 
 async def cancelled(door: Faulty, call: Callable[[], Any]) -> None:
     """Cancel a call whose request has arrived, then let the reply come."""
-
-    def asks(request: Request) -> bool:
-        return request.kind != "ping"
-
-    door.hold("replies")
-    door.plan = sent = Once(asks)
+    door.plan = sent = Once(lambda request: request.kind != "ping", Hold())
     task = asyncio.ensure_future(call())
     assert await asyncio.to_thread(sent.met.wait, PATIENCE)
     task.cancel()

@@ -11,7 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, NoNodeError
 
-from tests.faulty import CutAfter, CutBefore, Delay, Faulty, Late, Once, Request, Tell
+from tests.faulty import CutAfter, CutBefore, Faulty, Hold, Late, Once, Request, Tell
 from tests.support import eventually, fresh_root
 
 
@@ -110,7 +110,7 @@ def test_packets_are_held_back_and_nothing_is_cut(clients: list[KazooClient], do
     assert door.cuts == 0
 
 
-def test_a_delayed_reply_is_not_overtaken(clients: list[KazooClient], door: Faulty) -> None:
+def test_a_reply_that_is_held_back_is_not_overtaken(clients: list[KazooClient], door: Faulty) -> None:
     """It is told before it is passed on; what follows it on its connection comes after it."""
     client, path = clients[0], fresh_root()
     told: list[bool] = []
@@ -124,11 +124,11 @@ def test_a_delayed_reply_is_not_overtaken(clients: list[KazooClient], door: Faul
     pending = client.create_async(path)
     sent.set()
     assert (pending.get(timeout=10), told) == (path, [False])
-    door.plan = Once(_creation, Delay(0.3))
+    door.plan = Once(_creation, Hold(0.3))
     made, read = client.create_async(f"{path}-late"), client.get_async(f"{path}-late")
     assert read.get(timeout=10)[0] == b""
     assert made.get(timeout=10) == f"{path}-late"  # kazoo may tell of it a little later than of what came after it
-    assert door.faults == {"Tell": 1, "Delay": 1}
+    assert door.faults == {"Tell": 1, "Hold": 1}
 
 
 def test_a_transaction_is_read_operation_by_operation(clients: list[KazooClient], door: Faulty) -> None:

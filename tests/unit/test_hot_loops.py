@@ -14,7 +14,9 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import configuration
 from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, putting, transaction
-from airflow_provider_zkmq.engine.core.writing import pieces
+from airflow_provider_zkmq.engine.core.writing import commit, pieces, transitions
+from airflow_provider_zkmq.engine.core.writing.plan import Why
+from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, QueueNotFound
 from tests.stepping import Stepper
 from tests.unit.damage import delete
@@ -158,6 +160,27 @@ def test_a_claim_that_vanishes_with_its_session_meanwhile_is_no_damage(call: str
     assert len(looks) == 1
     states = {task: state.state for task, state in client.check().items()}
     assert (result, states) == ((None, {"a": State.CANCELLED}) if call == "cancel" else (1, {}))
+
+
+CHANGES: dict[str, tuple[Callable[[Client], Any], bool]] = {
+    "record": (lambda it: SetData(it.context.paths.task("a", "state"), it.state("a").encode()), True),
+    "claim": (lambda it: Delete(it.context.paths.task("a", "claim")), True),
+    "note": (lambda it: Delete(note(it)), False),
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_move_s_caller_can_tell_a_race_from_damage(changed: str) -> None:
+    """The record or the claim's ephemeral changed since they were read: worth another try. Anything else is not."""
+    client, (change, raced) = new_queue(), CHANGES[changed]
+    claimed(client)
+    node = client.zk.nodes[client.context.paths.task("a", "state")]
+    current = Current("a", node.version, client.state("a"))
+    client.zk.multi(0, (change(client),))
+    plan = client.do(transitions.rescue(client.context, current, "nonce", "why", []))
+    refusal = client.do(commit.commit(plan)).refusal
+    assert refusal is not None
+    assert (refusal.why is Why.CHANGED) == raced
 
 
 def knows_a_deleted_queue(known: bool, **options: Any) -> Client:

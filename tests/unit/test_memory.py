@@ -1,4 +1,4 @@
-"""A client does not grow with what has passed: each of its tables holds what exists, or a bounded number."""
+"""What a client remembers, and what a queue keeps, is bounded by what is there, not by what has passed."""
 
 from __future__ import annotations
 
@@ -7,31 +7,36 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.memory import slots
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.filters import String
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.lanes import MAX_LANES, Lane, is_lane, is_shortened
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.reading import wait
 from airflow_provider_zkmq.engine.core.reading.claims import current_claim
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import configure, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import collect
+from airflow_provider_zkmq.engine.core.writing import place
 from airflow_provider_zkmq.engine.errors import WaitTimeout
-from tests.fake_zookeeper import FakeZooKeeper, drive, new_context
+from tests.unit.world import Client, new_queue
 
 WARM, LATER = 70, 200
 SLACK = 4
 #: What a table may hold although it has passed: it is emptied when it reaches its bound.
 BOUND = 64
+LONG = "x" * 220
+KIND = {"kind": String()}
 
 
-def sizes(context):
+def sizes(context: Context) -> dict[str, int]:
     """How much each table of a client's memory holds, in whichever part it stands."""
-    tables = {}
-    for part in fields(context):
-        owner = getattr(context, part.name)
-        if is_dataclass(owner):
-            tables |= {f"{part.name}.{spec.name}": getattr(owner, spec.name) for spec in fields(owner)}
+    owners = {part.name: getattr(context, part.name) for part in fields(context)}
+    tables = {
+        f"{name}.{spec.name}": getattr(owner, spec.name)
+        for name, owner in owners.items()
+        if is_dataclass(owner)
+        for spec in fields(owner)
+    }
     assert {"claims.in_hand", "listings.readings", "slots.open", "quarantine.paths"} <= set(tables)
     readings = context.listings.readings.values()
     worked_out = {
@@ -43,48 +48,105 @@ def sizes(context):
     }
 
 
-def live(zk, session, context, order):
+def live(client: Client) -> None:
     """One round of a client's life: lanes and ids of its own, every way to settle, a wait in vain, clean-up."""
-    do = lambda procedure: drive(zk, session, procedure)
-    number = zk.zxid
+    context, number = client.context, client.zk.zxid
     for at in range(3):
-        message = Message(b"x", {"k": f"{number}-{at}" * (1 if at else 40)}, task_id=f"t{number}-{at}")
-        do(enqueue.enqueue(context, message))
-    do(enqueue.enqueue(context, Message(b"x", delay=2)))
+        client.put(filters={"k": f"{number}-{at}" * (1 if at else 40)}, task_id=f"t{number}-{at}")
+    client.put(delay=2)
     with pytest.raises(WaitTimeout):
-        do(wait.wait(context, [f"t{number}-0"], timeout=0.1))
-    zk.advance(3)
+        client.do(wait.wait(context, [f"t{number}-0"], timeout=0.1))
+    client.zk.advance(3)
     ends = [settle.complete, settle.complete, lambda c, h: settle.fail(c, h, "e", retry=False), settle.release]
     for lease in (None, 30, None, None, None):
-        claimed = do(claim.claim(context, take.Wanted(EVERYTHING, lease)))
+        claimed = client.take(lease=lease)
         if claimed is not None:
-            do(ends.pop(0)(context, claimed) if ends else settle.complete(context, claimed))
-    claimed = do(claim.claim(context, take.Wanted(EVERYTHING, 30)))
+            client.do(ends.pop(0)(context, claimed) if ends else settle.complete(context, claimed))
+    claimed = client.take(lease=30)
     if claimed is not None:
-        by_token = do(current_claim(context, claimed.task_id, claimed.token))
-        do(settle.complete(context, by_token))
-    do(operate.clear(context))
-    zk.advance(7_200)
-    do(collect.collect_garbage(context, 1))
-    do(configure.pause(context))
-    do(configure.resume(context))
+        client.complete(client.do(current_claim(context, claimed.task_id, claimed.token)))
+    client.do(operate.clear(context))
+    client.zk.advance(7_200)
+    client.do(collect.collect_garbage(context, 1))
+    client.do(configure.pause(context))
+    client.do(configure.resume(context))
 
 
-def test_nothing_that_a_client_remembers_grows_with_what_has_passed():
-    """After three times as many rounds each table holds as much; in both orders."""
-    for order in ("default", "fifo"):
-        zk = FakeZooKeeper()
-        session = zk.connect()
-        context = new_context(zk, session)
-        policy = RetryPolicy(attempts=5, factor=0)
-        drive(zk, session, configure.configure(context, filters={"k": String()}, policy=policy, order=order))
-        for _ in range(WARM):
-            live(zk, session, context, order)
-        before = sizes(context)
-        for _ in range(LATER - WARM):
-            live(zk, session, context, order)
-        after = sizes(context)
-        there = sum(path.startswith(context.paths.at("queue")) for path in zk.nodes)  # strict order keeps its lanes
-        most = {name: max(size + SLACK, BOUND + there) for name, size in before.items()}
-        grown = {name: (before[name], after[name]) for name in before if after[name] > most[name]}
-        assert not grown, f"{order}: {grown}"
+@pytest.mark.parametrize("order", ["default", "fifo"])
+def test_nothing_that_a_client_remembers_grows_with_what_has_passed(order: str) -> None:
+    """After twice as many rounds each table holds as much; in both orders."""
+    client = new_queue(filters={"k": String()}, policy=RetryPolicy(attempts=5, factor=0), order=order)
+    for _ in range(WARM):
+        live(client)
+    before = sizes(client.context)
+    for _ in range(LATER - WARM):
+        live(client)
+    after = sizes(client.context)
+    there = sum(path.startswith(client.context.paths.at("queue")) for path in client.zk.nodes)  # fifo keeps its lanes
+    most = {name: max(size + SLACK, BOUND + there) for name, size in before.items()}
+    assert not {name: (before[name], after[name]) for name in before if after[name] > most[name]}
+
+
+def lanes(client: Client) -> list[str]:
+    return client.zk.names(client.context.paths.at("queue"))
+
+
+def test_a_producer_of_ever_new_filters_and_times_does_not_grow() -> None:
+    """The segments and the buckets that a client remembers are as many as are used, those used last."""
+    client = new_queue(filters=KIND)
+    for number in range(400):
+        client.put(filters={"kind": str(number)})
+    assert len(client.context.slots.open) == slots.MAX_OPEN
+    client.put(filters={"kind": "10"})
+    assert Lane(0, {"kind": "10"}).name in client.context.slots.open
+    for number in range(1, slots.MAX_BUCKETS + 50):
+        client.put(delay=number * 60)
+    assert len(client.context.slots.buckets) <= slots.MAX_BUCKETS
+    assert len(client.check()) == 401 + slots.MAX_BUCKETS + 49
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_lanes_are_bounded_pruned_and_forgotten_however_their_names_are_spelt(long: bool) -> None:
+    """Shortened names count against the bound; clean-up deletes lanes that have been empty for an hour.
+
+    Pruned by anybody's clean-up: this client's next one drops what it remembers of them.
+    """
+    client = new_queue(filters=KIND)
+    other = Client(client.zk)
+    for number in range(MAX_LANES + 40):
+        client.put(filters={"kind": f"{number}{LONG if long else ''}"})
+    assert all(is_shortened(name) == (long and "*" not in name) for name in lanes(client))
+    assert len(lanes(client)) == MAX_LANES + 1  # the mixed one takes the rest
+    assert len(client.work()) == MAX_LANES + 40
+    client.zk.advance(8000)
+    for each in (other, client):
+        each.do(collect.collect_garbage(each.context))
+    assert [name for name in lanes(client) if is_lane(name)] == []
+    known = client.context.paths.at("queue") + "/"
+    left = [path for path in client.context.listings.readings if path.startswith(known)]
+    assert (client.context.slots.open, left) == ({}, [])
+    client.put(filters={"kind": f"1{LONG if long else ''}"})
+    assert len(client.work()) == 1
+
+
+def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
+    """A slot whose lane another thread is about to create is kept; one whose lane is gone is not."""
+    client = new_queue()
+    slot = client.do(place.open_segment(client.context, Lane(0, {}), ordered=False))
+    place.forget_lanes(client.context, [])
+    assert list(client.context.slots.open.values()) == [slot]
+    client.put()
+    place.forget_lanes(client.context, [])
+    assert client.context.slots.open == {}
+    client.put()
+    assert len(client.work()) == 2
+
+
+def test_reports_come_once_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was reported long ago is forgotten when the table is full."""
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.memory.quarantine.MAX_QUARANTINE", 10)
+    client = new_queue()
+    for number in range(25):
+        for _ in range(2):
+            client.context.report(f"/path{number}", "strange")
+    assert (len(client.reports), len(client.context.quarantine.paths) <= 10) == (25, True)

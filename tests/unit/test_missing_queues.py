@@ -39,9 +39,8 @@ from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue,
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion
 from airflow_provider_zkmq.engine.fronts.methods import by_token
 from airflow_provider_zkmq.engine.fronts.verbs import QueueVerbs
-from tests.fake_zookeeper import new_context
 from tests.stepping import Stepper
-from tests.unit.world import Client, new_queue
+from tests.unit.world import Client, new_context, new_queue
 
 #: Every verb of a queue with the arguments that it takes, but for those that create the queue, or look at no znode.
 CALLS: dict[str, Callable[[Any], Any]] = {

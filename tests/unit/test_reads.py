@@ -1,31 +1,35 @@
-"""What is read of a queue without changing it: ids, many tasks at once, the consumers, the archive's needs."""
+"""What is read of a queue without changing it: ids, many tasks, columns of them, its configuration and consumers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_zkmq.engine import Zkmq
-from airflow_provider_zkmq.engine.core.model.filters import Integer, String
+from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Op, Sync, Wait
-from airflow_provider_zkmq.engine.core.reading import archiving, following, ids, many, nodes, register, settings
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, GetMany, Op, Pipeline, Sync
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, SetData
+from airflow_provider_zkmq.engine.core.reading import archiving, ids, many, nodes, register, scanning, settings
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
+from airflow_provider_zkmq.engine.core.reading.columns import COLUMNS
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, list_tasks, read_task
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
-from airflow_provider_zkmq.engine.core.tasks import configure, holding, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import configure, holding
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound, WaitTimeout
-from tests.fake_zookeeper import FakeZooKeeper
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
 
 BEYOND_A_CHUNK = nodes.AT_ONCE + 22
+ALL = tuple(COLUMNS)
+NAMES = ["finished", "dead", "claimed", "queued", "delayed", "cancelled"]
 
 
 class Log:
@@ -37,32 +41,71 @@ class Log:
     def __call__(self, op: Op) -> None:
         self.ops.append(op)
 
+    def of(self, kind: Any) -> list[Any]:
+        return [op for op in self.ops if isinstance(op, kind)]
+
     def read(self) -> set[str]:
         """The last parts of all paths that were read with their data."""
-        return {path.rpartition("/")[2] for op in self.ops if isinstance(op, GetMany) for path in op.paths}
+        return {path.rpartition("/")[2] for op in self.of(GetMany) for path in op.paths}
 
 
-def damage(client: Client, task_id: str, znode: str = "state") -> str:
+def one_in_each_state() -> Client:
+    """A queue with a task in each state; that which died has a history, that which finished a dedupe window."""
+    client = new_queue(filters={"size": OrderedEnum("small", "large")})
+    for name in ("finished", "dead", "claimed"):
+        client.put(b"data of " + name.encode(), task_id=name, metadata={"of": name}, filters={"size": "small"})
+    client.complete(client.claimed(), result=b"done", dedupe=60)
+    client.fail(client.claimed(), error="broken", retry=False)
+    client.claimed()
+    client.put(task_id="queued", filters={"size": "large"})
+    client.put(task_id="delayed", delay=60)
+    client.put(task_id="cancelled")
+    client.cancel("cancelled")
+    return client
+
+
+def one(client: Client, task_id: str) -> Task:
+    return client.do(read_task(client.context, task_id))
+
+
+def damage(client: Client, task_id: str, znode: str = "state", data: bytes = b"\xff no record") -> str:
     path = client.context.paths.task(task_id, znode)
-    client.zk.nodes[path].data = b"\xff no record"
+    client.zk.multi(0, (SetData(path, data, -1),))
     return path
+
+
+def scan(client: Client, names: list[str], columns: Any = ALL, **options: Any) -> scanning.Scanned:
+    return client.do(scanning.scan(client.context, names, columns, **options))
+
+
+def ran_twice() -> Client:
+    """Task `again` ran, and was enqueued again later; task `once` ran."""
+    client = new_queue()
+    client.put(task_id="again", metadata={"run": 1})
+    client.put(task_id="once")
+    for _ in range(2):
+        client.complete(client.claimed())
+    client.zk.advance(10)
+    client.put(task_id="again")
+    return client
 
 
 # --- ids
 
 
 def test_ids_are_those_of_a_state_or_of_all() -> None:
-    """Each state has its tasks, whichever way they are listed; without one all are told."""
-    client = new_queue()
-    for name in ("a", "b", "c", "d", "e"):
-        client.put(task_id=name)
-    client.complete(client.claimed())
-    client.fail(client.claimed(), retry=False)
-    client.claimed(lease=60)
-    client.cancel("e")
+    """Each state has its tasks, whichever way they are listed; without one all are told; the unknown is refused."""
+    client = one_in_each_state()
     found = {state: client.do(ids.ids(client.context, state)) for state in State}
-    assert found == {"finished": ["a"], "dead": ["b"], "claimed": ["c"], "inserted": ["d"], "cancelled": ["e"]}
-    assert client.do(ids.ids(client.context)) == ["a", "b", "c", "d", "e"]
+    assert {state: names for state, names in found.items() if state != State.INSERTED} == {
+        state: [str(state)] for state in State if state != State.INSERTED
+    }
+    assert sorted(found[State.INSERTED]) == ["delayed", "queued"]
+    assert client.do(ids.ids(client.context)) == sorted(NAMES)
+    with pytest.raises(ConfigError, match="state 'lost' is unknown"):
+        client.do(ids.ids(client.context, "lost"))
+    with pytest.raises(ConfigError, match="'kind' is not declared"):
+        client.do(ids.ids(client.context, selector="kind==1"))
 
 
 def test_a_selector_chooses_ids_by_their_records_alone() -> None:
@@ -78,353 +121,6 @@ def test_a_selector_chooses_ids_by_their_records_alone() -> None:
     assert [where for where, _ in client.reports] == [path]
 
 
-@pytest.mark.parametrize("wrong", [-1, -(10**6), 1.5, True, "1"])
-def test_a_limit_is_a_whole_number_of_nought_or_more(tmp_path: Path, wrong: Any) -> None:
-    """A negative limit would leave out the last tasks: refused, in ZooKeeper and in files; 0 gives none."""
-    client = new_queue()
-    for name in ("a", "b"):
-        client.put(task_id=name)
-    with Zkmq.connect(f"textqueue://{tmp_path}") as zk:
-        q = zk.queue("q")
-        q.enqueue("x")
-        for read in (lambda most: client.do(list_tasks(client.context, limit=most)), lambda most: q.tasks(limit=most)):
-            with pytest.raises(ConfigError, match="limit .* is not allowed: a whole number, 0 or more"):
-                read(wrong)
-            assert read(0) == []
-            assert len(read(1)) == 1
-
-
-def test_ids_refuse_what_is_unknown() -> None:
-    """An unknown state, an undeclared filter and a queue that is not there are configuration errors."""
-    client, nowhere = new_queue(), Client(FakeZooKeeper())
-    with pytest.raises(ConfigError, match="state 'lost' is unknown"):
-        client.do(ids.ids(client.context, "lost"))
-    with pytest.raises(ConfigError, match="'size' is not declared"):
-        client.do(ids.ids(client.context, selector="size==1"))
-    with pytest.raises(ConfigError, match="does not exist"):
-        nowhere.do(ids.ids(nowhere.context))
-
-
-# --- many tasks
-
-
-def test_many_tasks_come_each_once_in_the_order_of_their_ids() -> None:
-    """What does not exist is left out, after the server was asked to catch up; what is corrupt is reported."""
-    client = new_queue()
-    names = [client.put(data=f"{number}".encode()) for number in range(BEYOND_A_CHUNK)]
-    damage(client, names[7])
-    asked = [*reversed(names), names[0], "never"]
-    log = Log()
-    tasks = client.do(many.read_many(client.context, asked), log)
-    assert [task.id for task in tasks] == [name for name in reversed(names) if name != names[7]]
-    assert tasks[-1] == client.do(read_task(client.context, names[0]))
-    assert any(isinstance(op, Sync) for op in log.ops)
-    assert len(client.reports) == 1
-
-
-def test_what_is_there_needs_no_catching_up() -> None:
-    """Where every task is found, no sync is sent."""
-    client = new_queue()
-    log = Log()
-    client.do(many.read_many(client.context, [client.put()]), log)
-    assert not any(isinstance(op, Sync) for op in log.ops)
-
-
-def in_hand_with_progress(client: Client) -> Task:
-    client.put(data=b"payload", metadata={"owner": "me"}, task_id="t")
-    claimed = client.claimed()
-    client.do(holding.progress(client.context, claimed, 0.5, "half"))
-    return client.do(read_task(client.context, "t"))
-
-
-def test_parts_that_are_left_out_are_empty_and_not_read() -> None:
-    """Without any part there is the record still; each part comes by itself."""
-    client = new_queue()
-    whole = in_hand_with_progress(client)
-    bare = replace(whole, data=b"", metadata={}, progress=None, note=None)
-    expected = {
-        (): (bare, {"state"}),
-        ("data",): (replace(bare, data=whole.data), {"state", "data"}),
-        ("metadata",): (replace(bare, metadata=whole.metadata), {"state", "metadata"}),
-        ("progress",): (replace(bare, progress=0.5, note="half"), {"state", "claim"}),
-        ("data", "metadata", "result", "progress"): (whole, {"state", "data", "metadata", "result", "claim"}),
-    }
-    for parts, (task, znodes) in expected.items():
-        log = Log()
-        assert client.do(many.read_many(client.context, ["t"], parts=parts), log) == [task]
-        assert log.read() == znodes
-
-
-def test_a_run_s_time_is_known_without_its_payload() -> None:
-    """An id that ran before was enqueued when its payload was written, which a Stat tells."""
-    client = new_queue()
-    client.put(task_id="t")
-    client.complete(client.claimed(), result=b"done")
-    client.zk.advance(10)
-    client.put(task_id="t")
-    whole = client.do(read_task(client.context, "t"))
-    (bare,) = client.do(many.read_many(client.context, ["t"], parts=()))
-    assert bare.enqueued_ms == whole.enqueued_ms == client.zk.ms
-
-
-def test_many_small_tasks_are_read_in_few_requests() -> None:
-    """Without payloads and results a hundred tasks are one request and their Stats in flight together."""
-    client = new_queue()
-    names = [client.put() for _ in range(100)]
-    log = Log()
-    client.do(many.read_many(client.context, names, parts=("metadata",)), log)
-    assert len([op for op in log.ops if isinstance(op, GetMany)]) == 1
-    assert len([op for op in log.ops if isinstance(op, Exists)]) == len(names)
-
-
-@pytest.mark.parametrize("wrong", ["t", ["a/b"], [None]])
-def test_what_are_no_ids_is_refused(wrong: Any) -> None:
-    """One text instead of a list, and what cannot be a znode's name."""
-    client = new_queue()
-    with pytest.raises(ConfigError):
-        client.do(many.read_many(client.context, wrong))
-
-
-@pytest.mark.parametrize("wrong", ["data", ["payload"], ["data", "state"]])
-def test_unknown_parts_are_refused(wrong: Any) -> None:
-    """The error names what there is."""
-    client = new_queue()
-    with pytest.raises(ConfigError, match="data, metadata, progress, result"):
-        client.do(many.read_many(client.context, ["t"], parts=wrong))
-
-
-# --- configuration and consumers
-
-
-def test_a_configuration_has_the_names_of_configure() -> None:
-    """What was configured can be read; defaults are told, too."""
-    client = new_queue(
-        filters={"k": String()}, task_gc_lifetime=7, lock=9, order="fifo", policy=RetryPolicy(attempts=3)
-    )
-    client.zk.nodes[client.context.paths.at("paused")] = client.zk.nodes[client.context.paths.at("dlq")]
-    known = client.do(settings.conf(client.context))
-    assert known == settings.QueueConf(
-        filters={"k": String()},
-        policy=RetryPolicy(attempts=3),
-        task_gc_lifetime=7,
-        task_gc_interval=300,
-        lock=9,
-        order="fifo",
-        paused=True,
-        archived=None,
-    )
-
-
-def test_consumers_tell_who_they_are_and_what_they_have_in_hand() -> None:
-    """Live and dead ones; a leased claim is in nobody's hand."""
-    client = new_queue()
-    client.context.describe = {"name": "first", "host": "here", "pid": 7}
-    dead = Client(client.zk, "second")
-    third = Client(client.zk, "third")
-    for name in ("a", "b", "c"):
-        client.put(task_id=name)
-    mine, theirs = client.claimed().task_id, dead.claimed().task_id
-    third.claimed(lease=60)
-    client.zk.expire(dead.session)
-    first, second, leased = client.do(register.consumers(client.context))
-    assert first.id.startswith("first-")
-    assert (first.name, first.host, first.pid) == ("first", "here", 7)
-    assert (first.accepts, first.in_hand, first.alive) == (("all()",), (mine,), True)
-    assert (second.name, second.host, second.pid, second.in_hand, second.alive) == (
-        "second",
-        None,
-        None,
-        (theirs,),
-        False,
-    )
-    assert (leased.name, leased.in_hand, leased.alive) == ("third", (), True)
-
-
-def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> None:
-    """What a record cannot tell is None; the znode still says that it is there."""
-    client = new_queue()
-    client.put(task_id="a")
-    consumer = client.claimed().state.consumer
-    assert consumer is not None
-    path = client.context.paths.consumer(consumer)
-    for data in (b"\xff", b'{"name": 3, "pid": "x", "accepts": 5}'):
-        client.zk.nodes[path].data = data
-        (found,) = client.do(register.consumers(client.context))
-        assert (found.name, found.host, found.pid, found.accepts) == (None, None, None, ())
-        assert (found.id, found.in_hand, found.alive) == (consumer, ("a",), True)
-    assert [where for where, _ in client.reports] == [path]
-
-
-def test_a_consumer_that_leaves_while_it_is_read_is_left_out() -> None:
-    """Its record is gone by then."""
-    client = new_queue()
-    client.put()
-    consumer = client.claimed().state.consumer
-    path = client.context.paths.consumer(str(consumer))
-
-    def leaves(op: Op) -> None:
-        if isinstance(op, GetMany) and op.paths == (path,):
-            client.zk.nodes.pop(path)
-
-    assert client.do(register.consumers(client.context), leaves) == []
-
-
-def test_queue_names_leave_out_what_is_no_queue() -> None:
-    """A root's foreign children are no queues, whatever they are called; no root, no queues."""
-    client = new_queue()
-    client.zk.nodes["/zkmq"].children.add("foreign ..")
-    assert client.do(queue_names("/zkmq")) == ["q"]
-    assert client.do(queue_names("/elsewhere")) == []
-
-
-# --- following
-
-
-def following_by(client: Client, steps: Iterator[Callable[[], object]]) -> tuple[Task, list[tuple[str, float | None]]]:
-    """Follow task t, taking a step whenever the follower waits; what it returns, and what it was told."""
-    told: list[tuple[str, float | None]] = []
-
-    def go_on(op: Op) -> None:
-        if isinstance(op, Wait) and op.signal is not client.context.signal:
-            next(steps)()
-
-    task = client.do(
-        following.follow(client.context, "t", lambda seen: told.append((str(seen.status), seen.progress))), go_on
-    )
-    return task, told
-
-
-def test_a_task_is_followed_from_the_queue_to_its_end() -> None:
-    """Each change is told once, progress too; the last is the task as it is returned."""
-    client = new_queue()
-    other = Client(client.zk, "other")
-    client.put(task_id="t")
-    claimed: list[Any] = []
-
-    def steps() -> Iterator[Callable[[], object]]:
-        yield lambda: claimed.append(other.claimed())
-        yield lambda: other.do(holding.progress(other.context, claimed[0], 0.5))
-        yield lambda: other.do(settle.release(other.context, claimed[0]))
-        yield lambda: claimed.append(other.claimed())
-        yield lambda: other.complete(claimed[1])
-
-    task, told = following_by(client, steps())
-    assert told == [
-        ("queued", None),
-        ("locked", None),
-        ("locked", 0.5),
-        ("queued", None),
-        ("locked", None),
-        ("done-awaiting-gc", None),
-    ]
-    assert task == client.do(read_task(client.context, "t"))
-    assert not any(entry.subscribers for entry in client.context.listings.readings.values())
-
-
-def test_following_ends_when_it_must() -> None:
-    """A task that has ended is told once; one that is not there, or vanishes, is not found; a time-out names it."""
-    client = new_queue()
-    for name in ("ended", "t", "open"):
-        client.put(task_id=name)
-    client.cancel("ended")
-    told: list[str] = []
-    tell = lambda task: told.append(task.id)
-    assert client.do(following.follow(client.context, "ended", tell)).state == "cancelled"
-    with pytest.raises(TaskNotFound):
-        client.do(following.follow(client.context, "never", tell))
-    with pytest.raises(ConfigError):
-        client.do(following.follow(client.context, "a/b", tell))
-    with pytest.raises(WaitTimeout, match="'open' of queue 'q' is queued") as late:
-        client.do(following.follow(client.context, "open", tell, timeout=0.5))
-    assert late.value.left == ("open",)
-    with pytest.raises(TaskNotFound):
-        following_by(client, iter([lambda: client.do(operate.drop(client.context, "t"))]))
-    assert told == ["ended", "open"]
-    assert not any(entry.subscribers for entry in client.context.listings.readings.values())
-
-
-def test_a_task_that_is_enqueued_anew_under_the_follower_s_eyes_is_followed_on() -> None:
-    """No watch stands on a record that was not there when it was to be watched: it is looked for again."""
-    client = new_queue()
-    other = Client(client.zk, "other")
-    client.put(task_id="t")
-    record = client.context.paths.task("t", "state")
-    steps = iter([lambda: None, lambda: other.do(operate.drop(other.context, "t")), lambda: other.put(task_id="t")])
-    waits = iter([lambda: other.cancel("t")])
-
-    def meddle(op: Op) -> None:
-        if isinstance(op, Wait):
-            next(waits)()
-        elif record in ((op.path,) if isinstance(op, Get) else getattr(op, "paths", ())):
-            next(steps, lambda: None)()
-
-    told: list[str] = []
-    client.do(following.follow(client.context, "t", lambda task: told.append(str(task.status))), meddle)
-    assert told == ["queued", "cancelled"]
-
-
-def test_an_error_of_the_follower_s_function_is_raised() -> None:
-    """It ends the call, and nothing is left behind."""
-    client = new_queue()
-    client.put(task_id="t")
-
-    def refuses(_task: Task) -> None:
-        raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        client.do(following.follow(client.context, "t", refuses))
-    assert not any(entry.subscribers for entry in client.context.listings.readings.values())
-
-
-# --- the archive
-
-
-def test_who_publishes_the_archive_must_have_read_it() -> None:
-    """The first writes version 0; of two that read the same, the second is refused."""
-    client = new_queue()
-    nothing = client.do(archiving.archive(client.context))
-    assert nothing == Archive(born=nothing.born)
-    first = replace(nothing, watermark=7, directory="/somewhere", run="a")
-    client.do(configure.publish_archive(client.context, first))
-    read = client.do(archiving.archive(client.context))
-    assert read == replace(first, version=0)
-    assert client.do(settings.conf(client.context)).archived == 7
-    client.do(configure.publish_archive(client.context, replace(read, watermark=8)))
-    with pytest.raises(ConfigError, match="another archive run"):
-        client.do(configure.publish_archive(client.context, replace(read, watermark=9)))
-    assert client.do(archiving.archive(client.context)).watermark == 8
-
-
-@pytest.mark.parametrize("data", [b"\xff", b"[]", b'{"watermark": "x"}', b'{"directory": 3}'])
-def test_a_damaged_archive_is_refused_by_its_path(data: bytes) -> None:
-    """Nobody archives on what cannot be read."""
-    client = new_queue()
-    client.do(configure.publish_archive(client.context, Archive()))
-    path = client.context.paths.at("archive")
-    client.zk.nodes[path].data = data
-    with pytest.raises(CorruptRecord, match=path):
-        client.do(archiving.archive(client.context))
-
-
-@pytest.mark.parametrize("read", [settings.conf, register.consumers, archiving.zxid])
-def test_a_queue_that_is_not_there_is_a_configuration_error(read: Any) -> None:
-    """As everywhere else."""
-    nowhere = Client(FakeZooKeeper())
-    with pytest.raises(ConfigError, match="does not exist"):
-        nowhere.do(read(nowhere.context))
-
-
-def test_a_long_register_is_read_in_chunks() -> None:
-    """However many consumers there are, a request names a bounded number of them."""
-    client = new_queue()
-    for number in range(BEYOND_A_CHUNK):
-        client.put()
-        Client(client.zk, f"c{number:03}").claimed()
-    log = Log()
-    assert len(client.do(register.consumers(client.context), log)) == BEYOND_A_CHUNK
-    assert max(len(op.paths) for op in log.ops if isinstance(op, GetMany)) <= nodes.AT_ONCE
-
-
 def test_a_task_whose_time_comes_while_tasks_are_listed_is_listed_once() -> None:
     """It goes from one list of those that wait to the other, at whichever moment."""
     for steps in range(4):
@@ -436,3 +132,302 @@ def test_a_task_whose_time_comes_while_tasks_are_listed_is_listed_once() -> None
             listing.step()
         assert client.do(promote_due(client.context)) == 1
         assert listing.finish() == ["late"]
+
+
+def test_a_limit_is_a_whole_number_of_nought_or_more(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """A negative limit would leave out the last tasks: refused, in ZooKeeper and in files; 0 gives none."""
+    client = one_in_each_state()
+    with Zkmq.connect(f"textqueue://{tmp_path}") as zk:
+        q = zk.queue("q")
+        q.enqueue("x")
+        reads = {
+            "server": lambda most: client.do(list_tasks(client.context, limit=most)),
+            "files": lambda most: q.tasks(limit=most),
+        }
+        for (name, read), wrong in product(reads.items(), (-1, -(10**6), 1.5, True, "1")):
+            with subtests.test(name, limit=wrong):
+                with pytest.raises(ConfigError, match="limit .* is not allowed: a whole number, 0 or more"):
+                    read(wrong)
+                assert [len(read(most)) for most in (0, 1)] == [0, 1]
+
+
+# --- many tasks
+
+
+def test_many_tasks_come_each_once_in_the_order_of_their_ids() -> None:
+    """What does not exist is left out, after the server was asked to catch up; what is corrupt is reported."""
+    client = new_queue()
+    names = [client.put(data=f"{number}".encode()) for number in range(BEYOND_A_CHUNK)]
+    damage(client, names[7])
+    log = Log()
+    tasks = client.do(many.read_many(client.context, [*reversed(names), names[0], "never"]), log)
+    assert [task.id for task in tasks] == [name for name in reversed(names) if name != names[7]]
+    assert tasks[-1] == one(client, names[0])
+    assert log.of(Sync)
+    assert len(client.reports) == 1
+    few = Log()
+    client.do(many.read_many(client.context, names[8:108], parts=("metadata",)), few)
+    # All are there: nothing needs to catch up. One request, and what tells the payloads' times in flight together.
+    assert (len(few.of(GetMany)), len(few.of(Exists)), few.of(Sync)) == (1, 100, [])
+
+
+def test_parts_that_are_left_out_are_empty_and_not_read(subtests: pytest.Subtests) -> None:
+    """Without any part there is the record still; each part comes by itself; unknown parts are refused."""
+    client = new_queue()
+    client.put(data=b"payload", metadata={"owner": "me"}, task_id="t")
+    client.do(holding.progress(client.context, client.claimed(), 0.5, "half"))
+    whole = one(client, "t")
+    bare = replace(whole, data=b"", metadata={}, progress=None, note=None)
+    expected = {
+        (): (bare, {"state"}),
+        ("data",): (replace(bare, data=whole.data), {"state", "data"}),
+        ("metadata",): (replace(bare, metadata=whole.metadata), {"state", "metadata"}),
+        ("progress",): (replace(bare, progress=0.5, note="half"), {"state", "claim"}),
+        ("data", "metadata", "result", "progress"): (whole, {"state", "data", "metadata", "result", "claim"}),
+    }
+    for parts, (task, znodes) in expected.items():
+        with subtests.test(parts=parts):
+            log = Log()
+            assert client.do(many.read_many(client.context, ["t"], parts=parts), log) == [task]
+            assert log.read() == znodes
+    for wrong in ("data", ["payload"], ["data", "state"]):
+        with pytest.raises(ConfigError, match="data, metadata, progress, result"):
+            client.do(many.read_many(client.context, ["t"], parts=wrong))
+    for names in ("t", ["a/b"], [None]):
+        with pytest.raises(ConfigError):
+            client.do(many.read_many(client.context, names))
+
+
+def test_a_run_of_an_id_that_ran_before_has_its_own_time() -> None:
+    """Its metadata were written again, so that the payload is asked when it came, but for its bytes."""
+    client, log = ran_twice(), Log()
+    whole = [one(client, name) for name in ("again", "once")]
+    assert whole[0].enqueued_ms == client.zk.ms > whole[1].enqueued_ms
+    scanned = client.do(scanning.scan(client.context, ["again", "once"], ["enqueued_ms"]), log)
+    assert scanned.columns["enqueued_ms"] == [task.enqueued_ms for task in whole]
+    assert [op.path for op in log.of(Exists)] == ["/zkmq/q/tasks/again/data"]
+    (bare,) = client.do(many.read_many(client.context, ["again"], parts=()))
+    assert bare.enqueued_ms == whole[0].enqueued_ms
+
+
+# --- scans: columns of many tasks
+
+
+def test_the_columns_are_what_the_tasks_say() -> None:
+    """Every field of a task but what its claim tells, by the same name and with the same value."""
+    client = one_in_each_state()
+    assert set(ALL) == {each.name for each in fields(Task)} - {"progress", "note"}
+    scanned = scan(client, NAMES)
+    assert scanned.columns == {name: [getattr(one(client, task), name) for task in NAMES] for name in ALL}
+    assert (scanned.vanished, scanned.corrupt) == ((), ())
+    # A payload that is gone leaves a row: it is empty, and the record tells the time.
+    client.zk.multi(0, (Delete("/zkmq/q/tasks/dead/data", -1), Delete("/zkmq/q/tasks/dead/metadata", -1)))
+    assert scan(client, ["dead"]).columns == {name: [getattr(one(client, "dead"), name)] for name in ALL}
+
+
+def test_only_what_is_asked_for_is_read(subtests: pytest.Subtests) -> None:
+    """No payload is read for a column that does not tell of it; of no tasks nothing is read at all."""
+    client = one_in_each_state()
+    for columns, znodes in {
+        ("id", "state", "error", "history", "version"): {"state"},
+        ("enqueued_ms",): {"state", "metadata"},
+        ("enqueued_ms", "data"): {"state", "data"},
+        ("result",): {"state", "result"},
+        ("metadata",): {"state", "metadata"},
+    }.items():
+        with subtests.test(columns=columns):
+            log, nothing = Log(), Log()
+            client.do(scanning.scan(client.context, NAMES, columns), log)
+            assert (log.read(), log.of(Exists)) == (znodes, [])
+            scanned = client.do(scanning.scan(client.context, [], columns), nothing)
+            assert scanned == scanning.Scanned({name: [] for name in columns}, (), ())
+            assert nothing.of(GetMany) == []
+
+
+def test_only_what_is_asked_for_is_decoded() -> None:
+    """A damaged history is corrupt to whoever asks for it; of metadata that cannot be read nothing is known."""
+    client = one_in_each_state()
+    record = client.zk.nodes["/zkmq/q/tasks/dead/state"].data
+    damage(client, "dead", "state", record.replace(b'"outcome"', b'"outcame"').replace(b'"number":1', b'"number":"x"'))
+    assert scan(client, NAMES, ["id", "state"]).columns["id"] == NAMES
+    scanned = scan(client, NAMES, ["id", "history"])
+    assert (scanned.columns["id"], scanned.corrupt) == ([name for name in NAMES if name != "dead"], ("dead",))
+    path = damage(client, "finished", "metadata", b"[")
+    assert scan(client, ["finished"], ["metadata"]).columns == {"metadata": [{}]}
+    assert path in [where for where, _ in client.reports]
+
+
+def test_what_vanished_is_told_and_what_is_corrupt_is_told_and_reported() -> None:
+    """Neither ends the scan; before something counts as vanished, the server is asked to catch up."""
+    client, log = one_in_each_state(), Log()
+    path = damage(client, "queued", data=b"{")
+    scanned = client.do(scanning.scan(client.context, ["never", *NAMES, "finished"], ["id"]), log)
+    assert scanned.columns["id"] == [name for name in NAMES if name != "queued"]
+    assert (scanned.vanished, scanned.corrupt) == (("never",), ("queued",))
+    assert [where for where, _ in client.reports] == [path]
+    assert len(log.of(Sync)) == 1
+    assert scan(client, NAMES, ["id"]).columns["id"], "and everybody goes on"
+
+
+def test_a_server_that_lags_behind_is_asked_again() -> None:
+    """What was there all the time is no vanished task."""
+    client, late = new_queue(), []
+    client.put(task_id="a")
+    path = client.context.paths.task("a", "state")
+    state = client.zk.nodes[path]
+
+    def lagging(op: Op) -> None:
+        if isinstance(op, GetMany) and not late:
+            late.append(client.zk.nodes.pop(path))
+        elif isinstance(op, Sync):
+            client.zk.nodes[path] = state
+
+    scanned = client.do(scanning.scan(client.context, ["a"], ["id"]), lagging)
+    assert (scanned.columns, scanned.vanished) == ({"id": ["a"]}, ())
+
+
+def test_tasks_are_left_out_by_what_is_read() -> None:
+    """States, a selector, and a moment; all of them together; none of it is counted as vanished."""
+    client = one_in_each_state()
+    begin = client.zk.ms / 1000
+    client.zk.advance(5)
+    client.put(task_id="late", filters={"size": "large"})
+    asked, later = [*NAMES, "late"], datetime.fromtimestamp(begin + 1, UTC)
+    assert scan(client, asked, ["id"], states=["dead", State.CLAIMED]).columns["id"] == ["dead", "claimed"]
+    assert scan(client, asked, ["id"], selector="size>=large").columns["id"] == ["queued", "late"]
+    assert scan(client, asked, ["id"], since=later).columns["id"] == ["late"]
+    scanned = scan(client, asked, ["id"], states=["inserted"], selector="size==large", since=later)
+    assert (scanned.columns["id"], scanned.vanished) == (["late"], ())
+
+
+def test_requests_are_bounded_and_so_is_what_is_in_flight() -> None:
+    """Many small znodes are one request; of payloads few are asked for at first, then more, while they are small.
+
+    A server holds all the replies that are in flight in its memory: large payloads are asked for a few at a time.
+    """
+    client = new_queue()
+    names = [client.put(task_id=f"t{number}") for number in range(700)]
+    small, payloads, large = Log(), Log(), Log()
+    client.do(scanning.scan(client.context, names, ["id"]), small)
+    client.do(scanning.scan(client.context, names, ["data"]), payloads)
+    assert [len(op.paths) for op in small.of(GetMany)] == [256, 256, 188]
+    assert [len(op.paths) // 2 for op in payloads.of(GetMany)] == [32, 128, 128, 128, 128, 128, 28]
+    stepper = Stepper(client.zk, client.session, scanning.scan(client.context, names, ["data"], in_flight=3))
+    stepper.finish()
+    assert max(len(op.ops) for op in stepper.done if isinstance(op, Pipeline)) == 3
+    names = [client.put(b"x" * (1_000_000 if number else 1), task_id=f"l{number}") for number in range(80)]
+    scanned = client.do(scanning.scan(client.context, names, ["data"]), large)
+    assert [len(each) for each in scanned.columns["data"]] == [1] + [1_000_000] * 79
+    assert [len(op.paths) // 2 for op in large.of(GetMany)] == [32, 17, 16, 15]
+
+
+def test_a_scan_that_is_not_understood_is_refused(subtests: pytest.Subtests) -> None:
+    """Before anything is read."""
+    client = new_queue()
+    refused: dict[str, tuple[Any, dict[str, Any]]] = {
+        "columns": ([], {}),
+        "columns.*id": ("id", {}),
+        "columns .* are not understood: .*enqueued_ms": (["id", "payload"], {}),
+        "in_flight": (["id"], {"in_flight": 0}),
+        "state 'done' is unknown": (["id"], {"states": ["done"]}),
+        "'color' is not declared": (["id"], {"selector": "color==red"}),
+        "zone": (["id"], {"since": datetime(2026, 1, 1)}),  # noqa: DTZ001  that it has none is the point
+    }
+    for match, (columns, options) in refused.items():
+        with subtests.test(match), pytest.raises(ConfigError, match=match):
+            scan(client, ["a"], columns, **options)
+
+
+# --- configuration and consumers
+
+
+def test_a_configuration_has_the_names_of_configure() -> None:
+    """What was configured can be read; defaults are told, too."""
+    chosen: dict[str, Any] = {"task_gc_lifetime": 7, "lock": 9, "order": "fifo", "policy": RetryPolicy(attempts=3)}
+    client = new_queue(filters={"k": String()}, **chosen)
+    client.do(configure.pause(client.context))
+    assert client.do(settings.conf(client.context)) == settings.QueueConf(
+        filters={"k": String()}, task_gc_interval=300, paused=True, archived=None, **chosen
+    )
+
+
+def test_consumers_tell_who_they_are_and_what_they_have_in_hand() -> None:
+    """Live and dead ones; a leased claim is in nobody's hand."""
+    client = new_queue()
+    client.context.describe = {"name": "first", "host": "here", "pid": 7}
+    dead, third = Client(client.zk, "second"), Client(client.zk, "third")
+    for name in ("a", "b", "c"):
+        client.put(task_id=name)
+    mine, theirs = client.claimed().task_id, dead.claimed().task_id
+    third.claimed(lease=60)
+    client.zk.expire(dead.session)
+    told = client.do(register.consumers(client.context))
+    assert told[0].id.startswith("first-")
+    assert told[0].accepts == ("all()",)
+    assert [(each.name, each.host, each.pid, each.in_hand, each.alive) for each in told] == [
+        ("first", "here", 7, (mine,), True),
+        ("second", None, None, (theirs,), False),
+        ("third", None, None, (), True),
+    ]
+
+
+def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> None:
+    """What a record cannot tell is None; the znode says that it is there, and one that has gone is left out."""
+    client = new_queue()
+    client.put(task_id="a")
+    consumer = str(client.claimed().state.consumer)
+    path = client.context.paths.consumer(consumer)
+    for data in (b"\xff", b'{"name": 3, "pid": "x", "accepts": 5}'):
+        client.zk.nodes[path].data = data
+        (found,) = client.do(register.consumers(client.context))
+        assert (found.name, found.host, found.pid, found.accepts) == (None, None, None, ())
+        assert (found.id, found.in_hand, found.alive) == (consumer, ("a",), True)
+    assert [where for where, _ in client.reports] == [path]
+
+    def leaves(op: Op) -> None:
+        if isinstance(op, GetMany) and op.paths == (path,):
+            client.zk.nodes.pop(path)
+
+    assert client.do(register.consumers(client.context), leaves) == []
+
+
+def test_a_long_register_is_read_in_chunks() -> None:
+    """However many consumers there are, a request names a bounded number of them."""
+    client = new_queue()
+    for number in range(BEYOND_A_CHUNK):
+        client.put()
+        Client(client.zk, f"c{number:03}").claimed()
+    log = Log()
+    assert len(client.do(register.consumers(client.context), log)) == BEYOND_A_CHUNK
+    assert max(len(op.paths) for op in log.of(GetMany)) <= nodes.AT_ONCE
+
+
+def test_queue_names_leave_out_what_is_no_queue() -> None:
+    """A root's foreign children are no queues, whatever they are called; no root, no queues."""
+    client = new_queue()
+    client.zk.nodes["/zkmq"].children.add("foreign ..")
+    assert client.do(queue_names("/zkmq")) == ["q"]
+    assert client.do(queue_names("/elsewhere")) == []
+
+
+def test_who_publishes_the_archive_must_have_read_it() -> None:
+    """The first writes version 0; of two that read the same, the second is refused; so is one that is damaged."""
+    client = new_queue()
+    read = lambda: client.do(archiving.archive(client.context))
+    publish = lambda archive: client.do(configure.publish_archive(client.context, archive))
+    nothing = read()
+    assert nothing == Archive(born=nothing.born)
+    first = replace(nothing, watermark=7, directory="/somewhere", run="a")
+    publish(first)
+    second = read()
+    assert second == replace(first, version=0)
+    assert client.do(settings.conf(client.context)).archived == 7
+    publish(replace(second, watermark=8))
+    with pytest.raises(ConfigError, match="another archive run"):
+        publish(replace(second, watermark=9))
+    assert read().watermark == 8
+    path = client.context.paths.at("archive")
+    for data in (b"\xff", b"[]", b'{"watermark": "x"}', b'{"directory": 3}'):
+        client.zk.nodes[path].data = data
+        with pytest.raises(CorruptRecord, match=path):
+            read()

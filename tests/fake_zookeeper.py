@@ -1,3 +1,0 @@
-"""What moved to `tests.unit.world`."""
-
-from tests.unit.world import *  # noqa: F403

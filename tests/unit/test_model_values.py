@@ -1,0 +1,358 @@
+"""The values of the model: names, lanes, records, filters, selectors, policies, states and marks, read and refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_zkmq.engine.core.memory.marks import Marks
+from airflow_provider_zkmq.engine.core.model.conditions import Condition
+from airflow_provider_zkmq.engine.core.model.filters import (
+    Integer,
+    OrderedEnum,
+    String,
+    check_types,
+    decode_types,
+    encode_types,
+    parse_filters,
+    parse_type,
+)
+from airflow_provider_zkmq.engine.core.model.lanes import MAX_PRIORITY, Lane, is_shortened, parse_lane
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.paths import Paths, check_name, entry_name, entry_task
+from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy, exp_backoff
+from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, replace
+from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, choose, parse_selector
+from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, Event, State, derive_status, step
+from airflow_provider_zkmq.engine.core.tasks import enqueue
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, IllegalTransition
+from tests.unit.world import new_queue
+
+NAME = st.from_regex(r"[A-Za-z0-9_:+@=-]{1,128}", fullmatch=True)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+PRIORITY = st.integers(-MAX_PRIORITY, MAX_PRIORITY)
+TYPES = {"c": OrderedEnum("low", "standard", "high"), "n": Integer(), "s": String()}
+
+#: What each constructor or parser refuses.
+REFUSED: Final[dict[str, tuple[Callable[[Any], Any], list[Any]]]] = {
+    "a name": (
+        lambda name: check_name("task id", name),
+        ["", "a/b", "..", ".", "a..b", "a\0b", "\ud800", "é", "a b", "a~b", "a\n", "x" * 129, None, 3, b"a"],
+    ),
+    "a queue's name": (lambda name: Paths.of("/zkmq", name), ["a/b", "", None]),
+    "a filter's name": (lambda name: check_types({name: Integer()}), ["a/b", "", None]),
+    "a root": (lambda root: Paths.of(root, "q"), ["", "/", "a", "/a//b", "/a/../b", "//", None, "/a\0"]),
+    "attempts": (lambda given: RetryPolicy(attempts=given), [0, -1, 1.5, "3", True, 10**7]),
+    "seconds": (
+        lambda given: RetryPolicy(**given),
+        [
+            {name: value}
+            for name in ("factor", "min_backoff", "max_backoff")
+            for value in (-1, float("nan"), float("inf"), "1", True, None)
+        ],
+    ),
+    "a least backoff above the most": (lambda most: RetryPolicy(min_backoff=2, max_backoff=most), [1]),
+    "an enumeration": (lambda values: OrderedEnum(*values), [(), ("a", "a"), ("",), ("a\0",), ("x" * 257,)]),
+    "a task's filters": (
+        lambda given: parse_filters(TYPES, given),
+        [{"c": "mid"}, {"n": "x"}, {"n": True}, {"n": 1.5}, {"n": 1 << 63}, {"s": ""}, {"x": "1"}],
+    ),
+    "the text of a type": (parse_type, ["float"]),
+    "a type": (lambda type_: check_types({"a": type_}), ["string"]),
+    "a count": (lambda count: AnyOf(count, "a==b", "c==d"), [0, 3, True, "1"]),
+    "the text of a selector": (
+        parse_selector,
+        ["", " ", "a", "a==", "==b", "a==b,", "a==b c==d", "all(", "any(x, a==b)", "any(2, a==b)", 'a=="b', "a=b", ")"],
+    ),
+}
+
+
+def test_what_is_no_value_of_the_model_is_refused(subtests: pytest.Subtests) -> None:
+    """Names that are no znodes, policies, filters and selectors that mean nothing: a configuration error each."""
+    for what, (make, values) in REFUSED.items():
+        for value in values:
+            with subtests.test(what, value=value), pytest.raises(ConfigError):
+                make(value)
+    for data in (b"[]", b"{", b'{"a":1}', b'{"a":{"type":"X"}}', b'{"a/b":{"type":"String"}}'):
+        with subtests.test("stored types", data=data), pytest.raises(CorruptRecord):
+            decode_types("p", data)
+
+
+# --- names, lanes and filters
+
+
+@given(NAME, PRIORITY, PRIORITY, st.none() | st.dictionaries(TEXT, TEXT, max_size=3))
+def test_names_and_lanes_are_read_as_they_were_written(name: str, one: int, other: int, filters: Any) -> None:
+    """An entry names its task; a lane is known by its name and by its data, and sorts by falling priority."""
+    assert check_name("x", name) == name
+    assert entry_task(entry_name("00", name)) == name
+    lane = Lane(one, filters)
+    assert "/" not in lane.name
+    assert is_shortened(lane.name) or parse_lane(lane.name) == lane
+    assert Lane.decode("p", lane.encode()) == lane
+    assert (Lane(one, {}).name < Lane(other, {}).name) == (one > other)
+
+
+def test_filters_are_declared_and_stored_as_text() -> None:
+    """Types come from what was stored and from a command's text; values become text."""
+    assert decode_types("p", encode_types(TYPES)) == TYPES
+    assert [parse_type(text) for text in ("enum:low,standard,high", "integer", "string")] == list(TYPES.values())
+    assert parse_filters(TYPES, {"n": -3, "c": "low", "s": "é"}) == {"n": "-3", "c": "low", "s": "é"}
+
+
+# --- selectors
+
+
+def test_at_least_takes_lower_classes_and_absolute_only_equal_ones() -> None:
+    """By the order of the declaration, in which standard is below high."""
+    least = choose(TYPES, node={"c": "high"}, filter_method="at_least")
+    same = choose(TYPES, node={"c": "high"})
+    assert least.matches({"c": "standard"}, TYPES)
+    assert not same.matches({"c": "standard"}, TYPES)
+    assert same.matches({"c": "high"}, TYPES)
+
+
+def test_missing_or_undeclared_values_never_match(subtests: pytest.Subtests) -> None:
+    """Whatever they are compared with."""
+    for filters, text in itertools.product(({}, {"c": "gone"}, {"n": "x"}), ("c<=high", "c>=low", "n<9", "n>0")):
+        with subtests.test(text, filters=filters):
+            assert not parse_selector(text).matches(filters, TYPES)
+
+
+def test_all_of_needs_all_and_any_of_its_count() -> None:
+    """Of no conditions all are met."""
+    filters = {"c": "low", "n": "10", "s": "x"}
+    assert AllOf().matches({}, TYPES)
+    assert AllOf("c==low", "n>9").matches(filters, TYPES)
+    assert not AllOf("c==low", "n>10").matches(filters, TYPES)
+    assert AnyOf(2, "c==low", "n>10", "s==x").matches(filters, TYPES)
+    assert not AnyOf(3, "c==low", "n>10", "s==x").matches(filters, TYPES)
+
+
+def test_a_selector_in_the_place_of_a_node_is_one() -> None:
+    """As text or made; anything else is told what belongs there."""
+    parsed = parse_selector("c==low").bind(TYPES)
+    assert choose(TYPES, node="c==low") == choose(TYPES, node=parse_selector("c==low")) == parsed
+    with pytest.raises(ConfigError, match="not both"):
+        choose(TYPES, node="c==low", selector="c==low")
+    with pytest.raises(ConfigError, match=r"\['c'\] is no selector"):
+        choose(TYPES, node=["c"])  # type: ignore[arg-type]
+
+
+CONDITION = st.builds(
+    Condition,
+    st.from_regex(r"[a-z]{1,5}", fullmatch=True),
+    st.sampled_from(["==", "<=", "<", ">", ">="]),
+    st.text(st.characters(exclude_categories=["C", "Z"]), max_size=8),
+)
+SELECTOR = st.recursive(
+    CONDITION,
+    lambda part: st.lists(part, min_size=1, max_size=3).flatmap(
+        lambda parts: st.just(AllOf(*parts)) | st.integers(1, len(parts)).map(lambda n: AnyOf(n, *parts))
+    ),
+    max_leaves=8,
+)
+
+
+@given(SELECTOR, st.text() | st.text(alphabet='ab(),"\\=<> 1'))
+def test_the_text_of_a_selector_is_read_as_it_was_written(selector: Any, text: str) -> None:
+    """Any other text is a selector or a configuration error."""
+    assert parse_selector(str(selector)) == selector
+    with contextlib.suppress(ConfigError):
+        parse_selector(text)
+
+
+# --- policies
+
+
+@given(st.integers(-5, 100), st.floats(0, 1, exclude_max=True), st.floats(0, 1e6))
+def test_backoff_lies_between_half_a_power_and_a_power_of_two(attempt: int, rand: float, factor: float) -> None:
+    """Times the factor, and between the least and the most."""
+    power = 2.0 ** min(max(attempt, 0), 36)
+    assert 0.5 * power * factor <= exp_backoff(attempt, rand, factor=factor) <= power * factor
+    assert 1 <= exp_backoff(attempt, rand, factor=factor, least=1, most=9) <= 9
+
+
+@given(st.binary() | st.sampled_from([b"[]", b"3", b"null", b'{"x":1}', b'{"attempts":0}']))
+def test_a_policy_is_exhausted_after_its_attempts_and_stored(data: bytes) -> None:
+    """`ConsumeTimes` retries at once; what is stored is read back, and random bytes are a policy or corrupt."""
+    policy = ConsumeTimes(3)
+    assert [policy.exhausted(n) for n in (1, 2, 3)] == [False, False, True]
+    assert policy.backoff(2, 0.5) == 0
+    assert ConsumeOnce().exhausted(1)
+    assert not RetryPolicy(attempts=None).exhausted(10**9)
+    policy = RetryPolicy(None, 2, 1, 9)
+    assert RetryPolicy.decode("p", policy.encode()) == policy
+    assert RetryPolicy.decode("p", b"") == RetryPolicy()
+    with contextlib.suppress(CorruptRecord):
+        assert isinstance(RetryPolicy.decode("p", data), RetryPolicy)
+
+
+# --- states
+
+ROWS: Final[dict[str, dict[str, str]]] = {
+    "inserted": {
+        "claim": "claimed",
+        "promote": "inserted",
+        "cancel": "cancelled",
+        "update": "inserted",
+        "exhaust": "dead",
+        "rerun": "inserted",
+    },
+    "claimed": {
+        "complete": "finished",
+        "fail": "inserted",
+        "fail-final": "dead",
+        "release": "inserted",
+        "rescue": "inserted",
+        "rescue-final": "dead",
+        "extend": "claimed",
+        "cancel": "cancelled",
+        "requeue": "claimed",
+        "rerun": "inserted",
+    },
+    "finished": {"requeue": "finished", "rerun": "inserted", "enqueue-again": "inserted", "give-up-run": "finished"},
+    "dead": {"redrive": "inserted"},
+    "cancelled": {"redrive": "inserted", "enqueue-again": "inserted"},
+}
+
+
+def test_only_the_listed_rows_of_the_state_machine_are_allowed(subtests: pytest.Subtests) -> None:
+    """Every other event is refused in that state; finished, dead and cancelled are the states that no work changes."""
+    assert {"finished", "dead", "cancelled"} == ENDED
+    for state, event in itertools.product(State, Event):
+        after = ROWS[state].get(event)
+        with subtests.test(state=str(state), event=str(event)):
+            assert ((state, event) in TRANSITIONS) == (after is not None)
+            if after is None:
+                with pytest.raises(IllegalTransition, match="task 't'"):
+                    step("t", state, event)
+            else:
+                assert step("t", state, event) == after
+
+
+def test_a_status_is_derived_from_the_stored_state() -> None:
+    """With what is to come after it: a backoff, a dedupe window, a run in escrow."""
+    inserted, claimed, finished = State.INSERTED, State.CLAIMED, State.FINISHED
+    assert derive_status(inserted, scheduled=True) == "queued-with-backoff"
+    names = ["queued", "locked", "done-awaiting-gc", "dead", "cancelled"]
+    states = [inserted, claimed, finished, State.DEAD, State.CANCELLED]
+    assert [derive_status(state, scheduled=False) for state in states] == names
+    assert derive_status(claimed, scheduled=False, requeue=True) == "locked-with-requeue"
+    assert derive_status(finished, scheduled=False, window=True) == "done-with-backoff"
+    for window in (False, True):
+        assert derive_status(finished, scheduled=False, requeue=True, window=window) == "done-with-requeue"
+
+
+# --- records
+
+PLAIN: Final = TaskState(State.INSERTED, 'p0;"\\/1/0~a', "n\n", filters={})
+#: A value for each field that needs care, or says something although it is false.
+CARE: Final[dict[str, list[Any]]] = {
+    "filters": [{"größe": 'a"b'}],
+    "priority": [-3],
+    "attempt": [2],
+    "due": [0, 1_700_000_000_000],
+    "claimed": [0],
+    "consumer": ["", "host\u2028-\ud800"],
+    "settled": [("a", 'b"')],
+    "error": ["", "\x00\x7f\ud83d"],
+    "policy": [{"attempts": None, "factor": 0.5, "final": ["ValueError"]}],
+    "history": [(Attempt(1, "c", 0, 5, "failed", 'e"'), Attempt(0, "", 0, 0, ""))],
+    "lock": [1.5, 1e-7, 3],
+    "bound": [True],
+    "requeue": [True],
+    "result": [True],
+    "rank": [0, 1 << 62],
+    "ended_zxid": [0],
+}
+
+
+@given(TEXT, st.integers(0, 9), st.dictionaries(NAME, TEXT, max_size=3), st.binary())
+def test_task_records_round_trip(text: str, number: int, filters: dict[str, str], data: bytes) -> None:
+    """Random bytes are a corrupt record."""
+    state = TaskState(State.CLAIMED, f"p{number}//0~t", text, number, filters, number, error="e", consumer="c")
+    state = state.with_attempt("failed", 5, text)
+    assert TaskState.decode("p", state.encode()) == state
+    with pytest.raises(CorruptRecord):
+        TaskState.decode("p", data)
+
+
+def test_a_record_is_spelt_as_json_spells_it(subtests: pytest.Subtests) -> None:
+    """Whatever a field holds: the bytes are those of Python's own encoder, and what is empty is left out."""
+    for name, value in [(name, value) for name, values in CARE.items() for value in values]:
+        with subtests.test(name, value=ascii(value)):
+            state, spelt = replace(PLAIN, **{name: value}), value
+            if name == "history":
+                attempts = [dataclasses.asdict(each) for each in value]
+                spelt = [{key: part for key, part in each.items() if part is not None} for each in attempts]
+            record = {"v": 1, "state": "inserted", "place": PLAIN.place, "nonce": PLAIN.nonce, name: spelt}
+            text = json.dumps(record, separators=(",", ":"), ensure_ascii=False)
+            told = text.encode("utf-8", "backslashreplace")
+            assert state.encode() == told
+            assert PLAIN.encode() == state.encode().replace(told[len(PLAIN.encode()) - 1 : -1], b"")
+
+
+def test_a_record_is_replaced_as_any_dataclass(subtests: pytest.Subtests) -> None:
+    """The others keep what they had, the one before is what it was, and no field can be made up."""
+    before = replace(PLAIN, **{other: values[-1] for other, values in CARE.items()})
+    kept = dataclasses.replace(before)
+    for name, (value, *_) in CARE.items():
+        with subtests.test(name):
+            assert replace(before, **{name: value}) == dataclasses.replace(before, **{name: value})
+            assert before == kept
+    with pytest.raises(KeyError):
+        replace(before, nothing=1)
+
+
+def test_a_task_s_record_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judging the size, grouping into transactions and sending share one encoding, due at once or later."""
+    encode, encoded, client = TaskState.encode, list[str](), new_queue()
+    monkeypatch.setattr(TaskState, "encode", lambda state: encoded.append(state.nonce) or encode(state))
+    for delay in (None, 60):
+        encoded.clear()
+        ids = client.do(enqueue.enqueue_many(client.context, [Message(b"x", delay=delay) for _ in range(50)]))
+        assert len(ids) == len(set(encoded)) == len(encoded) == 50
+
+
+# --- marks: ids, stamps and nonces
+
+
+def test_threads_and_a_forked_process_get_different_marks() -> None:
+    """A forked process makes others, although it has inherited what its parent was given by the system."""
+    marks, found = Marks(lambda: 5), list[str]()
+    make = lambda: found.extend(each() for _ in range(1_000) for each in (marks.nonce, marks.task_id))
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == len(found) == 4 * 2 * 1_000
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, marks.nonce().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = os.read(read, 100).decode()
+    os.close(read)
+    os.close(write)
+    assert len(theirs) == 16
+    assert theirs not in [marks.nonce() for _ in range(200)]
+
+
+def test_an_id_is_a_uuid_of_version_7() -> None:
+    """With the time in its first 48 bits."""
+    found = uuid.UUID(Marks(lambda: (1 << 48) - 1).task_id())
+    assert (found.version, found.variant, found.int >> 80) == (7, uuid.RFC_4122, (1 << 48) - 1)
