@@ -27,7 +27,7 @@ from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import collect
 from airflow_provider_zkmq.engine.errors import ClaimLost, DuplicateTask, IllegalTransition, TaskNotFound
-from tests.fake_zookeeper import FakeZooKeeper, RandomLoss, check_tree, drive, new_context
+from tests.unit.world import FakeZooKeeper, RandomLoss, check_tree, drive, new_context
 
 ATTEMPTS = 3
 WHO = st.integers(0, 2)
