@@ -17,6 +17,7 @@ from tests.support import eventually
 
 __all__ = ["demo"]
 
+pytestmark = pytest.mark.full
 LEASE = 6
 
 

@@ -81,6 +81,7 @@ def said(home: Path) -> str:
     return "\n".join(line[:500] for line in lines if "[error" in line or "[warning" in line)[-5000:]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1500 + 3 * SENSORS)
 def test_sensors_survive_the_triggerer(demo: ModuleType, tmp_path: Path) -> None:
     """The triggerer is killed while sensors are deferred, their tasks end meanwhile; a new triggerer fires them all.
@@ -154,6 +155,7 @@ def test_a_run_s_own_moment_reaches_the_queue(demo: ModuleType, tmp_path: Path) 
         assert "early" not in str(xcom["value"])
 
 
+@pytest.mark.full
 def test_waiting_enqueues_with_fast_workers(demo: ModuleType, tmp_path: Path) -> None:
     """Workers finish within seconds of the deferrals: no try fails, none is made again, and nothing comes twice."""
     with (
@@ -176,6 +178,7 @@ def test_waiting_enqueues_with_fast_workers(demo: ModuleType, tmp_path: Path) ->
         assert "state attribute is" not in (tmp_path / "logs" / "scheduler.log").read_text(errors="replace")
 
 
+@pytest.mark.full
 def test_work_starts_runs_of_a_dag_that_its_triggerer_watches_for(
     demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +228,7 @@ def test_work_starts_runs_of_a_dag_that_its_triggerer_watches_for(
     assert "marker-payload" not in logs
 
 
+@pytest.mark.full
 def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
     """The main job, on the real parts: exit code 0, the tables, the sensor seen deferred, no process left."""
     environment = {**os.environ, "ZKMQ_CENSUS_FILES": "60"}

@@ -26,6 +26,7 @@ from tests.e2e.test_airflow import TOP, airflow, demo, said
 from tests.support import eventually
 
 __all__ = ["demo"]
+pytestmark = pytest.mark.full
 TASKS = int(os.environ.get("ZKMQ_E2E_BURST", "200"))
 PAUSED_SECONDS = float(os.environ.get("ZKMQ_E2E_PAUSED", "45"))
 at_length = pytest.mark.skipif(os.environ.get("ZKMQ_E2E_FULL") != "1", reason="minutes long: make acceptance")

@@ -19,6 +19,7 @@ from tests.support import eventually
 
 __all__ = ["demo"]
 
+pytestmark = pytest.mark.full
 MARKER = b"marker-payload"
 PASSWORD = "marker-password"
 NAMES = ("one", "many", "batch")

@@ -18,6 +18,7 @@ from tests.support import eventually
 
 __all__ = ["demo"]
 TOP = Path(__file__).parents[2]
+pytestmark = pytest.mark.full
 DAG = "zkmq_maintenance"
 
 
