@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from airflow_provider_zkmq.engine import Message, Running, Zkmq
+from airflow_provider_zkmq.textqueue import Message as TextMessage
 from airflow_provider_zkmq.textqueue import StaleMessage, Status, TextQueue
 from airflow_provider_zkmq.textqueue.mutex import new_owner
 
@@ -22,20 +23,38 @@ LOCK = 2.0
 
 
 class Log:
-    """Each begin and end of a message: its id, attempt, process and time; the first of `HANG` ends with the process."""
+    """Each begin and end of a message: its id, attempt, process and time, and until when it is locked at the least.
+
+    The first begin of `HANG` ends with the process.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         self.out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.until: dict[str, float] = {}
+        try_lock = TextMessage.try_lock
+
+        def noted(message: TextMessage, owner: str, seconds: float) -> bool:
+            until = time.time() + seconds
+            got = try_lock(message, owner, seconds)
+            if got:
+                self.until[name_of(message)] = until
+            return got
+
+        TextMessage.try_lock = noted  # type: ignore[method-assign]
 
     def say(self, what: str, name: str, attempt: int) -> None:
-        os.write(self.out, f"{what} {name} {attempt} {os.getpid()} {time.time():.3f}\n".encode())
+        os.write(self.out, f"{what} {name} {attempt} {os.getpid()} {time.time()} {self.until[name]}\n".encode())
 
     def begin(self, name: str, attempt: int = 0) -> None:
         hangs = name == HANG and f"begin {HANG} " not in self.path.read_text()
         self.say("begin", name, attempt)
         if hangs:
             threading.Event().wait()
+
+
+def name_of(message: TextMessage) -> str:
+    return message.variables[0].removeprefix("id=")
 
 
 def text_of(name: str, number: int) -> str:
@@ -61,8 +80,9 @@ def claim_messages(folder: str, path: str) -> None:
         while True:
             message = queue.claim(owner, LOCK)
             if message is None:
+                time.sleep(0.005)  # leaves the file to the others, and looks again
                 continue
-            name = message.variables[0].removeprefix("id=")
+            name = name_of(message)
             log.begin(name)
             try:
                 message.settle(owner, Status.PROCESSED)
