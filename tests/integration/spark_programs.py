@@ -1,7 +1,7 @@
 """Programs with a Spark of their own, for tests that kill them, give them a cluster, or look at what they leave behind.
 
-``python -m tests.integration.spark_programs NAME ARGUMENTS``: each function of the last line is one. A program fails,
-and says why, where what it asserts is not so.
+``python -m tests.integration.spark_programs NAME ARGUMENTS``: each function of the last line is one. What they
+find is the last line that they print; one that asserts something fails where that is not so.
 """
 
 from __future__ import annotations
@@ -145,9 +145,8 @@ def write(hosts: str, root: str, total: str) -> None:
     df = spark.range(0, int(total), 1, PARTITIONS).selectExpr("concat('t', id) id", "concat('data ', id) data")
     report = enqueue(df.mapInArrow(faulty, df.schema), "census", hosts=hosts, root=root, batch="load")
     again = {part.partition for part in report.partitions if part.attempt > 0}
-    assert (report.rows, report.complete, len(killed)) == (int(total), True, 1)
-    assert len(again) > 1
-    assert again & set(STRAGGLERS)
+    told = {"rows": report.rows, "complete": report.complete, "killed": len(killed), "failures": len(again)}
+    say(json.dumps(told | {"doubled": len(again & set(STRAGGLERS))}))
     spark.stop()
 
 

@@ -54,10 +54,10 @@ def work(q: Queue) -> Counter[str]:
 
 
 @contextmanager
-def handled(q: Queue) -> Iterator[Counter[str]]:
+def handled(q: Queue, threads: int = 1) -> Iterator[Counter[str]]:
     """How often each task has run so far, which a consumer handles in the block."""
     ran: Counter[str] = Counter()
-    worker = q.worker(lambda task: ran.update([task.id]), threads=1)
+    worker = q.worker(lambda task: ran.update([task.id]), threads=threads)
     worker.start()
     try:
         yield ran
@@ -249,13 +249,17 @@ def test_a_stream_that_was_killed_after_its_sink_committed_writes_nothing_twice(
 def test_failures_speculation_and_a_killed_executor_leave_exactly_the_rows(q: Queue, where: dict[str, str]) -> None:
     """50 000 rows on two executors: each partition's first attempt fails, stragglers are doubled, an executor dies."""
     total = 50_000
-    with handled(q) as ran:
+    with handled(q, threads=2) as ran:
         process = program("write", *where.values(), total, stderr=subprocess.PIPE)
-        _, errors = process.communicate(timeout=900)
+        output, errors = process.communicate(timeout=900)
         assert process.returncode == 0, errors[-3_000:]
+        told = json.loads(output.splitlines()[-1])
         batch = q.wait_batch("load", timeout=600)
     assert (batch.total, batch.failed, len(ran), set(ran.values())) == (total, (), total, {1})
     assert sum(q.counts()[state] for state in ("inserted", "claimed", "finished")) == total
+    assert (told["rows"], told["killed"], told["complete"]) == (total, 1, True)
+    assert told["failures"] > 1
+    assert told["doubled"] > 0
 
 
 @pytest.mark.full
