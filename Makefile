@@ -24,7 +24,7 @@ flights: $(VENV)/.ready
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-# What every change runs: one real DAG run, one Spark test of each capability, 1 000 schedules. ARGS="tests/unit -k lanes" for some.
+# What every change runs: all tests but those marked `full`, and 1 000 schedules. ARGS="tests/unit -k lanes" for some of it.
 test: $(VENV)/.ready
 	$(PYTEST) -m "not full" $(ARGS)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from functools import cache
@@ -49,7 +50,10 @@ def _proves(item: pytest.Item) -> Iterator[str]:
 
 def _replay(item: pytest.Item) -> Iterator[str]:
     """The command that runs the test again; a test of chance prints its seed itself."""
-    yield f'make test-all ARGS="-n0 {item.nodeid}"'
+    nodeid = item.nodeid
+    if group := item.get_closest_marker("xdist_group"):
+        nodeid = nodeid.removesuffix(f"@{group.args[0]}")  # which a process of xdist adds to the name
+    yield f'make test-all ARGS="-n0 {shlex.quote(nodeid)}"'
     order = Config(item.config)
     if order.is_enabled:
         given = f"--random-order-bucket={order.bucket_type} --random-order-seed={order.seed}"

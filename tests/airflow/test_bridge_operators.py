@@ -167,6 +167,7 @@ def test_the_dag_can_be_parsed(dead_letters):
     assert dead_letters.get_task("edited").mode == "reschedule"
 
 
+@pytest.mark.full
 @of_airflow
 def test_the_dag_exports_and_imports_what_was_edited(dead_letters, letters, queue, context):
     """A run of the whole DAG: the file is there for its owner, and the edited one beside it is carried out."""

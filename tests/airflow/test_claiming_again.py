@@ -136,6 +136,7 @@ def test_giving_back_ends_with_an_outage(queue, monkeypatch):
     assert asked == [taken[0].claim["id"]]
 
 
+@pytest.mark.full
 def test_a_dispatcher_that_is_cleared_claims_ahead_again(queue, monkeypatch):
     """What no run takes over counts no attempt, whichever try of the dispatcher claimed it."""
     monkeypatch.setattr(claiming, "_UNTIL_KEPT", 3.0)

@@ -35,6 +35,7 @@ def away_after_the_write(proxy, number):
     proxy.plan = Once(is_write, CutAfter(AWAY_S), number)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_claim_of_unknown_outcome_is_found_again(queue, proxy, number):
     """Its reply was lost: the same client gives back what it took, or hands it out; the run has the task, once."""

@@ -153,6 +153,7 @@ def test_it_is_extended_from_its_beginning_on(queue, context):
     assert {task.attempt for task in queue.tasks()} == {1}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("first", "then"), [(60, 2), (2, 600)])
 def test_its_own_lease_is_what_it_is_extended_by(queue, context, monkeypatch, first, then):
     """Each time, and as often as that lease asks for, whatever the claim was made with."""
@@ -344,6 +345,7 @@ def test_what_another_settles_meanwhile_is_lost(queue, context, claims):
         queue.complete("a", token)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # of Airflow's own imports
 @pytest.mark.usefixtures("database")
 def test_the_dag_of_the_page_on_patterns(queue):

@@ -91,6 +91,7 @@ OWN = {"data": "marked", "zkmq_task_id": "own"}
 BATCH = {"messages": ["marked"], "batch": "b"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "handled"),
     [

@@ -137,16 +137,17 @@ async def test_it_tells_again_while_any_is_pending(queue, shared):
         assert events.empty()
 
 
-async def test_tasks_that_are_leased_or_delayed_wake_it_when_they_may_be_delivered(queue, shared):
+@pytest.mark.parametrize("delay", [None, 1])
+async def test_tasks_that_are_leased_or_delayed_wake_it_when_they_may_be_delivered(queue, shared, delay):
     """A lease that runs out, and a delay that is over, are work; nobody else need look after them."""
-    queue.enqueue("a")
-    assert queue.claim(lease=1) is not None
+    queue.enqueue("a", delay=delay)
+    assert (queue.claim(lease=1) is None) == (delay is not None)
     async with watching_with(refire=3600) as events:
         assert (await events.get())["counts"]["inserted"] == 1
 
 
 async def test_a_queue_that_comes_later(queue, shared, zookeeper, log):
-    """It is waited for, and the log says once that it is not there; so it is when a queue is deleted meanwhile."""
+    """It is waited for, and the log says once that it is not there."""
     async with watching_with(zkmq_queue="later") as events:
         async with AsyncZkmq.connect(zookeeper, queue.root, gc=False) as zk:
             await until(lambda: log.warnings)

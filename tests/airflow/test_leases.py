@@ -128,6 +128,7 @@ async def test_zookeepers_absence_ends_nothing(queue, shared, monkeypatch):
     assert len(lines) == 1
 
 
+@pytest.mark.full
 async def test_a_claim_outlives_zookeepers_absence(tmp_path, monkeypatch, shared):
     """Killed when it is to be extended, and back before the lease has run out: the same trigger extends it again."""
     with EmbeddedServer(tmp_path, force_sync=False) as server:
@@ -164,6 +165,7 @@ async def test_pauses_are_shorter_than_what_is_left_of_a_lease(monkeypatch):
     assert max(pauses) <= 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("state", "over"), [("failed", True), ("upstream_failed", True), (None, False)])
 async def test_where_nobody_settles_any_more_the_tasks_are_delivered_again(queue, shared, monkeypatch, state, over):
     """An Airflow task that failed to settle leaves the claims to their leases; one that has not run yet does not."""

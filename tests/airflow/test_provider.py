@@ -74,6 +74,7 @@ def test_a_connection_saved_by_the_untouched_form_can_be_used(host, tmp_path):
             assert files.queues() == []
 
 
+@pytest.mark.full
 def test_a_form_that_is_filled_as_it_suggests_can_be_tested(zookeeper, root):
     """Hosts and a port, hosts with ports of their own and port 0 or any: the button connects, and shows no password.
 

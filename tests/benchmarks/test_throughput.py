@@ -64,6 +64,7 @@ def test_each_row_has_a_figure_for_both_trees(zookeeper: str, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_benchmark_cleans_up(zookeeper: str, tmp_path: Path, number: int) -> None:
     """Neither its work tree nor one of its processes is left when it is stopped in the middle."""

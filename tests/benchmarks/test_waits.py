@@ -10,6 +10,7 @@ from airflow_provider_zkmq.embedded import EmbeddedServer
 from tests.benchmarks.waits import measure
 
 
+@pytest.mark.full
 def test_waits_share_a_session_and_have_a_watch_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many: one session, one look-up of the connection, a watch for each, some for the queue; all are told."""
     monkeypatch.setenv("AIRFLOW_CONN_ZKMQ_DEFAULT", "")

@@ -63,6 +63,7 @@ def crew(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Iterat
         one.wait()
 
 
+@pytest.mark.full
 def test_four_claimers_killed_at_random_handle_what_two_appenders_add(files: FileClient, crew: Crew) -> None:
     """Four processes share a file that two others fill, and are killed at random, one of them while it has a message.
 

@@ -84,6 +84,7 @@ def test_a_claim_that_is_cut_off_expires(tmp_path: Path, monkeypatch: pytest.Mon
     assert (crashed, writes) == (False, {"-do this\n": 6, "whole": 3, "held": 3}[line])
 
 
+@pytest.mark.full
 def test_a_settlement_that_is_cut_off_happened_or_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:

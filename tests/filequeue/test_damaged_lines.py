@@ -38,6 +38,7 @@ LINES = st.tuples(st.sampled_from([b"-", b"=", b"!", b"#", b" ", b"T", b"\\MUTEX
 )
 
 
+@pytest.mark.full
 def test_a_damaged_variable_stops_nobody(files: FileClient, subtests: pytest.Subtests) -> None:
     """Whatever stands in a variable, the file can be read, and the task after it is handled."""
     for name in NAMES:

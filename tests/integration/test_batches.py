@@ -72,6 +72,7 @@ def _follower(queue: Queue, ids: list[str]) -> Task:
     return tasks[follower]
 
 
+@pytest.mark.full
 def test_a_big_batch_costs_its_waiter_one_watch(zookeeper: str, root: str, q: Queue, other: Zkmq) -> None:
     """10 000 members, failing, retried, dead, cancelled, one whose consumer's session ends: six requests, one wake-up.
 

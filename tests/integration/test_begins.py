@@ -49,6 +49,7 @@ def attempts_after_rescue(queue: Queue) -> list[int]:
     return [queue.task(f"t{number}").attempt for number in range(3)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lease", [0.0, 4.0], ids=["bound", "leased"])
 def test_a_kill_right_after_the_beginning_counts_it(queue: Queue, zookeeper: str, root: str, lease: float) -> None:
     """What a task does that kills its process in its first statement: it counts each time, or would come for ever."""

@@ -63,6 +63,7 @@ def alive(temporary: Path) -> list[str]:
     return [line for line in lines if line]  # those that ended and were not waited for have none
 
 
+@pytest.mark.full
 def test_each_way_of_each_row_has_a_figure_or_says_why_not(zookeeper: str, folder: Path, tmp_path: Path) -> None:
     """With tiny numbers. The page and the plots are written; the servers and this machine are as they were."""
     page = tmp_path / "page.md"
@@ -83,6 +84,7 @@ def test_each_way_of_each_row_has_a_figure_or_says_why_not(zookeeper: str, folde
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.full
 def test_requests_are_counted_by_the_server(zookeeper: str, folder: Path) -> None:
     """An enqueue is one transaction, whoever asks; what reading the counters and pings cost is little."""
     with bench(
@@ -95,6 +97,7 @@ def test_requests_are_counted_by_the_server(zookeeper: str, folder: Path) -> Non
     assert enqueue["requests"]["median"] >= 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_benchmark_leaves_nothing(zookeeper: str, folder: Path, number: int) -> None:
     """Neither znodes nor processes nor folders."""
@@ -136,6 +139,7 @@ def test_what_is_asked_for_wrongly_is_refused_in_one_line(folder: Path, options:
     assert words in errors
 
 
+@pytest.mark.full
 def test_a_benchmark_of_servers_that_do_not_answer_fails_in_one_line(folder: Path) -> None:
     with bench(folder, "--hosts", "127.0.0.1:1", "--rows", "enqueue", *TINY) as process:
         _, errors = process.communicate(timeout=LIMIT_S)

@@ -240,6 +240,7 @@ REFUSALS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
+@pytest.mark.full
 def test_one_message_is_refused_and_the_others_are_not(zk: Zkmq, tmp_path: Path, subtests: pytest.Subtests) -> None:
     """Whatever is wrong with a message, it is named by line, byte, id and reason; the next one is carried out."""
     for case, (change, reason) in REFUSALS.items():

@@ -141,6 +141,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.full
 def test_a_hostile_file_is_refused_as_a_whole(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """One line says why, within 64 MB of memory more than the bare process has, before a queue is so much as needed."""
     for case, (make, _) in HOSTILE.items():

@@ -138,6 +138,7 @@ def _shares() -> list[int]:
     return [TASKS // PRODUCERS + (number < TASKS % PRODUCERS) for number in range(PRODUCERS)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", ["default", "fifo"])
 def test_chaos_loses_nothing_and_completes_nothing_twice(
     zookeeper: str, root: str, zk: Zkmq, tmp_path: Path, order: str

@@ -137,6 +137,7 @@ def test_a_shell_script_carries_a_task_through_its_life(cli: Cli, tmp_path: Path
     assert (tmp_path / "gone").read_text().startswith("zkmq: task ")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("task_id", ["a/b", "..", "a..b", ".", "", "spa ce", "é", "x" * 129, "line\nend"])
 def test_bad_task_ids_are_refused_by_name(cli: Cli, task_id: str) -> None:
     """An id that could not be a znode's name, or could leave its folder, is refused with code 2 by every verb."""
@@ -147,6 +148,7 @@ def test_bad_task_ids_are_refused_by_name(cli: Cli, task_id: str) -> None:
     assert cli.ask("queues")["queues"] in ([], ["q"])
 
 
+@pytest.mark.full
 def test_bad_values_are_refused_and_nothing_is_written(cli: Cli, queue: Queue) -> None:
     """An undeclared filter, an undeclared enum value, a bad number, priority, time or queue name: code 2, no task."""
     cli.ask("configure", "q", "--filter", "class=enum:low,high", "--filter", "size=integer")
@@ -173,6 +175,7 @@ def test_bad_values_are_refused_and_nothing_is_written(cli: Cli, queue: Queue) -
     assert queue.tasks() == []
 
 
+@pytest.mark.full
 def test_data_that_zookeeper_cannot_take_is_refused(cli: Cli, queue: Queue, tmp_path: Path) -> None:
     """More than a request may hold is refused before it is sent, with the sizes; what just fits is stored whole."""
     big, fits = tmp_path / "big", tmp_path / "fits"
@@ -186,6 +189,7 @@ def test_data_that_zookeeper_cannot_take_is_refused(cli: Cli, queue: Queue, tmp_
     assert queue.task(task_id).data == fits.read_bytes()
 
 
+@pytest.mark.full
 def test_no_server_is_told_with_the_hosts() -> None:
     """Where nothing listens, the error names the hosts and the code is 6."""
     hosts = f"127.0.0.1:{ports.free_ports('127.0.0.1', 1)[0]}"
@@ -194,6 +198,7 @@ def test_no_server_is_told_with_the_hosts() -> None:
     assert hosts in answer["message"]
 
 
+@pytest.mark.full
 def test_standard_input_and_lines(cli: Cli, queue: Queue) -> None:
     """`-` takes the bytes as they are; `--lines` writes one task a line, in order, and none for no input."""
     task_id = cli.ask("enqueue", "q", "-", stdin=b"\xff\x00\n")["id"]
@@ -206,6 +211,7 @@ def test_standard_input_and_lines(cli: Cli, queue: Queue) -> None:
     assert claimed == ["one", "two"]
 
 
+@pytest.mark.full
 def test_a_claim_outlives_its_process_and_only_its_token_settles_it(cli: Cli, queue: Queue) -> None:
     """The claim stands after `zkmq claim` has ended; a wrong token is refused, and changes nothing; a release works."""
     task_id = cli.ask("enqueue", "q", "x")["id"]
@@ -222,6 +228,7 @@ def test_a_claim_outlives_its_process_and_only_its_token_settles_it(cli: Cli, qu
     assert cli.refused("release", "q", task_id, "--token", str(token), code=1)["error"] == "ClaimLost"
 
 
+@pytest.mark.full
 def test_failures_dead_letters_and_redrive(cli: Cli) -> None:
     """A final failure ends in the dead letters, where `wait` says 5; redrive --all brings the task back."""
     task_id = cli.ask("enqueue", "q", "x")["id"]
@@ -235,6 +242,7 @@ def test_failures_dead_letters_and_redrive(cli: Cli) -> None:
     assert cli.ask("show", "q", task_id)["history"][0]["error"] == "broken pump"
 
 
+@pytest.mark.full
 def test_cancel_tells_what_it_could_not_cancel(cli: Cli) -> None:
     """Of several tasks those that have not ended are cancelled; the others are named, and the code is 1."""
     first, second = (cli.ask("enqueue", "q", "x", "--task-id", name)["id"] for name in ("first", "second"))
@@ -248,6 +256,7 @@ def test_cancel_tells_what_it_could_not_cancel(cli: Cli) -> None:
     assert cli.ask("wait", "q", second, code=5)["tasks"][0]["state"] == "cancelled"
 
 
+@pytest.mark.full
 def test_waits_time_out_with_4_and_unknown_tasks_are_1(cli: Cli) -> None:
     """A time-out and a task that is not there are told apart by the exit code."""
     task_id = cli.ask("enqueue", "q", "x")["id"]
@@ -258,6 +267,7 @@ def test_waits_time_out_with_4_and_unknown_tasks_are_1(cli: Cli) -> None:
     assert cli.refused("enqueue", "q", "x", "--task-id", task_id, code=1)["error"] == "DuplicateTask"
 
 
+@pytest.mark.full
 def test_credentials_come_from_the_environment_and_guard_the_queue(cli: Cli) -> None:
     """What ZKMQ_AUTH created opens to the same credentials only; others are refused with 2, the password untold."""
     cli.env["ZKMQ_AUTH"] = "me:right-secret"
@@ -270,6 +280,7 @@ def test_credentials_come_from_the_environment_and_guard_the_queue(cli: Cli) -> 
     assert cli.ask("--auth", "me:right-secret", "claim", "q")["data"] == "x"
 
 
+@pytest.mark.full
 def test_pause_and_resume(cli: Cli) -> None:
     """A paused queue hands out nothing and says so in its status; resumed, it goes on."""
     cli.ask("enqueue", "q", "x")
@@ -281,6 +292,7 @@ def test_pause_and_resume(cli: Cli) -> None:
     assert cli.ask("claim", "q")["data"] == "x"
 
 
+@pytest.mark.full
 def test_configure_changes_only_what_is_given(cli: Cli) -> None:
     """A second configure keeps the filters, the policy's other values and the times of the first."""
     cli.ask("configure", "q", "--filter", "a=string", "--attempts", "3", "--task-gc-lifetime", "60")
@@ -291,6 +303,7 @@ def test_configure_changes_only_what_is_given(cli: Cli) -> None:
     assert cli.ask("queues")["queues"] == ["q"]
 
 
+@pytest.mark.full
 def test_configure_says_that_a_queue_is_archived(cli: Cli) -> None:
     """--archive holds until --no-archive; status tells programs and people; clean-up keeps what no archive has."""
     assert cli.ask("configure", "q")["conf"]["archive"] is False
@@ -309,6 +322,7 @@ def test_configure_says_that_a_queue_is_archived(cli: Cli) -> None:
     assert cli.ask("gc", "q", "--lifetime", "0")["collected"] == 1
 
 
+@pytest.mark.full
 def test_configure_sets_lock_order_and_the_whole_retry_policy(cli: Cli, queue: Queue) -> None:
     """What configure is given, configure and status tell, to programs and to people; 0 and '' take it back."""
     assert (cli.ask("status", "q")["conf"]["lock"], cli.ask("status", "q")["conf"]["order"]) == (None, "default")
@@ -333,6 +347,7 @@ def test_configure_sets_lock_order_and_the_whole_retry_policy(cli: Cli, queue: Q
     assert "final" not in cli.run("configure", "q").stdout.decode()
 
 
+@pytest.mark.full
 def test_durations_and_moments_are_written_as_people_write_them(cli: Cli, queue: Queue) -> None:
     """Units, ISO 8601 and plain seconds are the same; what was set is told as one may write it."""
     cli.ask("configure", "q", "--task-gc-lifetime", "1d", "--task-gc-interval", "PT5M", "--lock", "1h30m")
@@ -356,6 +371,7 @@ def test_durations_and_moments_are_written_as_people_write_them(cli: Cli, queue:
     assert cli.ask("gc", "q", "--lifetime", "2w")["collected"] == 0
 
 
+@pytest.mark.full
 def test_times_are_told_with_zone_and_age(cli: Cli, queue: Queue) -> None:
     """People read UTC and how long ago it was; JSON keeps the milliseconds and has the same time as text."""
     queue.enqueue(b"x", task_id="a")
@@ -378,6 +394,7 @@ def test_times_are_told_with_zone_and_age(cli: Cli, queue: Queue) -> None:
     assert cli.ask("list", "q")["tasks"][0]["enqueued_at"] == record["enqueued_at"]
 
 
+@pytest.mark.full
 def test_a_task_has_a_retry_policy_of_its_own(cli: Cli) -> None:
     """`enqueue --attempts 1`: the first failure is the last, whatever the queue allows."""
     task_id = cli.ask("enqueue", "q", "x", "--attempts", "1")["id"]
@@ -385,6 +402,7 @@ def test_a_task_has_a_retry_policy_of_its_own(cli: Cli) -> None:
     assert cli.ask("fail", "q", task_id, "--token", token, "--error", "no")["state"] == "dead"
 
 
+@pytest.mark.full
 def test_a_batch_is_written_waited_for_and_followed(cli: Cli, queue: Queue) -> None:
     """`--batch` with `--lines` and `--then`: counts while it runs, 4 on time-out, 0 when all is well, then the next."""
     queue.enqueue("before")
@@ -405,6 +423,7 @@ def test_a_batch_is_written_waited_for_and_followed(cli: Cli, queue: Queue) -> N
     assert again["error"] == "DuplicateTask"
 
 
+@pytest.mark.full
 def test_a_batch_with_a_failed_task_is_5_for_who_waits(cli: Cli) -> None:
     """The members that ended dead or cancelled are named; only `--wait` makes it the exit code."""
     ids = cli.ask("enqueue", "q", "--lines", "--batch", "b", stdin=b"1\n2")["ids"]
@@ -416,6 +435,7 @@ def test_a_batch_with_a_failed_task_is_5_for_who_waits(cli: Cli) -> None:
     assert (told.returncode, ids[1].encode() in told.stdout) == (5, True)
 
 
+@pytest.mark.full
 def test_progress_is_shown_while_the_claim_lasts(cli: Cli) -> None:
     """`progress` reports for a token, `show` tells it, a wrong value or token is refused, and a release ends it."""
     task_id = cli.ask("enqueue", "q", "x")["id"]
@@ -430,6 +450,7 @@ def test_progress_is_shown_while_the_claim_lasts(cli: Cli) -> None:
     assert cli.ask("show", "q", task_id)["progress"] is None
 
 
+@pytest.mark.full
 def test_clear_deletes_only_when_told_yes(cli: Cli, queue: Queue) -> None:
     """Without --yes nothing is deleted and the code is 2; with it every task, or those in one state."""
     first, second = queue.enqueue("1"), queue.enqueue("2")
@@ -444,6 +465,7 @@ def test_clear_deletes_only_when_told_yes(cli: Cli, queue: Queue) -> None:
     assert cli.refused("clear", "nowhere", "--yes", code=2)["error"] == "QueueNotFound"
 
 
+@pytest.mark.full
 def test_show_why_names_who_refuses_it_and_what_for(cli: Cli, queue: Queue) -> None:
     """The reasons of the queue and the task, and each live consumer's verdict: for people, and as `why` in JSON."""
     cli.ask("configure", "q", "--filter", "size=integer")
@@ -495,6 +517,7 @@ def test_show_watch_tells_every_change_until_the_end(cli: Cli, queue: Queue) -> 
         assert process.wait(_LIMIT_S) == 0
 
 
+@pytest.mark.full
 def test_show_watch_is_5_for_a_dead_end_and_1_for_no_task(cli: Cli, queue: Queue) -> None:
     """What has ended already is told in one line; the exit code says how, as that of `wait`."""
     task_id = queue.enqueue("x")
@@ -505,6 +528,7 @@ def test_show_watch_is_5_for_a_dead_end_and_1_for_no_task(cli: Cli, queue: Queue
     assert cli.refused("show", "q", "a/b", "--watch", code=2)["error"] == "ConfigError"
 
 
+@pytest.mark.full
 def test_a_duplicate_names_the_status_of_the_task(cli: Cli) -> None:
     """The error of an id in use has the status as a field, for scripts that decide by it."""
     cli.ask("enqueue", "q", "x", "--task-id", "t")
@@ -524,6 +548,7 @@ def test_a_closed_pipe_is_quiet_and_an_unread_claim_is_given_back(cli: Cli, queu
     assert (queue.task(task_id).state, queue.task(task_id).attempt) == (State.INSERTED, 0)
 
 
+@pytest.mark.full
 def test_worker_exec_upper_cases(cli: Cli, queue: Queue) -> None:
     """Each task is the command's input and its output the result; --until-empty ends with 0."""
     ids = [queue.enqueue(word) for word in ("one", "two", "three")]
@@ -532,6 +557,7 @@ def test_worker_exec_upper_cases(cli: Cli, queue: Queue) -> None:
     assert [task.result for task in queue.wait(ids, timeout=10)] == [b"ONE", b"TWO", b"THREE"]
 
 
+@pytest.mark.full
 def test_worker_exec_failure_fails_the_task(cli: Cli, queue: Queue) -> None:
     """A non-zero exit fails the task with the exit code and the last words; with one attempt it is dead."""
     cli.ask("configure", "q", "--attempts", "1")
@@ -543,6 +569,7 @@ def test_worker_exec_failure_fails_the_task(cli: Cli, queue: Queue) -> None:
     assert "exit code 7: no water" in (task.error or "")
 
 
+@pytest.mark.full
 def test_worker_takes_only_what_its_node_may(cli: Cli, queue: Queue) -> None:
     """--node with --filter-method at_least leaves what is too much for the node."""
     cli.ask("configure", "q", "--filter", "class=enum:low,standard,high")
@@ -564,6 +591,7 @@ def test_worker_handler_from_the_current_folder(
     assert queue.task(task_id).result == b"cba"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_worker_finishes_what_is_in_hand(
     cli: Cli, queue: Queue, tmp_path: Path, number: signal.Signals
@@ -585,6 +613,7 @@ def test_a_stopped_worker_finishes_what_is_in_hand(
     assert queue.task(second).state is State.INSERTED
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
 def test_a_stopped_worker_gives_back_what_outlasts_the_grace(cli: Cli, queue: Queue, tmp_path: Path, trap: str) -> None:
     """A command that outlasts the grace is ended with all its children, even if it ignores SIGTERM.
@@ -629,6 +658,7 @@ def test_a_cancelled_task_ends_its_command(cli: Cli, queue: Queue, tmp_path: Pat
     assert (task.state, task.attempt, task.error) == (State.CANCELLED, 1, None)
 
 
+@pytest.mark.full
 def test_a_killed_worker_s_command_ends_with_it(cli: Cli, queue: Queue, tmp_path: Path) -> None:
     """After `kill -9` neither the command nor a child or grandchild of it goes on; another worker handles its task."""
     alive = tmp_path / "alive"
@@ -648,6 +678,7 @@ def test_a_killed_worker_s_command_ends_with_it(cli: Cli, queue: Queue, tmp_path
     assert queue.counts()["finished"] == sum(queue.counts().values()) == 1
 
 
+@pytest.mark.full
 def test_a_command_has_no_credentials_unless_told(cli: Cli) -> None:
     """What opens the queue is the worker's; with --pass-credentials the command may use the queue itself."""
     cli.env["ZKMQ_AUTH"] = "ann:secret"
@@ -658,6 +689,7 @@ def test_a_command_has_no_credentials_unless_told(cli: Cli) -> None:
         assert cli.ask("show", "q", task_id)["result"] == seen
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("options", "attempts"), [((), 1), (("--no-heartbeat",), 2)])
 def test_a_worker_keeps_a_lock_by_its_heartbeat_only(
     cli: Cli, queue: Queue, tmp_path: Path, options: tuple[str, ...], attempts: int
@@ -682,6 +714,7 @@ def test_a_worker_keeps_a_lock_by_its_heartbeat_only(
     assert (task.attempt, task.result) == (attempts, b"x" if attempts == 1 else b"by another")
 
 
+@pytest.mark.full
 def test_a_leased_worker_s_claim_outlives_it(cli: Cli, queue: Queue, tmp_path: Path) -> None:
     """With --lease the claim of a killed worker stands after its session has ended; a lease of 0 is refused."""
     gate = tmp_path / "gate"
@@ -700,6 +733,7 @@ def test_a_leased_worker_s_claim_outlives_it(cli: Cli, queue: Queue, tmp_path: P
     )
 
 
+@pytest.mark.full
 def test_a_transactional_worker_puts_with_its_task_or_not_at_all(
     cli: Cli, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -720,6 +754,7 @@ def test_a_transactional_worker_puts_with_its_task_or_not_at_all(
     assert [task["data"] for task in cli.ask("list", "out")["tasks"]] == ["of good"]
 
 
+@pytest.mark.full
 def test_a_worker_without_threads_only_warns(cli: Cli, queue: Queue) -> None:
     """`--threads 0 --warn-size`: a warning once more tasks are pending, none is handled, and SIGTERM ends it."""
     ids = [queue.enqueue("x") for _ in range(3)]
@@ -740,6 +775,7 @@ def test_an_idle_worker_stops_at_once(cli: Cli, queue: Queue) -> None:
     assert process.returncode == 0, errors.decode()
 
 
+@pytest.mark.full
 def test_a_mistyped_queue_is_refused_with_the_names_that_come_close(cli: Cli) -> None:
     """By every verb but those that create queues; none is created."""
     cli.ask("configure", "census")
@@ -750,6 +786,7 @@ def test_a_mistyped_queue_is_refused_with_the_names_that_come_close(cli: Cli) ->
     assert cli.ask("queues") == {"queues": ["census"]}
 
 
+@pytest.mark.full
 def test_a_worker_may_be_started_before_its_queue_is_there(cli: Cli) -> None:
     """It says so in its log, once, and handles what comes."""
     cli.ask("configure", "orders")
@@ -766,6 +803,7 @@ def test_a_worker_may_be_started_before_its_queue_is_there(cli: Cli) -> None:
         assert b"WARNING" not in process.stderr.read()
 
 
+@pytest.mark.full
 def test_a_queue_is_deleted_when_it_was_asked_once_more(cli: Cli, queue: Queue) -> None:
     """`--yes` where nobody can be asked; `--force` while it is used."""
     task_id = cli.ask("enqueue", "q", "x")["id"]
@@ -779,6 +817,7 @@ def test_a_queue_is_deleted_when_it_was_asked_once_more(cli: Cli, queue: Queue) 
     assert cli.ask("queues") == {"queues": []}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("typed", ["q", "p"])
 def test_whoever_sits_at_a_terminal_is_asked_for_the_queue_s_name(cli: Cli, queue: Queue, typed: str) -> None:
     """What it holds is told first; another answer deletes nothing."""

@@ -15,9 +15,8 @@ from airflow_provider_zkmq import bridge, engine, spark
 from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
 from airflow_provider_zkmq.hooks import settings, telemetry
 from airflow_provider_zkmq.textqueue import TextQueue
+from tests.promises import TOP, rows
 from tests.support import fresh_root
-
-TOP = Path(__file__).parents[2]
 
 
 def blocks(name: str, language: str) -> list[str]:
@@ -168,13 +167,6 @@ def test_tests_named_in_the_architecture_exist() -> None:
     assert all(f"def {name}(" in tests for name in names)
 
 
-def rows(page: str) -> list[list[str]]:
-    """The cells of a page's tables, without heads and rules."""
-    lines = re.findall(r"^\|(.*)\|$", (TOP / page).read_text(), re.MULTILINE)
-    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
-    return [row for row, after in zip(cells, [*cells[1:], [""]], strict=True) if "---" not in row + after]
-
-
 def test_every_row_of_the_semantics_names_a_test_that_exists() -> None:
     """Each statement has its test, by file and name."""
     named = [re.findall(r"`([\w/]+\.py)::(\w+)`", row[-1]) for row in rows("docs/semantics.md")]
@@ -222,6 +214,7 @@ def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
     assert told.endswith("ZkmqEventTrigger ['handle']")
 
 
+@pytest.mark.full
 def test_the_dags_of_the_page_on_patterns_are_dags() -> None:
     """Each parses with the installed Airflow, and `@task.zkmq` is known to it."""
     fan_out, consume, _, pipeline = blocks("docs/patterns.md", "python")

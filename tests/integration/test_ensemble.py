@@ -183,6 +183,7 @@ def _wait_for_the_end(run: Run, producers: list[Future[None]]) -> None:
         time.sleep(0.05)  # looks again; the end bounds it
 
 
+@pytest.mark.full
 def test_every_claimed_task_is_in_somebody_s_hand(servers: EmbeddedServer, root: str) -> None:
     """Connections cut before, after and late: nothing lost, nothing double.
 
@@ -247,6 +248,7 @@ def _judge(run: Run, observer: Queue, seconds: float) -> None:
 # --- a follower that lags
 
 
+@pytest.mark.full
 def test_a_follower_denies_nothing_that_was_acknowledged(servers: EmbeddedServer, root: str) -> None:
     """Written on the leader, asked for on a follower at once: no task, claim or queue is said not to exist."""
     wrong: Counter[str] = Counter()

@@ -42,6 +42,7 @@ def expected(example: ModuleType, spark: SparkSession) -> pd.DataFrame:
     )
 
 
+@pytest.mark.full
 def test_who_is_late_is_what_pandas_says(
     example: ModuleType, spark: SparkSession, zk: Zkmq, zookeeper: str, tmp_path: Path
 ) -> None:

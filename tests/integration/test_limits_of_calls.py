@@ -143,6 +143,7 @@ def test_connecting_into_a_black_hole_ends_in_time(hole: Any) -> None:
             judge(all_at_once({f"{at}": call for at in range(CALLERS)}), "connect_timeout (1 s)", 1)
 
 
+@pytest.mark.full
 def test_a_host_that_is_not_there_leaves_time_for_the_others(server: EmbeddedServer) -> None:
     """Of two servers one swallows what is sent to it: the other is found in time, whichever comes first."""
     for hole in (dropping, silent):
@@ -184,6 +185,7 @@ def calls_of_all_kinds(q: Any, ids: list[str]) -> dict[str, Callable[[], Any]]:
     return {f"{at} of kind {at % len(makers)}": makers[at % len(makers)](at) for at in range(CALLERS)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "warm"), [("blocking", True), ("blocking", False), ("asynchronous", True)])
 def test_fifty_callers_of_a_frozen_server_end_together(server: EmbeddedServer, kind: str, warm: bool) -> None:
     """Callers of one client do not wait for each other's time to be over: each ends within `request_timeout`.
@@ -215,6 +217,7 @@ def test_fifty_callers_of_a_frozen_server_end_together(server: EmbeddedServer, k
             assert other.queue("q").counts()["inserted"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_claims_that_meet_a_frozen_server_queue_behind_nobody(server: EmbeddedServer, kind: str) -> None:
     """Eight that claim from one queue: none waits for another's claim to be given back, or for its registration."""
@@ -265,6 +268,7 @@ def test_what_one_after_the_other_meets_a_frozen_server_ends_together(server: Em
         eventually(lambda: q.counts()["inserted"] == 11)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("state", ["frozen", "away"])
 def test_closing_ends_in_time(tmp_path: Path, state: str) -> None:
     """A server that does not answer, or is gone, is waited for as long as for any request, several queues or one.

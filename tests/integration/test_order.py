@@ -107,6 +107,7 @@ def _segments(queue: Queue) -> list[str]:
     return sorted(queue._session.client.get_children(queue._context.paths.at("queue", "p09999")))
 
 
+@pytest.mark.full
 def test_the_order_holds_across_segments_and_bulk_enqueues(zookeeper: str, root: str, line: Queue) -> None:
     """Many tasks at once by 3 producers, in two lanes, the larger of several segments, which are dropped once drained.
 
@@ -158,6 +159,7 @@ GIVING_BACK = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", GIVING_BACK)
 def test_what_is_given_back_is_next(line: Queue, other: Zkmq, how: str, subtests: pytest.Subtests) -> None:
     """Released, failed without backoff, or its session ended: it is claimed next, before what was enqueued later.

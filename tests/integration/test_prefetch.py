@@ -55,6 +55,7 @@ def begun(log: Path) -> list[list[str]]:
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("threads", "lease"), [(1, None), (2, None), (1, 4.0)], ids=["one", "two", "leased"])
 def test_only_what_had_begun_counts_after_a_kill(
     queue: Queue, log: Path, start: Start, threads: int, lease: float | None

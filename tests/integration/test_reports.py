@@ -73,6 +73,7 @@ def answered(frames):
     return {section.name: {table.name: table.rows for table in section.tables} for section in sections}
 
 
+@pytest.mark.full
 def test_what_ended_and_waited_is_what_the_rows_say(answered) -> None:
     """Counts and percentiles of each queue and class, the longest wait first, also without filters and of one task."""
     runs = mixed().runs
@@ -121,6 +122,7 @@ def test_failures_meet_by_kind_and_masked_text(answered) -> None:
     assert answered["failures"]["latest"][0]["error"] in told
 
 
+@pytest.mark.full
 def test_consumers_stand_side_by_side(answered) -> None:
     """Deliveries, failures, times, and how busy each was."""
     rows = {(row["queue"], row["consumer"]): row for row in answered["consumers"]["consumers"]}
@@ -169,6 +171,7 @@ def test_what_is_too_much_for_a_table_is_summed(frames) -> None:
     assert sum(row["failures"] for row in groups) == 24
 
 
+@pytest.mark.full
 def test_the_capacity_read_from_a_history_is_that_of_the_simulated_queue(spark) -> None:
     """Arrival rates, who serves what, how many, and run times are read off the rows: the waits are within 20 %."""
     staff = [Staff("a", 2, 10.0), Staff("ab", 2, 12.0)]
@@ -196,6 +199,7 @@ def test_the_capacity_read_from_a_history_is_that_of_the_simulated_queue(spark) 
     assert rows["class=b"]["needed"] == pytest.approx(tried, rel=0.2)
 
 
+@pytest.mark.full
 def test_tasks_that_need_less_than_a_millisecond_are_served(spark) -> None:
     """One task of no measurable run time: somebody serves its class, one is enough, and one task is spelt as one."""
     frames = History().add("a=1", 0.0, [Try(1.0, 1.0)]).frames(spark)
@@ -268,6 +272,7 @@ def blocks(language: str, *words: str) -> list[str]:
     return [block for block in found if any(word in block for word in words)]
 
 
+@pytest.mark.full
 def test_the_page_s_pipeline_and_reports_run(spark, zk, zookeeper, tmp_path, capsys) -> None:
     """What it shows in Python and as commands, but for addresses and folders, one after the other."""
     zk.queue("census").enqueue(b"x")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from airflow_provider_zkmq.bench.scale import report
 
 
+@pytest.mark.full
 def test_what_is_counted_is_what_was_predicted(zookeeper: str) -> None:
     """Ten times as much as what the model was fitted to: znodes, requests and watches; rates are only measured.
 

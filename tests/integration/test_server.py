@@ -467,6 +467,7 @@ def test_a_signal_before_it_is_ready_leaves_nothing(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.full
 def test_killing_the_command_leaves_no_java(tmp_path: Path) -> None:
     """SIGKILL of the command ends all nodes and guards too; the data are there for the next server."""
     with command("--json", "--port", "0", "--ensemble", "3", "--data-dir", str(tmp_path)) as process:

@@ -222,6 +222,7 @@ def refusal(spark: SparkSession, told: dict[str, Any]) -> str:
     return str(raised.value).splitlines()[0]
 
 
+@pytest.mark.full
 def test_errors_say_in_their_first_line_what_is_wrong(
     streaming: SparkSession, queue: Queue, told: dict[str, Any]
 ) -> None:
@@ -243,6 +244,7 @@ def test_errors_say_in_their_first_line_what_is_wrong(
     assert [task_id for task_id, _ in ended(streaming, told)] == ["a", "c"]
 
 
+@pytest.mark.full
 def test_zookeeper_may_go_away_for_a_while(
     streaming: SparkSession, door: Faulty, queue: Queue, told: dict[str, Any]
 ) -> None:
@@ -326,6 +328,7 @@ def killed(told: dict[str, Any], batches: int, delay: float) -> None:
     raise AssertionError(BUSY)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kills", [5 if SCALE else 1])
 def test_killed_drivers_lose_and_double_nothing(
     kills: int, streaming: SparkSession, zookeeper: str, root: str, queue: Queue, told: dict[str, Any]

@@ -109,6 +109,7 @@ def _claims(request: Request) -> bool:
     return request.claims
 
 
+@pytest.mark.full
 def test_a_claim_that_loses_its_connection_has_its_task(
     zk: Zkmq, client: Zkmq, door: Faulty, subtests: pytest.Subtests
 ) -> None:
@@ -263,6 +264,7 @@ async def test_a_transaction_cancelled_at_its_end_is_whole_and_ends_cancelled(
 # --- nobody sleeps over work
 
 
+@pytest.mark.full
 def test_an_idle_worker_begins_each_of_two_tasks_at_once(zk: Zkmq, other: Zkmq, subtests: pytest.Subtests) -> None:
     """Idle threads, two enqueues by another client 0 to 10 ms apart: each is begun, and nothing but itself wakes them.
 

@@ -217,6 +217,7 @@ def test_an_unexpected_exception_ends_no_worker(q: Queue, monkeypatch: pytest.Mo
     assert (q.task("a").result, met) == (b"done", [1])
 
 
+@pytest.mark.full
 def test_a_selector_that_is_refused_later_ends_the_worker(zk: Zkmq, q: Queue) -> None:
     """Its declaration gone, a running worker's selector is refused: `join` raises that, whatever threads there are."""
     q.configure(filters={"size": Integer()})
@@ -233,6 +234,7 @@ def test_a_selector_that_is_refused_later_ends_the_worker(zk: Zkmq, q: Queue) ->
 # --- the end of a worker
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"lease": 1}])
 def test_heartbeats_go_on_during_the_grace(q: Queue, options: dict[str, Any]) -> None:
     """A worker is told to stop: the lock or lease of what it still handles is extended until the handler returns."""
@@ -603,6 +605,7 @@ def _failing(*_: object) -> Any:
     raise Unavailable("no look at the queue succeeds")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tend", [_blocked, _failing])
 def test_a_keeper_in_trouble_delays_no_heartbeat(q: Queue, monkeypatch: pytest.MonkeyPatch, tend: Any) -> None:
     """Looking after the queue takes for ever, or fails: the lock of what is in hand is extended all the same."""
@@ -635,6 +638,7 @@ def _keeps_its_lock(q: Queue, first: threading.Event | None = None, **options: A
     assert q.task("a").attempt == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tend", [_blocked, _failing])
 async def test_an_asynchronous_keeper_in_trouble_delays_no_heartbeat(
     zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch, tend: Any

@@ -39,6 +39,7 @@ def near(told: float, simulated: float, slack: float = 0.0) -> bool:
     return math.isclose(told, simulated, rel_tol=0.2, abs_tol=slack)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("draw", SQUARED, ids=lambda draw: draw.__name__)
 @pytest.mark.parametrize(("servers", "load"), ONE_POOL)
 def test_the_mean_wait_of_a_pool_is_that_of_a_simulated_one(servers, load, draw) -> None:
@@ -50,6 +51,7 @@ def test_the_mean_wait_of_a_pool_is_that_of_a_simulated_one(servers, load, draw)
     assert near(told, simulated, slack=0.06), (told, simulated)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("draw", [exponential, two_sided], ids=lambda draw: draw.__name__)
 @pytest.mark.parametrize(("rates", "staff"), SEVERAL)
 def test_the_mean_wait_of_each_class_is_that_of_a_simulated_one(rates, staff, draw) -> None:

@@ -44,6 +44,7 @@ def in_threads(*jobs: Callable[[], Any]) -> None:
         assert not thread.is_alive()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", [run, on_a_loop])
 @pytest.mark.parametrize("second", [run, on_a_loop])
 def test_two_threads_never_meet_inside_a_step(session: Session, first: Any, second: Any) -> None:

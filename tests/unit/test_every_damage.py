@@ -243,6 +243,7 @@ def readable_queue() -> Iterator[str]:
     return filter(is_readable, kinds())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_missing_or_strange_znode_stops_nobody(subtests: pytest.Subtests, dies: bool) -> None:
     """A client that knew the queue before, or one that comes later, where consumers have died: to be rescued is much.
@@ -264,6 +265,7 @@ def test_a_damaged_znode_stops_nobody(subtests: pytest.Subtests) -> None:
     each(subtests, (damage for path in paths for damage in some(damages(path, "fifo"))), partial(survive, order="fifo"))
 
 
+@pytest.mark.full
 def test_a_damaged_field_stops_nobody(subtests: pytest.Subtests) -> None:
     """Every field of every record, and what is nested in it, with numbers, texts and shapes that it cannot have."""
     each(subtests, (damage for path in readable_queue() for damage in some(readable(fields(path)))), survive)

