@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export AIRFLOW__CORE__LOAD_EXAMPLES := False
-# Two cores: more test processes only take them from the servers under test.
-WORKERS ?= 2
+# One more than the cores: half of the time of a test process is waiting for servers.
+WORKERS ?= 3
 
 .PHONY: demo flights test test-all acceptance test-spark-provider test-matrix soak mutants lint format clean
 

@@ -173,6 +173,7 @@ async def test_what_is_mended_later_is_found_without_a_restart(queue, shared, zo
     assert shared.users() == []
 
 
+@pytest.mark.full
 async def test_zookeeper_may_go_and_come_back(mortal, root, shared, monkeypatch, log, caplog):
     """Down at the start, killed while the watch waits: work that comes afterwards is told of, with a line a minute."""
     times = {"connect_timeout": 1, "session_timeout": 4, "request_timeout": 2}

@@ -104,14 +104,12 @@ def test_the_page_on_spark_reads(load: Load, where: dict[str, str], tmp_path: Pa
     exec(compile(code, "docs/spark.md", "exec"), {})  # noqa: S102
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "master",
     [
         "local[1]",
-        pytest.param(
-            CLUSTER,
-            marks=[pytest.mark.full, pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="ZKMQ_SCALE=1")],
-        ),
+        pytest.param(CLUSTER, marks=pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="ZKMQ_SCALE=1")),
     ],
 )
 def test_credentials_come_from_where_the_code_runs_and_are_seen_nowhere(

@@ -73,7 +73,6 @@ def answered(frames):
     return {section.name: {table.name: table.rows for table in section.tables} for section in sections}
 
 
-@pytest.mark.full
 def test_what_ended_and_waited_is_what_the_rows_say(answered) -> None:
     """Counts and percentiles of each queue and class, the longest wait first, also without filters and of one task."""
     runs = mixed().runs
@@ -122,7 +121,6 @@ def test_failures_meet_by_kind_and_masked_text(answered) -> None:
     assert answered["failures"]["latest"][0]["error"] in told
 
 
-@pytest.mark.full
 def test_consumers_stand_side_by_side(answered) -> None:
     """Deliveries, failures, times, and how busy each was."""
     rows = {(row["queue"], row["consumer"]): row for row in answered["consumers"]["consumers"]}
