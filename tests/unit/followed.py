@@ -7,12 +7,16 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.engine import Ended, QueueNotFound, State, Status, Task, Trimmed, Unreadable
 from airflow_provider_zkmq.spark.source import access
+from airflow_provider_zkmq.spark.source.errors import SourceError
 from airflow_provider_zkmq.spark.source.following import TaskStream
 from airflow_provider_zkmq.spark.source.options import Options
 
@@ -132,16 +136,8 @@ class FakeQueues:
         """Nothing to end."""
 
 
-Row = tuple[Any, ...]
-T = TypeVar("T")
 #: The third column tells the order.
 _SCHEMA = StructType().add("queue", "string").add("task_id", "string").add("version", "long")
-
-
-def copied(sent: T) -> T:
-    """What another process gets."""
-    received: T = pickle.loads(pickle.dumps(sent))  # noqa: S301  our own bytes
-    return received
 
 
 @dataclass
@@ -157,7 +153,7 @@ class Query:
     options: dict[str, str] = field(default_factory=dict)
     offsets: list[str] = field(default_factory=list)
     commits: int = 0
-    sink: dict[int, list[Row]] = field(default_factory=dict)
+    sink: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
     stream: TaskStream | None = None
     schema: StructType = _SCHEMA
 
@@ -169,61 +165,91 @@ class Query:
         self.patch(self.stream, "_rest", lambda: None)
         return self.stream
 
-    def kill(self) -> None:
+    def kill(self, **options: str) -> None:
+        """The process ends; the next one is told these options, too."""
         self.stream = None
+        self.options |= options
+
+    def available_now(self) -> None:
+        """A process starts, which is to end with what has ended by now."""
+        self.start().prepareForTriggerAvailableNow()
 
     def plan(self) -> bool:
         """Store the end of the next batch; False where there is none, or one is to be done first."""
         stream = self.stream or self.start()
-        if len(self.offsets) > self.commits:
+        if self.uncommitted():
             return False
-        start = self._json(stream.initialOffset()) if not self.offsets else self.offsets[-1]
-        end = self._json(stream.latestOffset(json.loads(start), stream.getDefaultReadLimit()))
+        start = self.offsets[-1] if self.offsets else json.dumps(stream.initialOffset())
+        end = json.dumps(stream.latestOffset(json.loads(start), stream.getDefaultReadLimit()))
         stream.reportLatestOffset()
         if end == start:
             return False
         self.offsets.append(end)
         return True
 
-    def write(self) -> list[Row]:
-        """Read the batch that was stored last, and write it, which is without effect the second time."""
+    def write(self) -> list[tuple[Any, ...]]:
+        """Read the batch that was stored last, elsewhere, and write it, which has no effect the second time."""
         stream = self.stream or self.start()
         number = len(self.offsets) - 1
-        start = self._json(stream.initialOffset()) if number == 0 else self.offsets[number - 1]
-        partitions = stream.partitions(json.loads(start), json.loads(self.offsets[-1]))
-        elsewhere = copied(TaskStream(self.schema, Options.of(self.options)))
-        rows = [
-            tuple(row[name] for name in self.schema.fieldNames())
-            for partition in partitions
-            for batch in elsewhere.read(copied(partition))
-            for row in batch.to_pylist()
-        ]
+        start = json.loads(self.offsets[number - 1]) if number else stream.initialOffset()
+        sent = pickle.dumps(stream.partitions(start, json.loads(self.offsets[-1])))
+        elsewhere = pickle.loads(pickle.dumps(TaskStream(self.schema, Options.of(self.options))))  # noqa: S301  our own
+        batches = [batch for partition in pickle.loads(sent) for batch in elsewhere.read(partition)]  # noqa: S301
+        rows = [tuple(row[name] for name in self.schema.fieldNames()) for it in batches for row in it.to_pylist()]
         rows = sorted(rows, key=lambda row: (row[2], *row))
-        before = self.sink.setdefault(number, rows)
-        assert before == rows, "a batch that is repeated has other rows"
+        assert self.sink.setdefault(number, rows) == rows, "a batch that is repeated has other rows"
         return rows
-
-    def commit(self) -> None:
-        self.commits = len(self.offsets)
 
     def finish(self) -> None:
         """What was stored and not committed is done."""
-        if len(self.offsets) > self.commits:
+        if self.uncommitted():
             self.write()
-            self.commit()
+            self.commits = len(self.offsets)
 
-    def run(self) -> list[Row]:
+    def uncommitted(self) -> bool:
+        return len(self.offsets) > self.commits
+
+    def run(self) -> list[tuple[Any, ...]]:
         """Batches until there is nothing new; what they hold."""
         self.finish()
         before = len(self.sink)
         for _ in range(1_000):
             if not self.plan():
-                return [row for number in sorted(self.sink)[before:] for row in self.sink[number]]
+                return self.rows(before)
             self.finish()
         raise AssertionError("the stream does not come to rest")
 
-    def rows(self) -> list[Row]:
-        return [row for number in sorted(self.sink) for row in self.sink[number]]
+    def refuses(self, why: str) -> None:
+        """It ends with this error, and is started again."""
+        with pytest.raises(SourceError, match=why):
+            self.run()
+        self.kill()
 
-    def _json(self, offset: dict[str, Any]) -> str:
-        return json.dumps(offset)
+    def rows(self, first: int = 0) -> list[tuple[Any, ...]]:
+        """What the sink has, from a batch on."""
+        return [row for number in sorted(self.sink)[first:] for row in self.sink[number]]
+
+
+class Interrupted(RuleBasedStateMachine):
+    """A query that is killed and started again anywhere."""
+
+    patch: Any = None
+    query: Query
+
+    @rule(most=st.sampled_from(["1", "2", "5", ""]))
+    def restart(self, most: str) -> None:
+        self.query.kill(maxTasksPerTrigger=most)
+
+    @rule()
+    def plan(self) -> None:
+        self.query.plan()
+
+    @precondition(lambda self: self.query.uncommitted())
+    @rule()
+    def write(self) -> None:
+        self.query.write()
+
+    @precondition(lambda self: self.query.uncommitted())
+    @rule()
+    def batch(self) -> None:
+        self.query.finish()

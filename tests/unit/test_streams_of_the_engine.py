@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("pyspark")
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.engine import ZkmqError
@@ -20,7 +21,7 @@ from airflow_provider_zkmq.engine.core.reading import log, runs, trimmed
 from airflow_provider_zkmq.engine.core.reading import settings as queue_settings
 from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import collect
-from tests.unit.followed import Query
+from tests.unit.followed import Interrupted, Query
 from tests.unit.world import Client, new_queue
 
 IDS = st.sampled_from("abc")
@@ -43,40 +44,21 @@ class EngineQueue:
         return lambda *args, **options: self.client.do(procedures[verb](self.client.context, *args, **options))
 
 
-class EngineQueues:
-    """A connection with one queue."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-
-    def queues(self) -> list[str]:
-        return ["q"]
-
-    def queue(self, _name: str) -> EngineQueue:
-        return EngineQueue(self.client)
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
-class Following(RuleBasedStateMachine):
+class Following(Interrupted):
     """Tasks end, leave and come again in any order, while a stream is killed and started again anywhere.
 
     The book tells runs by their payloads: each enqueue has one of its own.
     """
 
-    patch: Any = None
-
     def __init__(self) -> None:
         super().__init__()
         self.client = new_queue()
-        self.query = Query(EngineQueues(Client(self.client.zk, "stream")), self.patch, schema=COLUMNS)
+        followed = EngineQueue(Client(self.client.zk, "stream"))
+        queues = SimpleNamespace(queues=lambda: ["q"], queue=lambda _name: followed, close=lambda: None)
+        self.query = Query(queues, self.patch, schema=COLUMNS)
         self.query.run()  # from now on what leaves is kept
         self.book: Counter[tuple[str, str, bytes]] = Counter()
         self.payloads = 0
-
-    def note(self, task_id: str, state: str, data: bytes) -> None:
-        self.book[task_id, state, data] += 1
 
     def data(self, task_id: str) -> bytes:
         data: bytes = self.client.zk.nodes[self.client.context.paths.task(task_id, "data")].data
@@ -100,7 +82,7 @@ class Following(RuleBasedStateMachine):
         else:
             self.client.fail(claimed, retry=end == "again", backoff=0)
         if end != "again":
-            self.note(claimed.task_id, end, data)
+            self.book[claimed.task_id, end, data] += 1
 
     @rule(task_id=IDS, verb=st.sampled_from([operate.redrive, operate.drop, operate.cancel]))
     def operate(self, task_id: str, verb: Any) -> None:
@@ -108,7 +90,7 @@ class Following(RuleBasedStateMachine):
             data = self.data(task_id)
             self.client.do(verb(self.client.context, task_id))
             if verb is operate.cancel:
-                self.note(task_id, "cancelled", data)
+                self.book[task_id, "cancelled", data] += 1
 
     @rule(seconds=st.sampled_from([1, 10, 100]))
     def time_passes(self, seconds: int) -> None:
@@ -119,25 +101,6 @@ class Following(RuleBasedStateMachine):
         self.query.run()
         self.client.zk.advance(100)
         self.client.do(collect.collect_garbage(self.client.context, 0))
-
-    @rule(most=st.sampled_from(["1", "2", ""]))
-    def restart(self, most: str) -> None:
-        self.query.options["maxTasksPerTrigger"] = most
-        self.query.kill()
-
-    @rule()
-    def plan(self) -> None:
-        self.query.plan()
-
-    @precondition(lambda self: len(self.query.offsets) > self.query.commits)
-    @rule()
-    def write(self) -> None:
-        self.query.write()
-
-    @precondition(lambda self: len(self.query.offsets) > self.query.commits)
-    @rule()
-    def batch(self) -> None:
-        self.query.finish()
 
     @invariant()
     def no_run_is_read_that_did_not_end_or_twice(self) -> None:
