@@ -232,9 +232,9 @@ def test_a_worker_waits_for_its_queue_until_it_is_stopped(zk: Zkmq) -> None:
 
 
 def test_a_claim_goes_by_its_token(where: dict[str, Any], q: Queue) -> None:
-    """Another holder of id and token settles it; a token of an earlier claim settles nothing, whatever the attempt.
+    """Another holder of id and token settles it, once; a token of an earlier claim settles nothing.
 
-    A claim ends with its connection: the next one is another attempt.
+    A claim ends with its connection: the next one is another attempt. A leased one outlives it.
     """
     q.enqueue("x", task_id="a")
     first = taken(q)
@@ -249,8 +249,15 @@ def test_a_claim_goes_by_its_token(where: dict[str, Any], q: Queue) -> None:
             q.complete("a", earlier.token)
     q.complete("a", third.token, "r")
     assert q.task("a").result == b"r"
+    with pytest.raises(ClaimLost):
+        q.fail("a", third.token, "late")
     with pytest.raises(TaskNotFound):
         q.complete("none", 1)
+    q.enqueue("x", task_id="b")
+    with Zkmq.connect(**where, gc=False) as other:
+        leased = taken(other.queue("census"), lease=60)
+    q.extend(task_id="b", token=leased.token, lease=30)
+    q.complete(task_id="b", token=leased.token, result="from elsewhere")
 
 
 def test_a_lease_that_ended_is_taken_over(q: Queue) -> None:

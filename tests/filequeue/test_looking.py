@@ -32,71 +32,60 @@ from tests.filequeue.conftest import CLASSES, taken
 from tests.support import eventually
 
 
-def test_a_queue_says_where_it_is_and_how_it_is_configured(q: FileQueue) -> None:
-    """What was set, and what a file has by itself; the order is that of the lines, the root the folder."""
+def test_a_queue_and_its_tasks_are_read(q: FileQueue) -> None:
+    """Where it is, what was configured, and what a file has by itself; ids in the order of the lines.
+
+    Many tasks come in the order of their ids, each once; what is not there or not asked for is left out.
+    """
     policy = RetryPolicy(attempts=2)
     q.configure(policy=policy, lock=30)
     assert (q.name, q.root) == ("census", str(q.path.parent))
     assert q.conf() == QueueConf({"performance_class": CLASSES}, policy, None, None, 30, "fifo", False, None)
     assert isinstance(q.conf().filters["performance_class"], OrderedEnum)
-
-
-def test_ids_are_those_of_a_state_and_a_selector(q: FileQueue) -> None:
-    """In the order of the lines."""
     for name, value in (("a", "low"), ("b", "high_performance"), ("c", "standard")):
-        q.enqueue(b"x", filters={"performance_class": value}, task_id=name)
-    taken(q).complete()
-    assert q.ids() == ["a", "b", "c"]
-    assert q.ids("finished") == ["a"]
+        q.enqueue(name, filters={"performance_class": value}, task_id=name, metadata={"n": name})
+    taken(q).complete(b"done")
+    assert (q.ids(), q.ids("finished")) == (["a", "b", "c"], ["a"])
     assert q.ids(selector="performance_class<=standard") == ["a", "c"]
     assert q.ids("inserted", "performance_class<=standard") == ["c"]
-    with pytest.raises(ConfigError, match="state 'lost' is unknown"):
-        q.ids("lost")
-
-
-def test_many_tasks_come_in_the_order_of_their_ids(q: FileQueue) -> None:
-    """Each once; what is not there is left out, and so is what was not asked for."""
-    names = [q.enqueue(f"{number}", metadata={"n": number}) for number in range(3)]
-    taken(q).complete(b"done")
-    tasks = q.read_many([*reversed(names), "never", names[0]])
-    assert tasks == [q.task(name) for name in reversed(names)]
-    assert q.read_many(names[:1], parts=["result"]) == [replace(tasks[-1], data=b"", metadata={})]
-    assert q.read_many(names[:1], parts=["data"]) == [replace(tasks[-1], metadata={}, result=None)]
-    with pytest.raises(ConfigError, match="not the text"):
-        q.read_many("never")
-    with pytest.raises(ConfigError, match="data, metadata, progress, result"):
-        q.read_many(names, parts=["payload"])  # type: ignore[list-item]
+    tasks = q.read_many(["c", "b", "a", "never", "c"])
+    assert tasks == [q.task(name) for name in "cba"]
+    assert q.read_many(["a"], parts=["result"]) == [replace(tasks[-1], data=b"", metadata={})]
+    assert q.read_many(["a"], parts=["data"]) == [replace(tasks[-1], metadata={}, result=None)]
+    for refused, why in (
+        (lambda: q.ids("lost"), "state 'lost' is unknown"),
+        (lambda: q.read_many("never"), "not the text"),
+        (lambda: q.read_many(["a"], parts=["payload"]), "data, metadata, progress, result"),  # type: ignore[list-item]
+    ):
+        with pytest.raises(ConfigError, match=why):
+            refused()
 
 
 # --- a task that is followed
 
 
 def test_a_task_is_followed_to_its_end(q: FileQueue) -> None:
-    """A claim, its end by time and its settlement are told; the last one is returned."""
-    q.enqueue(b"x", task_id="t", lock=3)
+    """A delay's end, a claim, its end by time and its settlement are told; the last one is returned.
+
+    Nobody writes to the file when a delay ends; who follows for some time only is told whose end it missed.
+    """
+    q.enqueue(b"x", task_id="t", delay=0.2)
+    seen: list[str] = []
+    with pytest.raises(WaitTimeout, match="'t' of queue 'census'") as late:
+        q.follow("t", lambda task: seen.append(task.status), timeout=1)
+    assert (seen, late.value.left) == (["queued-with-backoff", "queued"], ("t",))
     told: list[Task] = []
     ended: list[Task] = []
     follower = threading.Thread(target=lambda: ended.append(q.follow("t", told.append, timeout=60)))
     follower.start()
     eventually(lambda: [task.status for task in told] == ["queued"])
-    assert q.claim() is not None
+    assert q.claim(lease=1.5) is not None
     eventually(lambda: [task.status for task in told] == ["queued", "locked", "queued"])
-    claim = taken(q, timeout=20)
-    claim.extend(60)
+    claim = taken(q, timeout=20, lease=60)
     claim.complete(b"done")
     follower.join(20)
     assert ended == [q.task("t")] == told[-1:]
     assert told[-1].result == b"done"
-
-
-def test_a_delayed_task_is_told_when_it_comes_due(q: FileQueue) -> None:
-    """Nobody writes to the file then."""
-    q.enqueue(b"x", task_id="t", delay=0.2)
-    told: list[str] = []
-    with pytest.raises(WaitTimeout, match="'t' of queue 'census'") as late:
-        q.follow("t", lambda task: told.append(task.status), timeout=1)
-    assert told == ["queued-with-backoff", "queued"]
-    assert late.value.left == ("t",)
 
 
 def test_following_ends_when_it_must(q: FileQueue) -> None:
@@ -123,8 +112,7 @@ def test_a_mistyped_queue_creates_no_file(files: FileClient) -> None:
     calls: list[Callable[[], object]] = [q.claim, q.counts, q.tasks, q.conf, q.check_wanted, q.ids]
     calls += [lambda: q.task("a"), lambda: q.wait(["a"]), lambda: q.read_many([]), lambda: q.ready(timeout=5)]
     calls += [lambda: q.complete("a", 1), lambda: q.extend("a", 1, 5), lambda: q.delete(confirm=True)]
-    calls += [lambda: q.claim_task("a"), lambda: q.worker(print).run(until_empty=True)]
-    for call in calls:
+    for call in (*calls, lambda: q.claim_task("a"), lambda: q.worker(print).run(until_empty=True)):
         with pytest.raises(QueueNotFound, match="did you mean 'orders'") as caught:
             call()
         assert isinstance(caught.value, ConfigError)
@@ -164,16 +152,15 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def test_each_call_ends_though_the_file_is_locked(q: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with a time of its own in that, others after a limit; the error names file and limit, nothing is written."""
+def test_each_call_ends_though_the_file_is_locked(q: FileQueue, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with a time of its own in that, others after a limit; the error names file and limit, nothing is written.
+
+    Closing ends too, however much is in hand; what could not be given back then is so when its time is over.
+    """
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 60)
-    q.enqueue("x", task_id="a")
+    q.enqueue_many([Message("x", task_id=name) for name in "abc"])
     before = q.path.read_bytes()
-    for call in (
-        lambda: q.claim(timeout=0.1),
-        lambda: q.wait(["a"], timeout=0.1),
-        lambda: q.follow("a", print, timeout=0.1),
-    ):
+    for call in (lambda: q.claim(timeout=0.1), lambda: q.wait(["a"], timeout=0.1), lambda: q.follow("a", print, 0.1)):
         with locked(q.path), pytest.raises(Unavailable, match=r"census.* is locked by another process.*timeout"):
             call()
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.5)
@@ -181,14 +168,9 @@ def test_each_call_ends_though_the_file_is_locked(q: FileQueue, monkeypatch: pyt
         with locked(q.path), pytest.raises(Unavailable, match=r"lock wait \(0.5 s\)"):
             call()
     assert q.path.read_bytes() == before
-    taken(q, timeout=1).complete()
-
-
-def test_closing_ends_though_the_file_is_locked(q: FileQueue, folder: Path) -> None:
-    """However much is in hand; what could not be given back is so when its time is over."""
+    taken(q, timeout=1).release()
     client = Zkmq.connect(f"textqueue://{folder}")
-    for name in ("a", "b", "c"):
-        client.queue("census").enqueue("x", task_id=name)
+    for _ in "abc":
         taken(client.queue("census"))
     with locked(q.path):
         client.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,6 @@ import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import (
-    Claim,
-    ClaimLost,
     ConfigError,
     DuplicateTask,
     IllegalTransition,
@@ -21,28 +19,26 @@ from airflow_provider_zkmq.engine import (
     RetryPolicy,
     TaskNotFound,
     TaskTooLarge,
-    WaitTimeout,
     Zkmq,
+    ZkmqError,
 )
-from tests.integration.clients import spent
 from tests.integration.conftest import taken
 from tests.support import eventually
 
 STANDARD = {"performance_class": "standard"}
 
 
-def test_an_enqueue_is_one_transaction(zk: Zkmq, q: Queue) -> None:
-    """Every znode of the tree has the same czxid; warm, it is one request, and a claim with its completion three."""
-    q.enqueue(b"warm up", filters=STANDARD)
-    ids: list[str] = []
-    assert spent(zk, lambda: ids.append(q.enqueue(b"x", filters=STANDARD))) == {"Multi": 1}
-    tree = q.tree(ids[0])
+def test_an_enqueue_is_one_transaction(q: Queue) -> None:
+    """Every znode of the tree has the same czxid. What a client has enqueued, its next claim finds."""
+    tree = q.tree(q.enqueue(b"x", filters=STANDARD))
     names = {node.path.rpartition("/")[2] for node in tree}
-    assert names == {ids[0], "data", "state", "filters", "performance_class"}
+    assert names == {q.ids()[0], "data", "state", "filters", "performance_class"}
     assert len({node.czxid for node in tree}) == 1
-    q.enqueue(b"y", filters=STANDARD)
     taken(q).complete()
-    assert spent(zk, lambda: taken(q).complete()) == {"GetMany": 1, "Multi": 2}
+    for _ in range(20):
+        assert q.claim() is None
+        q.enqueue(b"x")
+        taken(q).complete()
 
 
 def test_priority_then_enqueue_order(q: Queue) -> None:
@@ -60,14 +56,10 @@ def test_priority_then_enqueue_order(q: Queue) -> None:
 
 
 def test_a_moment_is_kept(front: Any, q: Queue) -> None:
-    """A delayed task, or one with a moment, is claimed once the server's clock has come to it, and not before.
-
-    So is one that a transaction puts: it is scheduled by the commit.
-    """
+    """A delayed task, or one with a moment, is claimed once the server's clock has come to it; put ones, too."""
     queue = front.queue(q.name)
-    now = queue.task(queue.enqueue(b"now")).enqueued_at
+    moment = queue.task(queue.enqueue(b"now")).enqueued_at.add(seconds=1)
     taken(queue).complete()
-    moment = now.add(seconds=1)
     queue.enqueue(b"later", task_id="moment", not_before=moment)
     delayed = queue.enqueue(b"later", delay=pendulum.duration(milliseconds=700))
     with front.transaction() as tx:
@@ -78,71 +70,38 @@ def test_a_moment_is_kept(front: Any, q: Queue) -> None:
     later = ("moment", delayed, "put", "put-with-a-delay")
     assert {queue.task(name).status for name in later} == {"queued-with-backoff"}
     assert moment <= queue.task("put").due_at <= moment.add(microseconds=1000)
-    assert taken(queue).task.id == "past"
-    assert queue.claim() is None
+    assert (taken(queue).task.id, queue.claim()) == ("past", None)
     for _ in range(3):
         task = taken(queue, timeout=pendulum.duration(seconds=20)).task
         assert task.claimed_at >= (task.enqueued_at.add(microseconds=700_000) if task.id == delayed else moment)
 
 
-def test_tokens_settle_from_elsewhere_and_stale_ones_are_refused(zookeeper: str, root: str, q: Queue) -> None:
-    """A leased claim outlives its client; its token completes the task from another; once only, and in time."""
-    task_id = q.enqueue(b"x")
-    with Zkmq.connect(zookeeper, root=root, gc=False) as client:
-        claim = taken(client.queue("census"), lease=60)
-    q.extend(task_id=task_id, token=claim.token, lease=30)
-    with pytest.raises(ClaimLost, match="not the current one"):
-        q.complete(task_id, claim.token + 1)
-    q.complete(task_id=task_id, token=claim.token, result="ok")
-    with pytest.raises(ClaimLost):
-        q.fail(task_id, claim.token, error="late")
-    assert q.task(task_id=task_id).result == b"ok"
-    assert list(inspect.signature(Queue.fail).parameters) == ["self", "task_id", "token", "error", "retry", "backoff"]
-    assert list(inspect.signature(Claim.fail).parameters) == ["self", "error", "retry", "backoff"]
-    q.enqueue(b"x")
-    late = taken(q, lease=0.4)
-    again = taken(q, timeout=15)
-    assert again.task.attempt == 2
-    with pytest.raises(ClaimLost):
-        late.complete()
-    again.complete()
-
-
 def test_bad_input_is_one_clear_error_and_nothing_is_written(q: Queue) -> None:
-    """What the library refuses it refuses before it writes."""
+    """What the library refuses it refuses before it writes; what is too large for one request, too."""
     for bad in ("", "a/b", "..", "a..b", "nul\0", "x" * 129, "\ud800", "."):
         with pytest.raises(ConfigError, match="task id"):
             q.enqueue(b"x", task_id=bad)
         with pytest.raises(ConfigError, match="filter name"):
             q.enqueue(b"x", filters={bad: "standard"})
-    with pytest.raises(ConfigError, match="'gold' is not declared"):
-        q.enqueue(b"x", filters={"performance_class": "gold"})
-    with pytest.raises(ConfigError, match="not declared on this queue"):
-        q.enqueue(b"x", filters={"colour": "red"})
-    with pytest.raises(TaskTooLarge, match="ZooKeeper takes"):
-        q.enqueue(b"x" * 1_048_576)
-    with pytest.raises(ConfigError, match="data must be bytes or text"):
-        q.enqueue(5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="stands twice"):
-        q.enqueue_many([Message(b"", task_id="t"), Message(b"", task_id="t")])
-    with pytest.raises(TaskNotFound):
-        q.task("nowhere")
-    assert q.counts() == {"inserted": 0, "scheduled": 0, "claimed": 0, "finished": 0, "dead": 0, "cancelled": 0}
-    assert q.tasks() == []
+    refused: list[tuple[type[ZkmqError], str, Callable[[], object]]] = [
+        (ConfigError, "'gold' is not declared", lambda: q.enqueue(b"x", filters={"performance_class": "gold"})),
+        (ConfigError, "not declared on this queue", lambda: q.enqueue(b"x", filters={"colour": "red"})),
+        (ConfigError, "data must be bytes or text", lambda: q.enqueue(5)),  # type: ignore[arg-type]
+        (ConfigError, "stands twice", lambda: q.enqueue_many([Message(b"", task_id="t")] * 2)),
+        (TaskTooLarge, "ZooKeeper takes", lambda: q.enqueue(b"x" * 1_048_576)),
+        (TaskNotFound, "nowhere", lambda: q.task("nowhere")),
+    ]
+    for kind, said, call in refused:
+        with pytest.raises(kind, match=said):
+            call()
+    assert (q.tasks(), sum(q.counts().values())) == ([], 0)
     q.enqueue(b"x" * 1_030_000, task_id="order-7")
-    with pytest.raises(DuplicateTask, match="order-7") as caught:
-        q.enqueue_many([Message(b"2", task_id="order-7"), Message(b"3", task_id="order-8")])
-    error = caught.value
-    assert (error.status, error.duplicates, error.enqueued) == ("queued", ("order-7",), ("order-8",))
-
-
-def test_what_exceeds_a_request_is_refused_wherever_it_comes_from(q: Queue) -> None:
-    """A result beside a run in escrow too large for one request is one error at once; a smaller one is taken."""
-    q.enqueue(b"1", task_id="a")
+    with pytest.raises(DuplicateTask, match="order-7"):
+        q.enqueue(b"2", task_id="order-7")
     claim = taken(q)
     with pytest.raises(TaskTooLarge, match="requeue takes"):
-        q.enqueue(b"x" * 1_000_000, task_id="a", requeue=True)
-    q.enqueue(b"x" * 900_000, task_id="a", requeue=True)
+        q.enqueue(b"x" * 1_000_000, task_id="order-7", requeue=True)
+    q.enqueue(b"x" * 900_000, task_id="order-7", requeue=True)
     with pytest.raises(TaskTooLarge, match="not sent"):
         claim.complete(b"y" * 300_000)
     claim.complete(b"y" * 100_000)
@@ -180,53 +139,16 @@ def test_an_operator_s_change_is_refused_when_the_task_changed(q: Queue) -> None
     assert q.counts()["dead"] == 0
 
 
-def test_waiting_returns_tasks_however_they_end(front: Any, q: Queue) -> None:
-    """wait returns finished and dead tasks in order, times out with the names of those left."""
-    queue = front.queue(q.name)
-    one, two = q.enqueue(b"1"), q.enqueue(b"2")
-    first, second = taken(queue), taken(queue)
-    first.complete("r")
-    with pytest.raises(WaitTimeout, match=two):
-        queue.wait([one, two], "completion", timeout=0.2)
-    assert [task.state for task in queue.wait([one, two], "claim", timeout=5)] == ["finished", "claimed"]
-    second.fail("no", retry=False)
-    assert [task.state for task in queue.wait([two, one], timeout=5)] == ["dead", "finished"]
-
-
 def test_garbage_is_collected_by_age_only(q: Queue) -> None:
     """What ended long enough ago is deleted whole; pending, claimed and dead tasks and fresh ends stay."""
-    ids = q.enqueue_many([Message(b"x", filters=STANDARD) for _ in range(50)])
-    for _ in ids[:-3]:
+    q.enqueue_many([Message(b"x", filters=STANDARD) for _ in range(50)])
+    for _ in range(47):
         taken(q).complete(b"r")
     taken(q)
     taken(q).fail("x", retry=False)
-    assert q.collect_garbage().collected == 0
-    assert q.collect_garbage(lifetime=0).collected == 47
-    assert q.counts() == {"inserted": 1, "scheduled": 0, "claimed": 1, "finished": 0, "dead": 1, "cancelled": 0}
+    assert (q.collect_garbage().collected, q.collect_garbage(lifetime=0).collected) == (0, 47)
+    assert {state: n for state, n in q.counts().items() if n} == {"inserted": 1, "claimed": 1, "dead": 1}
     assert len(q.tasks()) == 3
-
-
-def test_a_transaction_moves_between_queues_or_does_nothing(front: Any, zk: Zkmq, q: Queue) -> None:
-    """commit finishes what was taken and writes what was put, at once; leaving without commit gives back."""
-    q.enqueue(b"in")
-    with front.transaction() as tx:
-        assert tx.try_take("census") is not None
-        tx.put("out", b"never written")
-    assert q.counts()["inserted"] == 1
-    with front.transaction() as tx:
-        task = tx.try_take("census")
-        tx.put("out", b"Hello, " + task.data)
-        (put,) = tx.commit()
-    assert zk.queue("out").task(put).data == b"Hello, in"
-    assert q.task(task.id).state == "finished"
-
-
-def test_a_client_sees_its_own_writes(q: Queue) -> None:
-    """What a client enqueued it can claim in its very next call, though it remembers an empty queue."""
-    for _ in range(200):
-        assert q.claim() is None
-        q.enqueue(b"x")
-        taken(q).complete()
 
 
 def test_emptied_index_buckets_vanish_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
