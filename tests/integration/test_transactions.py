@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,11 +16,13 @@ from airflow_provider_zkmq.engine import (
     Message,
     SessionLost,
     TaskTooLarge,
+    UnitOfWork,
     Zkmq,
     ZkmqError,
 )
 from tests.faulty import Faulty
 from tests.integration.clients import end_session
+from tests.integration.conftest import taken
 from tests.support import eventually
 
 
@@ -40,12 +41,10 @@ def test_taking_locks_without_removing_and_putting_writes_nothing(zk: Zkmq, fron
         tx.put("out", b"never")
         assert front.requests == before
         assert tx.try_take("in") is not None
-    assert zk.queues() == ["in"]
     with front.transaction() as tx:
         assert tx.try_take("in") is not None
         put = tx.put("out", b"y")
-        assert zk.queue("in").task(task_id).status == "locked"
-        assert zk.queues() == ["in"]
+        assert (zk.queue("in").task(task_id).status, zk.queues()) == ("locked", ["in"])
         assert tx.try_take("in") is None
         assert tx.commit(b"result") == [put]
     task = zk.queue("in").task(task_id)
@@ -53,31 +52,25 @@ def test_taking_locks_without_removing_and_putting_writes_nothing(zk: Zkmq, fron
     assert data(zk, "out") == [b"y"]
     other = front.transaction()
     other.rollback()
-    calls: list[Callable[[Any], Any]] = [
-        lambda tx: tx.try_take("in"),
-        lambda tx: tx.put("in", b"x"),
-        lambda tx: tx.commit(),
-    ]
     for ended in (tx, other):
-        for call in calls:
+        for call in (lambda it: it.try_take("in"), lambda it: it.put("in", b"x"), lambda it: it.commit()):
             with pytest.raises(ZkmqError, match="has ended"):
                 call(ended)
 
 
-@pytest.mark.parametrize("policy", [ConsumeOnce(), ConsumeTimes(3)])
-def test_each_taking_is_a_delivery(zk: Zkmq, policy) -> None:
+def test_each_taking_is_a_delivery(zk: Zkmq) -> None:
     """A task that is rolled back is handed out as often as its policy allows, then it is a dead letter with reasons."""
-    q = zk.queue("in")
-    q.configure(policy=policy)
-    task_id = q.enqueue(b"x")
-    for _ in range(policy.attempts):
-        with zk.transaction() as tx:
-            assert tx.try_take("in") is not None
-    with zk.transaction() as tx:
-        assert tx.try_take("in") is None
-    task = q.task(task_id)
-    assert (task.state, task.attempt, task.error) == ("dead", policy.attempts, "rolled back")
-    assert [attempt.outcome for attempt in task.history] == ["failed"] * policy.attempts
+    for policy in (ConsumeOnce(), ConsumeTimes(3)):
+        q = zk.queue(f"in-{policy.attempts}")
+        task_id = q.enqueue(b"x", policy=policy)
+        taken = []
+        for _ in range(policy.attempts + 1):
+            with zk.transaction() as tx:
+                taken.append(tx.try_take(q.name) is not None)
+        assert taken == [True] * policy.attempts + [False]
+        task = q.task(task_id)
+        assert (task.state, task.attempt, task.error) == ("dead", policy.attempts, "rolled back")
+        assert [attempt.outcome for attempt in task.history] == ["failed"] * policy.attempts
 
 
 def test_what_is_refused_does_not_happen(zk: Zkmq) -> None:
@@ -94,8 +87,7 @@ def test_what_is_refused_does_not_happen(zk: Zkmq) -> None:
         with pytest.raises(TaskTooLarge, match="nothing was committed"):
             tx.commit()
         assert q.task("a").status == "locked"
-    assert data(zk, "in") == [b"x"]
-    assert "out" not in zk.queues()
+    assert (data(zk, "in"), zk.queues()) == ([b"x"], ["in"])
     zk.queue("out").enqueue(b"there already", task_id="b")
     with zk.transaction() as tx:
         tx.try_take("in")
@@ -106,54 +98,40 @@ def test_what_is_refused_does_not_happen(zk: Zkmq) -> None:
                 tx.put("out", b"y", **options)
         with pytest.raises(DuplicateTask):
             tx.commit()
-    assert data(zk, "in") == [b"x"]
-    assert data(zk, "other") == []
-
-
-def test_many_threads_share_one_transaction(zk: Zkmq) -> None:
-    """Taken and put from eight threads, it holds each task once and commits all of them."""
-    q = zk.queue("in")
-    q.enqueue_many([Message(f"{number}") for number in range(40)])
-    with zk.transaction() as tx, ThreadPoolExecutor(8) as pool:
-
-        def move(_: int) -> bytes | None:
-            task = tx.try_take("in")
-            if task is not None:
-                tx.put("out", task.data)
-            return None if task is None else task.data
-
-        moved = list(pool.map(move, range(48)))
-        tx.commit()
-    expected = sorted(str(number).encode() for number in range(40))
-    assert sorted(it for it in moved if it is not None) == data(zk, "out") == expected
-    assert q.counts()["finished"] == 40
+    assert (data(zk, "in"), data(zk, "other")) == ([b"x"], [])
 
 
 def test_many_transactions_share_one_session(zk: Zkmq) -> None:
-    """Thirty open at once take different tasks; half are rolled back, and six threads move those, each once."""
+    """Thirty open at once take different tasks; half are rolled back.
+
+    Those are moved by six threads of one transaction, which holds each once, or by a transaction for each.
+    """
     q = zk.queue("in")
     q.enqueue_many([Message(f"{number}") for number in range(30)])
     open_ones = [zk.transaction() for _ in range(30)]
     taken = [tx.try_take("in") for tx in open_ones]
     assert len({task.id for task in taken if task is not None}) == 30
     for number, tx in enumerate(open_ones):
-        if number % 2:
-            tx.commit()
-        else:
-            tx.rollback()
+        tx.commit() if number % 2 else tx.rollback()
     left = data(zk, "in")
     assert (q.counts()["finished"], len(left)) == (15, 15)
 
-    def move(_: int) -> None:
-        while True:
-            with zk.transaction() as tx:
-                if (task := tx.try_take("in")) is None:
-                    return
-                tx.put("out", task.data)
-                tx.commit()
+    def move(tx: UnitOfWork) -> bool:
+        task = tx.try_take("in")
+        return task is not None and bool(tx.put("out", task.data))
 
+    def move_each(_: int) -> None:
+        while True:
+            with zk.transaction() as own:
+                if not move(own):
+                    return
+                own.commit()
+
+    with zk.transaction() as tx, ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(lambda _: move(tx), range(8))) == 8
+        tx.commit()
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(move, range(6)))
+        list(pool.map(move_each, range(6)))
     assert data(zk, "out") == left
 
 
@@ -162,13 +140,10 @@ def test_a_transaction_dies_with_its_session(zk: Zkmq, other: Zkmq) -> None:
 
     So is the completion of a claim, even before a rescue: its client has a new session.
     """
-    zk.queue("in").enqueue_many([Message(b"x"), Message(b"x")])
-    claim = other.queue("in").claim()
-    tx = other.transaction()
-    assert claim is not None
+    zk.queue("in").enqueue_many([Message(b"x")] * 2)
+    claim, tx, session = taken(other.queue("in")), other.transaction(), other.session_id
     assert tx.try_take("in") is not None
     tx.put("out", b"y")
-    session = other.session_id
     end_session(other)
     eventually(lambda: other.session_id not in (0, session) and other._session.connected.is_set())
     with pytest.raises(ClaimLost):
@@ -176,11 +151,10 @@ def test_a_transaction_dies_with_its_session(zk: Zkmq, other: Zkmq) -> None:
     with pytest.raises(SessionLost):
         tx.commit()
     tx.rollback()
-    again = [zk.queue("in").claim(timeout=20) for _ in range(2)]
-    assert [each.task.attempt for each in again if each is not None] == [2, 2]
-    for each in again:
-        assert each is not None
-        each.complete()
+    for _ in range(2):
+        again = taken(zk.queue("in"), timeout=20)
+        assert again.task.attempt == 2
+        again.complete()
     assert "out" not in zk.queues()
 
 
@@ -208,10 +182,9 @@ def test_a_rollback_out_of_reach_leaves_no_lock(zk: Zkmq, door: Faulty, root: st
 
         with pytest.raises(KeyError):
             handler()
-        again = [zk.queue("in").claim(timeout=30) for _ in range(3)]
+        again = [taken(zk.queue("in"), timeout=30) for _ in range(3)]
         open_ones[0].rollback()
         for claim in again:
-            assert claim is not None
             assert claim.task.attempt == 2
             claim.complete()
     assert zk.queue("in").counts()["finished"] == 3
