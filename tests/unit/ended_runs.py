@@ -6,91 +6,100 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.model.letters import Ended
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.reading import archiving, inspect, letters, log, runs, trimmed
 from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import collect
-from tests.unit.world import Client
+from tests.unit.world import Client, FakeZooKeeper
 
 
-def configured(client: Client, **options: Any) -> None:
-    client.do(configure.configure(client.context, **options))
+class Reader(Client):
+    """A client that works on a queue, and reads what ended there."""
 
+    @classmethod
+    def of(cls, **conf: Any) -> Reader:
+        """The first client of a new queue."""
+        client = cls(FakeZooKeeper())
+        client.configured(**{"policy": RetryPolicy(attempts=20, factor=0)} | conf)
+        return client
 
-def finish(client: Client, task_id: str, data: bytes = b"x", result: bytes = b"r", **options: Any) -> None:
-    client.put(data, task_id=task_id, **options)
-    client.complete(client.claimed(), result=result)
+    def configured(self, **options: Any) -> None:
+        self.do(configure.configure(self.context, **options))
 
+    def finish(self, task_id: str, data: bytes = b"x", result: bytes = b"r", **options: Any) -> None:
+        self.put(data, task_id=task_id, **options)
+        self.complete(self.claimed(), result=result)
 
-def end_each_way(client: Client) -> None:
-    """One finished, one dead and one cancelled."""
-    finish(client, "f", b"f")
-    client.put(b"d", task_id="d")
-    client.fail(client.claimed(), "why", retry=False)
-    client.put(b"c", task_id="c")
-    client.cancel("c")
+    def end_each_way(self) -> None:
+        """One finished, one dead and one cancelled."""
+        self.finish("f", b"f")
+        self.put(b"d", task_id="d")
+        self.fail(self.claimed(), "why", retry=False)
+        self.put(b"c", task_id="c")
+        self.cancel("c")
 
+    def dead(self, task_id: str = "a") -> inspect.Task:
+        """A dead letter, after two attempts."""
+        self.put(b"payload", task_id=task_id, metadata={"owner": "ann"})
+        self.fail(self.claimed(), "first", backoff=0)
+        self.fail(self.claimed(), "last", retry=False)
+        return self.do(inspect.read_task(self.context, task_id))
 
-def dead(client: Client, task_id: str = "a") -> inspect.Task:
-    """A dead letter, after two attempts."""
-    client.put(b"payload", task_id=task_id, metadata={"owner": "ann"})
-    client.fail(client.claimed(), "first", backoff=0)
-    client.fail(client.claimed(), "last", retry=False)
-    return client.do(inspect.read_task(client.context, task_id))
+    def drop(self, *ids: str) -> None:
+        for task_id in ids:
+            self.do(operate.drop(self.context, task_id))
 
+    def redrive(self, task_id: str, data: bytes | None = None) -> None:
+        self.do(operate.redrive(self.context, task_id, data=data))
 
-def drop(client: Client, task_id: str) -> None:
-    client.do(operate.drop(client.context, task_id))
+    def clean_up(self, lifetime: float = 0, later: float = 100) -> collect.Collected:
+        self.zk.advance(later)
+        return self.do(collect.collect_garbage(self.context, lifetime))
 
+    def ended(self, after: int = 0, until: int | None = None) -> list[Ended]:
+        return self.do(log.ended_between(self.context, after, until))
 
-def clean_up(client: Client, lifetime: float = 0, later: float = 100) -> collect.Collected:
-    client.zk.advance(later)
-    return client.do(collect.collect_garbage(client.context, lifetime))
+    def ids(self, after: int = 0, until: int | None = None) -> list[str]:
+        """Which tasks' runs are told, in the order of their ends."""
+        return [each.id for each in self.ended(after, until)]
 
+    def latest(self) -> int:
+        return self.do(log.latest_end(self.context))
 
-def ended(client: Client, after: int = 0, until: int | None = None) -> list[Ended]:
-    return client.do(log.ended_between(client.context, after, until))
+    def read(self, which: list[Ended], **options: Any) -> list[inspect.Task]:
+        return self.do(runs.read_ended(self.context, which, **options))
 
+    def told(self) -> list[tuple[str, str, bytes, bytes | None]]:
+        """Every run: its id, state, data and result."""
+        return [(task.id, str(task.state), task.data, task.result) for task in self.read(self.ended())]
 
-def ids(client: Client, after: int = 0, until: int | None = None) -> list[str]:
-    """Which tasks' runs are told, in the order of their ends."""
-    return [each.id for each in ended(client, after, until)]
+    def zxid(self) -> int:
+        return self.do(archiving.zxid(self.context))
 
+    def departed(self, after: int = 0) -> list[letters.Departed]:
+        """The letters of the runs that have left."""
+        return self.do(letters.departed_between(self.context, after, self.zxid()))
 
-def latest(client: Client) -> int:
-    return client.do(log.latest_end(client.context))
+    def letters(self, after: int = 0) -> list[inspect.Task]:
+        return self.do(letters.read_departed(self.context, self.departed(after)))
 
+    def letter_paths(self) -> list[str]:
+        """Where the letters are, by the task."""
+        return [self.context.paths.at("unarchived", each.place) for each in sorted(self.departed())]
 
-def read(client: Client, which: list[Ended], **options: Any) -> list[inspect.Task]:
-    return client.do(runs.read_ended(client.context, which, **options))
+    def archive(self) -> Any:
+        return self.do(archiving.archive(self.context))
 
+    def publish(self, watermark: int | None = None, **more: Any) -> None:
+        """An archive run has come so far: to the present without a number."""
+        known, reached = self.archive(), self.zxid() if watermark is None else watermark
+        self.do(configure.publish_archive(self.context, replace(known, watermark=reached, **more)))
 
-def departed(client: Client, after: int = 0) -> list[letters.Departed]:
-    """The letters of the runs that have left."""
-    return client.do(letters.departed_between(client.context, after, client.do(archiving.zxid(client.context))))
+    def trim(self) -> int | None:
+        """Up to where clean-up says that it has deleted."""
+        mark = self.do(trimmed.trimmed(self.context))
+        return None if mark is None else mark.upto
 
-
-def read_letters(client: Client, after: int = 0) -> list[inspect.Task]:
-    return client.do(letters.read_departed(client.context, departed(client, after)))
-
-
-def letter_paths(client: Client) -> list[str]:
-    """Where the letters are, by the task."""
-    return [client.context.paths.at("unarchived", each.place) for each in sorted(departed(client))]
-
-
-def publish(client: Client, watermark: int | None = None, **more: Any) -> None:
-    """An archive run has come so far: to the present without a number."""
-    known = client.do(archiving.archive(client.context))
-    reached = client.do(archiving.zxid(client.context)) if watermark is None else watermark
-    client.do(configure.publish_archive(client.context, replace(known, watermark=reached, **more)))
-
-
-def trim(client: Client) -> int | None:
-    """Up to where clean-up says that it has deleted."""
-    mark = client.do(trimmed.trimmed(client.context))
-    return None if mark is None else mark.upto
-
-
-def since(client: Client) -> int:
-    """The transaction that made the queue a followed one."""
-    return client.do(trimmed.trimmed(client.context)).since
+    def since(self) -> int:
+        """The transaction that made the queue a followed one."""
+        return self.do(trimmed.trimmed(self.context)).since
