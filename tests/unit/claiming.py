@@ -111,3 +111,16 @@ def in_doubt(client: Client, stepper: Stepper, about: str, *, arrived: bool) -> 
 def counting(counts: Counter[str]) -> Callable[[Any], None]:
     """A fault that strikes nothing, and counts requests."""
     return lambda op: None if isinstance(op, Wait | Within) else counts.update([type(op).__name__])
+
+
+def in_hand(name: str = "a", **conf: Any) -> tuple[Client, Claimed]:
+    """The first client of a queue, which has this task in hand."""
+    client = queue_of([name], **conf)
+    return client, client.claimed()
+
+
+def refused(client: Client, error: type[Exception], procedure: Any, match: str | None = None, *fault: Any) -> Any:
+    """What a call is told that ends with this error."""
+    with pytest.raises(error, match=match) as caught:
+        client.do(procedure, *fault)
+    return caught.value

@@ -22,8 +22,7 @@ from tests.unit.world import Client, new_queue
 
 
 def take(client: Client, task_id: str = "a", **options: Any) -> Claimed | None:
-    claims = client.do(asked_by_id(client, task_id, **options))
-    return claims[0] if claims else None
+    return next(iter(client.do(asked_by_id(client, task_id, **options))), None)
 
 
 def claimed(client: Client, task_id: str = "a", **options: Any) -> Claimed:
@@ -31,11 +30,6 @@ def claimed(client: Client, task_id: str = "a", **options: Any) -> Claimed:
     assert taken is not None
     assert taken.task_id == task_id
     return taken
-
-
-def take_over(client: Client, token: Any, task_id: str = "a", **options: Any) -> Claimed | None:
-    claims = client.do(delivered(client, over.ask_over(client.context, task_id, token, **options)))
-    return claims[0] if claims else None
 
 
 @pytest.mark.parametrize(
@@ -58,29 +52,25 @@ def test_the_task_is_claimed_wherever_it_stands(order: str, verb: Any, rest: lis
 
 
 def test_none_where_it_cannot_be_claimed() -> None:
-    """Not there, in hand, ended, not due, or in a paused queue; nothing is changed, and nobody else's task is taken."""
+    """Not there, in hand, ended, not due, or in a paused queue; nothing is changed, and nobody else's task is taken.
+
+    Once it is due it is claimed, however many others have come due before it, and are to be promoted.
+    """
     client = queue_of(["other"])
     assert take(client, "nobodys") is None
-    client.put(task_id="later", delay=60)
+    client.do(enqueue.enqueue_many(client.context, [Message(b"x", delay=5) for _ in range(300)]))
+    client.put(task_id="later", delay=6)
     assert take(client, "later") is None
     client.do(configure.pause(client.context))
     assert take(client, "other") is None
     client.do(configure.resume(client.context))
     held = claimed(client, "other")
-    assert take(client, "other") is None
-    assert take(another(client), "other") is None
+    assert (take(client, "other"), take(another(client), "other")) == (None, None)
     client.complete(held)
     assert take(client, "other") is None
     assert client.check()["later"].state is State.INSERTED
-
-
-def test_a_task_that_has_come_due_is_claimed() -> None:
-    """However many others have come due before it, and are to be promoted."""
-    client = new_queue()
-    client.do(enqueue.enqueue_many(client.context, [Message(b"x", delay=5) for _ in range(300)]))
-    client.put(task_id="a", delay=6)
     client.zk.advance(7)
-    claimed(client)
+    claimed(client, "later")
     client.check()
 
 
@@ -129,25 +119,19 @@ def test_claimed_ahead_it_counts_once_it_has_begun(ahead: bool) -> None:
 
 def test_what_others_do_under_way_is_heeded() -> None:
     """A server that lags behind catches up, a record that changes is read again, and another may be faster."""
-    client = new_queue()
-    stepper = step(client, asked_by_id(client))
-    stepper.until(Sync)
-    another(client).put(task_id="a")
-    [taken] = stepper.finish()
-    assert taken.task_id == "a"
-    client = queue_of("a")
-    stepper = step(client, asked_by_id(client))
-    stepper.until(Multi, "tasks/a/claim")
-    client.do(operate.replace_data(another(client).context, "a", b"new"))
-    [taken] = stepper.finish()
-    assert taken.data == b"new"
-    client = queue_of("a")
-    stepper = step(client, asked_by_id(client))
-    stepper.until(Multi, "tasks/a/claim")
-    claimed(another(client))
-    assert stepper.finish() == []
-    assert not client.context.claims.handovers
-    client.check()
+    changes: list[tuple[Any, Any]] = [
+        ([Sync], lambda other: other.put(b"new", task_id="a")),
+        ([Multi, "tasks/a/claim"], lambda other: other.do(operate.replace_data(other.context, "a", b"new"))),
+        ([Multi, "tasks/a/claim"], claimed),
+    ]
+    for number, (before, change) in enumerate(changes):
+        client = queue_of("a" if number else "")
+        stepper = step(client, asked_by_id(client))
+        stepper.until(*before)
+        change(another(client))
+        assert [(each.task_id, each.data) for each in stepper.finish()] == [("a", b"new")][: 2 - number]
+        assert not client.context.claims.handovers
+        client.check()
 
 
 def test_damage_is_told_and_is_no_loop() -> None:
@@ -167,32 +151,28 @@ def test_damage_is_told_and_is_no_loop() -> None:
         take(client)
 
 
-def test_whoever_claims_by_id_announces_no_selector() -> None:
-    """Who asks why nobody takes a task is not told that this consumer does."""
-    client = queue_of("a")
-    claimed(client)
-    client.put(task_id="b")
-    why = client.do(explain(client.context, "b"))
-    assert [verdict.refuses for verdict in why.consumers] == ["it has announced nothing that it accepts"]
-    client.take()
+def test_it_costs_one_read_and_one_transaction() -> None:
+    """Of a client that has claimed before. Who waits for work is not kept from what was not asked for by its id.
+
+    It announces no selector: who asks why nobody takes a task is not told that this consumer does.
+    """
+    client = queue_of("abe")
+    client.complete(claimed(client))
+    (consumer,) = client.do(explain(client.context, "b")).consumers
+    assert consumer.refuses == "it has announced nothing that it accepts"
+    client.complete(client.claimed())
     assert client.context.registration.consumer is not None
     assert client.context.registration.consumer.accepts == [str(EVERYTHING)]
-
-
-def test_it_costs_one_read_and_one_transaction() -> None:
-    """Of a client that has claimed before. Who waits for work is not kept from what was not asked for by its id."""
-    client = queue_of("ab")
-    client.complete(client.claimed())
     assert take(client, "nobodys") is None
     ops: list[Any] = []
-    assert client.do(asked_by_id(client, "b"), lambda op: ops.append(op))
+    assert client.do(asked_by_id(client, "e"), lambda op: ops.append(op))
     assert [type(op) for op in ops if not isinstance(op, Wait)][-2:] == [GetMany, Multi]
     assert len(ops) <= 6
     waiter = step(client, claim.claim(client.context, ANY, 30))
     waiter.until(Wait)
     other = another(client)
-    other.put(task_id="c")
-    other.put(task_id="d")
+    for name in "cd":
+        other.put(task_id=name)
     claimed(other, "c")
     waiter.answer(True)
     assert waiter.finish().task_id == "d"
@@ -200,6 +180,17 @@ def test_it_costs_one_read_and_one_transaction() -> None:
 
 
 # --- taken over by its token
+
+
+def take_over(client: Client, token: Any, task_id: str = "a", **options: Any) -> Claimed | None:
+    claims = client.do(delivered(client, over.ask_over(client.context, task_id, token, **options)))
+    return next(iter(claims), None)
+
+
+def taken_over(client: Client, token: Any, **options: Any) -> Claimed:
+    taken = take_over(client, token, **options)
+    assert taken is not None
+    return taken
 
 
 def made(**options: Any) -> tuple[Client, Client, Claimed]:
@@ -214,15 +205,19 @@ def test_the_claim_is_as_its_maker_has_it_and_nothing_is_written() -> None:
     maker, other, its = made(lease=60)
     before = maker.zk.zxid
     assert take_over(maker, its.token) is its
-    taken = take_over(other, its.token)
-    assert taken is not None
+    taken = taken_over(other, its.token)
     assert (maker.zk.zxid, its.lost) == (before, False)
     names = ("task_id", "token", "version", "state", "created", "data", "metadata", "span", "ahead")
-    assert {name: getattr(taken, name) for name in names} == {name: getattr(its, name) for name in names}
+    assert [getattr(taken, name) for name in names] == [getattr(its, name) for name in names]
     other.complete(taken)
     with pytest.raises(ClaimLost):
         maker.complete(its)
     assert (maker.work(), maker.check()["a"].state) == ([], "finished")
+    maker, other, its = made(lease=60)  # it holds as long as is asked for; for its maker it is as it was
+    assert (taken_over(other, its.token, lease=7).span, its.span) == (7, 60)
+    maker.zk.advance(8)
+    assert another(maker, "third").claimed().state.attempt == 2
+    assert take_over(other, its.token) is None
 
 
 def test_what_is_not_the_current_claim_is_none_and_stays_as_it_is() -> None:
@@ -242,27 +237,13 @@ def test_what_is_not_the_current_claim_is_none_and_stays_as_it_is() -> None:
         take_over(maker, bound.token)
 
 
-def test_it_holds_as_long_as_is_asked_for() -> None:
-    """A worker extends it by that, and as often; the claim that is there for its maker is as it was."""
-    maker, other, its = made(lease=60)
-    taken = take_over(other, its.token, lease=7)
-    assert taken is not None
-    assert (taken.span, its.span) == (7, 60)
-    maker.zk.advance(8)
-    assert another(maker, "third").claimed().state.attempt == 2
-    assert take_over(other, its.token) is None
-
-
 def test_one_taken_ahead_counts_when_it_begins() -> None:
     """Until then it is ahead for whoever takes it over; afterwards it is for nobody."""
     maker, other, its = made(lease=60, ahead=True)
-    taken = take_over(other, its.token)
-    assert taken is not None
+    taken = taken_over(other, its.token)
     assert taken.ahead
     other.do(beginning.begin(other.context, taken))
-    later = take_over(another(maker, "third"), its.token)
-    assert later is not None
-    assert not later.ahead
+    assert not taken_over(another(maker, "third"), its.token).ahead
 
 
 def test_what_is_no_id_attempt_lease_or_token_is_refused() -> None:
