@@ -15,18 +15,14 @@ READS = {"conf", "consumers", "ids", "read_many", "follow", "zxid", "ended_betwe
 READS |= {"departed_between", "read_departed", "scan"}
 
 
-@pytest.mark.parametrize("name", engine.__all__)
-def test_a_public_name_is_where_the_table_says(name: str) -> None:
-    """Each is found at its first use."""
-    assert getattr(engine, name) is not None
-
-
-def test_type_checkers_are_told_the_same_names() -> None:
-    """What is imported for type checkers, the table and `__all__` are the same names."""
-    tree = ast.parse(Path(engine.__file__).read_text())
+def test_public_names_are_where_the_table_says_and_type_checkers_are_told_the_same() -> None:
+    """Each is found at its first use; an unknown name is an attribute error. The model exports what it imports."""
+    assert all(getattr(engine, name) is not None for name in engine.__all__)
+    with pytest.raises(AttributeError, match="'nonsense'"):
+        _ = engine.nonsense  # type: ignore[attr-defined]
     told = {
         (alias.name, str(node.module).removeprefix("airflow_provider_zkmq.engine."))
-        for block in tree.body
+        for block in ast.parse(Path(engine.__file__).read_text()).body
         if isinstance(block, ast.If)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
@@ -34,16 +30,6 @@ def test_type_checkers_are_told_the_same_names() -> None:
     }
     assert told == {(name, module) for module, names in engine._HOME.items() for name in names}
     assert sorted(engine.__all__) == sorted(name for name, _ in told)
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    """As of any module."""
-    with pytest.raises(AttributeError, match="'nonsense'"):
-        _ = engine.nonsense  # type: ignore[attr-defined]
-
-
-def test_the_model_exports_what_it_imports() -> None:
-    """Nothing is imported there for its own sake."""
     assert all(hasattr(model, name) for name in model.__all__)
 
 
