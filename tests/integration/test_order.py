@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 
@@ -86,20 +87,27 @@ def _delivered(deliveries: list[Delivery]) -> list[str]:
 
 def test_first_deliveries_are_in_commit_order(zookeeper: str, root: str, line: Queue) -> None:
     """8 producers and 4 consumers at once, one lane: the order of the claims is that of the enqueues."""
-    work = [[_message(f"{number}.{at}") for at in range(40)] for number in range(PRODUCERS)]
+    work = [[_message(f"{number}.{at}") for at in range(20)] for number in range(PRODUCERS)]
     ids, deliveries = _run(zookeeper, root, _singly, work, 4)
-    assert len(deliveries) == 40 * PRODUCERS
+    assert len(deliveries) == 20 * PRODUCERS
     assert _delivered(deliveries) == _committed(line, ids)
 
 
-@pytest.mark.parametrize("consumers", [1, 4])
-def test_the_order_holds_across_lanes(zookeeper: str, root: str, line: Queue, consumers: int) -> None:
-    """Tasks with different filters stand in different lanes; a consumer without a selector sees one line."""
+def test_the_order_holds_across_lanes(zookeeper: str, root: str, line: Queue) -> None:
+    """Tasks with different filters stand in different lanes; consumers without a selector see one line.
+
+    One with a selector gets what fits, of several lanes, in commit order.
+    """
     rng = random.Random(3)
-    work = [[_message(f"{number}.{at}", rng.choice(LANES)) for at in range(40)] for number in range(PRODUCERS)]
-    ids, deliveries = _run(zookeeper, root, _singly, work, consumers)
+    work = [[_message(f"{number}.{at}", rng.choice(LANES)) for at in range(20)] for number in range(PRODUCERS)]
+    ids, deliveries = _run(zookeeper, root, _singly, work, 4)
     assert _delivered(deliveries) == _committed(line, ids)
     assert len(line._session.client.get_children(line._context.paths.at("queue"))) == len(LANES)
+    ids, _ = _run(zookeeper, root, _singly, work, 0)
+    selector = AnyOf(1, "lane==a", "lane==d")
+    fitting = set(line.ids("inserted", selector))
+    assert 0 < len(fitting) < len(ids)
+    assert _rest(line, selector) == [task_id for task_id in _committed(line, ids) if task_id in fitting]
 
 
 def _segments(queue: Queue) -> list[str]:
@@ -124,19 +132,6 @@ def test_the_order_holds_across_segments_and_bulk_enqueues(zookeeper: str, root:
     assert len(_segments(line)) == 1
 
 
-def test_a_selector_sees_its_part_of_the_line(zookeeper: str, root: str, line: Queue) -> None:
-    """A consumer with a selector gets what fits, of several lanes, in commit order."""
-    rng = random.Random(5)
-    work = [[_message(f"{number}.{at}", rng.choice(LANES)) for at in range(15)] for number in range(PRODUCERS)]
-    with clients(zookeeper, root, PRODUCERS) as producers:
-        found = together(*(partial(_singly, *pair) for pair in zip(work, producers, strict=True)))
-    ids = [task_id for some in found for task_id in some]
-    selector = AnyOf(1, "lane==a", "lane==d")
-    fitting = {task.id for task in line.tasks(selector=selector)}
-    assert 0 < len(fitting) < len(ids)
-    assert _rest(line, selector) == [task_id for task_id in _committed(line, ids) if task_id in fitting]
-
-
 def _known(queue: Queue, claim: Claim) -> bool:
     """Whether this client has seen that the claim has ended: then its watches on that have fired, too."""
     live = queue._session.client.get_children(queue._context.paths.at("live"))
@@ -159,30 +154,29 @@ GIVING_BACK = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("how", GIVING_BACK)
-def test_what_is_given_back_is_next(line: Queue, other: Zkmq, how: str, subtests: pytest.Subtests) -> None:
+def test_what_is_given_back_is_next(line: Queue, other: Zkmq, subtests: pytest.Subtests) -> None:
     """Released, failed without backoff, or its session ended: it is claimed next, before what was enqueued later.
 
     Also where its segment has been drained and dropped meanwhile: before all of the later segments.
     """
-    for lanes in ((None,), ("a", "b", None)):
-        with subtests.test(lanes=lanes):
+    for (how, give_back), lanes in product(GIVING_BACK.items(), ((None,), ("a", "b", None))):
+        with subtests.test(how, lanes=lanes):
             ids = [line.enqueue(b"x", {"lane": lane} if lane else None) for lane in lanes for _ in range(5)]
             claimed, second = taken(other.queue("line")), taken(line)
             ids.append(line.enqueue(b"later"))
-            GIVING_BACK[how](claimed, other)
+            give_back(claimed, other)
             eventually(lambda claimed=claimed: _known(line, claimed))
             assert [claimed.task.id, second.task.id, *_rest(line)] == [ids[0], ids[1], ids[0], *ids[2:]]
             second.complete()
-    with subtests.test("its segment was dropped"):
-        ids = line.enqueue_many([_message(at) for at in range(SEGMENT_ENTRIES + 10)])
-        claimed, order = taken(other.queue("line")), []
-        while len(order) < SEGMENT_ENTRIES + 2:
-            claim = taken(line)
-            order.append(claim.task.id)
-            claim.complete()
-        assert len(_segments(line)) == 1
-        GIVING_BACK[how](claimed, other)
-        eventually(lambda: _known(line, claimed))
-        assert [*order, *_rest(line)] == [*ids[1 : SEGMENT_ENTRIES + 3], ids[0], *ids[SEGMENT_ENTRIES + 3 :]]
+    for how, give_back in GIVING_BACK.items():
+        with subtests.test(how, segment="dropped"):
+            ids = line.enqueue_many([_message(at) for at in range(SEGMENT_ENTRIES + 10)])
+            claimed, order = taken(other.queue("line")), []
+            while len(order) < SEGMENT_ENTRIES + 2:
+                claim = taken(line)
+                order.append(claim.task.id)
+                claim.complete()
+            assert len(_segments(line)) == 1
+            give_back(claimed, other)
+            eventually(lambda claimed=claimed: _known(line, claimed))
+            assert [*order, *_rest(line)] == [*ids[1 : SEGMENT_ENTRIES + 3], ids[0], *ids[SEGMENT_ENTRIES + 3 :]]

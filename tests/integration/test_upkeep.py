@@ -56,99 +56,96 @@ def test_who_produces_or_consumes_cleans_up(zk: Zkmq, zookeeper: str, root: str,
     assert not [thread for thread in threading.enumerate() if thread.name == "zkmq-upkeep"]
 
 
-def runs(zk: Zkmq, root: str) -> int:
+def runs(zk: Zkmq, path: str) -> int:
     """How often clean-up has run."""
-    version: int = zk._session.client.exists(f"{root}/census/gc").version
+    version: int = zk._session.client.exists(f"{path}/gc").version
     return version
 
 
-def finish(zk: Zkmq, root: str, q: Queue, task_id: str) -> None:
+def finish(zk: Zkmq, path: str, q: Queue, task_id: str) -> None:
     """A task that has ended by the server's clock, too: its client's estimate of the end may be ahead of that."""
     q.enqueue(b"x", task_id=task_id)
-    (claim := taken(q)).complete()
+    taken(q).complete()
     client = zk._session.client
-    ended = json.loads(client.get(f"{root}/census/tasks/{claim.task.id}/state")[0])["ended"]
-    eventually(lambda: q.zxid() > 0 and client.exists(f"{root}/census/clock").mtime > ended)
+    ended = json.loads(client.get(f"{path}/tasks/{task_id}/state")[0])["ended"]
+    eventually(lambda: q.zxid() > 0 and client.exists(f"{path}/clock").mtime > ended)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def overdue(zk: Zkmq, path: str, name: str) -> Queue:
+    """A queue that was never cleaned up, in which task `a` is over its lifetime."""
+    q = zk.queue(name)
+    q.configure(task_gc_lifetime=0, task_gc_interval=3600)
+    finish(zk, path, q, "a")
+    return q
+
+
 def test_a_producer_of_one_enqueue_makes_an_overdue_clean_up(
-    zk: Zkmq, zookeeper: str, root: str, q: Queue, kind: str
+    zk: Zkmq, zookeeper: str, root: str, subtests: pytest.Subtests
 ) -> None:
     """Connect, enqueue, close, as an operator does: nobody else is there, and what is over its lifetime goes.
 
     The next ones do nothing before the interval has passed; one that opted out never does.
     """
-    q.configure(task_gc_lifetime=0, task_gc_interval=3600)
-    finish(zk, root, q, "a")
-    for number in range(4):
-        with connected(kind, zookeeper, root=root, gc=number > 0) as producer:
-            producer.queue("census").enqueue(b"y", task_id=f"new-{number}")
-        there = [] if number else ["a"]
-        assert [task.id for task in q.tasks()] == [*there, *(f"new-{each}" for each in range(number + 1))]
-        assert runs(zk, root) == min(number, 1)
+    for kind in KINDS:
+        with subtests.test(kind):
+            q = overdue(zk, f"{root}/{kind}", kind)
+            for number in range(4):
+                with connected(kind, zookeeper, root=root, gc=number > 0) as producer:
+                    producer.queue(kind).enqueue(b"y", task_id=f"new-{number}")
+                there = [] if number else ["a"]
+                assert [task.id for task in q.tasks()] == [*there, *(f"new-{each}" for each in range(number + 1))]
+                assert runs(zk, f"{root}/{kind}") == min(number, 1)
 
 
-@pytest.mark.parametrize("taking", [True, False], ids=["taken", "put"])
-def test_who_only_makes_transactions_cleans_up(zk: Zkmq, zookeeper: str, root: str, q: Queue, taking: bool) -> None:
+def test_who_only_makes_transactions_cleans_up(zk: Zkmq, zookeeper: str, root: str) -> None:
     """Whether it takes from a queue or puts into it."""
-    q.configure(task_gc_lifetime=0, task_gc_interval=3600)
-    finish(zk, root, q, "a")
-    with Zkmq.connect(zookeeper, root=root) as client, client.transaction() as tx:
-        assert tx.try_take("census") is None if taking else tx.put("census", b"y")
-        tx.commit()
-    assert (runs(zk, root), [task.id for task in q.tasks(state="finished")]) == (1, [])
+    for does in ("try_take", "put"):
+        q = overdue(zk, path := f"{root}/{does}", does)
+        with Zkmq.connect(zookeeper, root=root) as client, client.transaction() as tx:
+            assert tx.try_take(does) is None if does == "try_take" else tx.put(does, b"y")
+            tx.commit()
+        assert (runs(zk, path), [task.id for task in q.tasks(state="finished")]) == (1, [])
 
 
 def test_a_clean_up_that_does_not_end_holds_up_no_close(
-    zk: Zkmq, zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch
+    zk: Zkmq, zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its requests are not answered: the client closes all the same, its lock goes, and the next one cleans up."""
-    q.configure(task_gc_lifetime=0, task_gc_interval=3600)
-    finish(zk, root, q, "a")
-    entered = threading.Event()
+    q, entered = overdue(zk, f"{root}/q", "q"), threading.Event()
 
     def stuck(context: Any) -> Any:
         assert (yield from lock.take_lock(context))
         entered.set()
         yield Wait(context.run.new_signal(), 0, 600)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(upkeep, "collect_if_due", stuck)
-        with Zkmq.connect(zookeeper, root=root) as producer:
-            producer.queue("census").enqueue(b"y", task_id="b")
-        assert entered.is_set()
-        assert producer.closed
-    with Zkmq.connect(zookeeper, root=root) as producer:
-        producer.queue("census").enqueue(b"y", task_id="c")
+    for task_id, instead in (("b", stuck), ("c", upkeep.collect_if_due)):
+        with monkeypatch.context() as patch:
+            patch.setattr(upkeep, "collect_if_due", instead)
+            with Zkmq.connect(zookeeper, root=root) as producer:
+                producer.queue("q").enqueue(b"y", task_id=task_id)
+        assert (entered.is_set(), producer.closed) == (True, True)
     assert [task.id for task in q.tasks()] == ["b", "c"]
 
 
-def test_a_change_of_the_interval_takes_effect_at_once(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
-    """A client that has looked, and sleeps out the old interval, is woken by the change and goes by the new one."""
-    q.configure(task_gc_lifetime=0, task_gc_interval=3600)
-    with Zkmq.connect(zookeeper, root=root) as other:
-        other.queue("census").enqueue(b"y", task_id="b")
-        eventually(lambda: runs(zk, root) == 1)
-        finish(zk, root, q, "a")
-        q.configure(task_gc_interval=1)
-        eventually(lambda: runs(zk, root) >= 3)
+def test_a_shorter_lifetime_or_interval_takes_effect_at_once(zk: Zkmq, zookeeper: str, root: str) -> None:
+    """What was kept for a day goes when the lifetime says so, whatever the interval is; and once only.
 
-
-def test_a_shorter_lifetime_takes_effect_at_once(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
-    """What was kept for a day goes when the lifetime says so, whatever the interval is; and once only."""
+    Who sleeps out the old interval is woken by a change of it, and goes by the new one.
+    """
+    q, path = zk.queue("q"), f"{root}/q"
     q.configure(task_gc_lifetime=86_400, task_gc_interval=3600)
     with Zkmq.connect(zookeeper, root=root) as other, Zkmq.connect(zookeeper, root=root) as third:
         for client in (other, third):
-            client.queue("census").enqueue(b"y")
-        eventually(lambda: runs(zk, root) == 1)
+            client.queue("q").enqueue(b"y")
+        eventually(lambda: runs(zk, path) == 1)
         q.clear()
-        finish(zk, root, q, "a")
-        finish(zk, root, q, "b")
+        finish(zk, path, q, "a")
         assert q.collect_garbage().collected == 0
         q.configure(task_gc_lifetime=0)
         eventually(lambda: q.tasks() == [])
-        eventually(lambda: runs(zk, root) == 3)
+        eventually(lambda: runs(zk, path) == 3)
+        q.configure(task_gc_interval=1)
+        eventually(lambda: runs(zk, path) >= 5)
 
 
 def test_many_clients_clean_up_as_often_as_one(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
