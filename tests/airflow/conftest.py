@@ -26,31 +26,25 @@ from airflow.sdk.execution_time.xcom import XCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter
-from airflow_provider_zkmq.engine import Integer, Zkmq
+from airflow_provider_zkmq.engine import Integer, Message, Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.hooks import deferring
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers import backoff, held, waiting, watching
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
-
-
-class Pushed:
-    """Takes the place of Airflow's XComs in the triggerer."""
-
-    def __init__(self) -> None:
-        self.values: list[dict[str, Any]] = []
-
-    async def aset(self, **pushed: Any) -> None:
-        """Keep it."""
-        self.values.append(pushed)
 
 
 @pytest.fixture
 def pushed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The XComs that triggers push."""
-    kept = Pushed()
-    monkeypatch.setattr(XCom, "aset", kept.aset)
-    return kept.values
+    kept: list[dict[str, Any]] = []
+
+    async def keep(**values: Any) -> None:
+        kept.append(values)
+
+    monkeypatch.setattr(XCom, "aset", keep)
+    return kept
 
 
 def define(monkeypatch: pytest.MonkeyPatch, conn_id: str = "zkmq_default", **fields: Any) -> None:
@@ -141,6 +135,16 @@ def finish(queue: Queue, result: bytes | str | None = None) -> str:
 def enqueuing(**arguments: Any) -> ZkmqEnqueueOperator:
     """An operator that enqueues, as the Airflow task ``t``."""
     return ZkmqEnqueueOperator(task_id="t", **arguments)
+
+
+def sensor(**arguments: Any) -> ZkmqTaskSensor:
+    """A sensor that waits on the worker for a minute, as the Airflow task ``s``."""
+    return ZkmqTaskSensor(task_id="s", **{"deferrable": False, "timeout": 60, **arguments})
+
+
+def batch_of(queue: Queue, name: str | None, size: int) -> list[str]:
+    """Enqueue so many tasks, as a batch if it has a name; return their ids."""
+    return queue.enqueue_many([Message(f"{number}") for number in range(size)], batch=name)
 
 
 def deferral(call: Callable[..., Any], *arguments: Any, **more: Any) -> TaskDeferred:

@@ -1,14 +1,17 @@
-"""Deferred waits of sensors and operators: what a trigger is given, who ends the wait, what happens in between."""
+"""Deferred waits of sensors and operators: what is stored for a trigger, who ends the wait, what happens in between."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
-import pendulum
 import pytest
+from airflow.models.crypto import get_fernet
+from airflow.models.trigger import Trigger
 from airflow.sdk import DAG, Asset, task
 from airflow.sdk.exceptions import (
     AirflowException,
@@ -18,24 +21,98 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.xcom import XCom
 from airflow.triggers.base import TaskSuccessEvent
+from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.engine import Zkmq
 from airflow_provider_zkmq.hooks import deferring
+from airflow_provider_zkmq.hooks.deferring import awaited_ids, deferral_limit, hold_back
+from airflow_provider_zkmq.hooks.naming import ARGUMENT_BYTES, first_fitting, fits, series_ids
 from airflow_provider_zkmq.hooks.origins import origin_of
 from airflow_provider_zkmq.operators import once
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers import zkmq
-from tests.airflow.conftest import Heard, deferral, define, enqueuing, finish, fired, kill
-from tests.airflow.test_sensor import batch_of, sensor
+from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+from tests.airflow.conftest import Heard, batch_of, deferral, define, enqueuing, finish, fire, fired, kill, sensor
 from tests.support import eventually
+
+#: MySQL's column for the encrypted arguments holds so many bytes.
+COLUMN = 65_535
+MANY = 10_000
+
+
+@pytest.fixture
+def encrypting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Airflow has a key to encrypt with."""
+    monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", Fernet.generate_key().decode())
+    get_fernet.cache_clear()
+    assert get_fernet().is_encrypted
+    yield
+    get_fernet.cache_clear()
+
+
+def test_stored_arguments_are_bounded(encrypting, subtests):
+    """With 10 000 tasks the arguments, serialised and encrypted as Airflow stores them, fit into MySQL's column."""
+    for name, ids in (
+        ("series", series_ids("0" * 32, MANY)),
+        ("generated", [f"{number:016x}-{number:08x}" for number in range(MANY)]),
+        ("longest", ["x" * 115 + f"{number:06d}" for number in range(MANY)]),
+    ):
+        with subtests.test(ids=name):
+            awaited = awaited_ids(ids, "0" * 32)
+            trigger = ZkmqTaskTrigger(**awaited, queue="q" * 121, deadline=time.time(), deferred_at=time.time())
+            _, kwargs = trigger.serialize()
+            stored = Trigger.encrypt_kwargs(kwargs)
+            assert len(stored) < COLUMN
+            assert "task_ids" not in stored
+            assert Trigger._decrypt_kwargs(stored) == kwargs
+
+
+def test_of_many_ids_as_many_as_fit_are_waited_for_first():
+    """At most the room that there is, one at least, and those that have not ended; few take it all."""
+    ids = series_ids("k", 5)
+    assert [first_fitting(ids, room) for room in (0, 12, 24, 1000)] == [ids[:1], ids[:1], ids[:2], ids]
+    assert len(json.dumps(first_fitting(series_ids("k" * 32, MANY), ARGUMENT_BYTES))) <= ARGUMENT_BYTES
+    assert (fits(ids, 60), fits(ids, 59)) == (True, False)
+    many = [f"{number:0100d}" for number in range(MANY)]
+    awaited = awaited_ids(many, None, many[500:])
+    assert (awaited["partial"], awaited["task_ids"][0]) == (True, many[500])
+    assert awaited_ids(many[:3], None) == {"task_ids": many[:3]}
+
+
+def test_an_event_is_held_back_for_seconds_and_airflow_waits_longer(monkeypatch):
+    """Until some seconds after the deferral, whatever the worker's clock says; Airflow's time-out would forget it."""
+    monkeypatch.setattr(deferring, "HELD_BACK", 6.0)
+    told = [hold_back(deferred_at, 100.0) for deferred_at in (None, 99.0, 94.0, 10.0, 100.0, 5000.0)]
+    assert told == [0.0, 5.0, 0.0, 0.0, 6.0, 6.0]
+    assert deferral_limit(None) is None
+    now = time.time()
+    assert deferral_limit(now + 1).total_seconds() == 10
+    assert 300 <= deferral_limit(now + 300).total_seconds() <= 301
+
+
+async def test_the_trigger_holds_its_event_back(monkeypatch):
+    """What has happened already is told only when the deferral's process has surely ended."""
+    pauses = []
+
+    async def pause(seconds):
+        pauses.append(seconds)
+
+    async def happened(_):
+        return {"status": "done", "ids": ["a"]}
+
+    monkeypatch.setattr(deferring, "HELD_BACK", 6.0)
+    monkeypatch.setattr("airflow_provider_zkmq.triggers.waiting.asyncio.sleep", pause)
+    monkeypatch.setattr(ZkmqTaskTrigger, "_outcome", happened)
+    assert await fire(ZkmqTaskTrigger(task_ids=["a"], deferred_at=time.time())) == [{"status": "done", "ids": ["a"]}]
+    (pause_,) = pauses
+    assert 0 < pause_ <= 6
 
 
 def test_deferral_carries_the_timeout_and_no_secret(queue, context):
     """The deferral is bounded by the sensor's time, and by a shorter execution_timeout; the trigger is plain JSON."""
     task_id, longest = queue.enqueue("a"), timedelta(seconds=300)
-    deferred = deferral(
-        sensor(task_ids=[task_id], deferrable=True, timeout=600, execution_timeout=longest).execute, context
-    )
+    waiting = sensor(task_ids=[task_id], deferrable=True, timeout=600, execution_timeout=longest)
+    deferred = deferral(waiting.execute, context)
     assert deferred.timeout is not None
     assert timedelta(seconds=200) < deferred.timeout <= longest
     _, kwargs = deferred.trigger.serialize()
@@ -54,62 +131,43 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
 
 def test_the_whole_way(queue, context, subtests):
     """Defer, fire, resume: the worker tells the results; a dead member fails the sensor, or skips with soft_fail."""
-    for batch, outlets, end in (
+    for name, outlets, end in (
         (None, [], finish),
+        (None, [], kill),
         ("ready", [Asset("done")], finish),
         ("bad", [Asset("done")], kill),
-        ("left to a worker", [], kill),
+        ("left-to-a-worker", [], kill),
     ):
-        with subtests.test(batch=batch):
-            name = batch and batch.replace(" ", "-")
+        with subtests.test(batch=name, end=end):
             ids = batch_of(queue, name, 1)
             wanted = {"batch": name} if name else {"task_ids": ids}
             waiting = sensor(**wanted, deferrable=True, outlets=outlets)
             trigger = deferral(waiting.execute, context).trigger
-            end(queue, "r")
+            end(queue, "boom")
             event = fired(trigger).payload
             assert event == {"status": "done", **({"batch": name} if name else {"ids": ids})}
             resumed = ("execute_complete", {"event": event}, context)
             if end is kill:
-                with pytest.raises(AirflowException, match=ids[0]):
+                with pytest.raises(AirflowException, match=ids[0] if name else f"{ids[0]} .*boom"):
                     waiting.resume_execution(*resumed)
                 with pytest.raises(AirflowSkipException):
                     sensor(**wanted, soft_fail=True).resume_execution(*resumed)
             elif name:
                 assert waiting.resume_execution(*resumed) == {"batch": name, "total": 1, "failed": []}
             else:
-                assert waiting.resume_execution(*resumed)[0]["result"] == "r"
+                assert waiting.resume_execution(*resumed)[0]["result"] == "boom"
 
 
-def test_since_goes_with_the_trigger(queue, context):
-    """Deferred, the moment travels as text, and the trigger waits for the tasks that came since then."""
-    early = queue.enqueue("early", {"size": 9})
-    finish(queue)
-    start = queue.task(early).enqueued_at.add(microseconds=1000)
-    waiting = sensor(selector="size>5", since=start, deferrable=True)
-    trigger = deferral(waiting.execute, context).trigger
-    assert trigger.serialize()[1]["since"] == start.isoformat()
-    eventually(lambda: pendulum.now("UTC") > start)
-    late = queue.enqueue("late", {"size": 9})
-    finish(queue)
-    event = fired(trigger).payload
-    assert event == {"status": "done", "ids": [late]}
-    assert [each["id"] for each in waiting.execute_complete(context, event)] == [late]
-
-
-def test_after_the_trigger(queue, context):
-    """The trigger's time-out and errors become Airflow's; soft_fail skips; a dead task fails there, too."""
-    late, broken = {"status": "timeout", "message": "late"}, {"status": "error", "message": "gone"}
-    with pytest.raises(AirflowSensorTimeout, match="late"):
-        sensor(task_ids="x").execute_complete(context, late)
-    with pytest.raises(AirflowSkipException):
-        sensor(task_ids="x", soft_fail=True).execute_complete(context, late)
-    with pytest.raises(AirflowException, match="gone"):
-        sensor(task_ids="x").execute_complete(context, broken)
-    task_id = queue.enqueue("a")
-    kill(queue, "boom")
-    with pytest.raises(AirflowException, match="boom"):
-        sensor(task_ids=task_id).execute_complete(context, {"status": "done", "ids": [task_id]})
+def test_a_time_out_and_an_error_of_the_trigger_become_airflow_s(context):
+    """Of a sensor, which skips for a time-out with soft_fail, and of an operator."""
+    for waiting, status, error in (
+        (sensor(task_ids="x"), "timeout", AirflowSensorTimeout),
+        (sensor(task_ids="x", soft_fail=True), "timeout", AirflowSkipException),
+        (sensor(task_ids="x"), "error", AirflowException),
+        (enqueuing(data="x"), "timeout", AirflowException),
+    ):
+        with pytest.raises(error, match="gone"):
+            waiting.execute_complete(context, {"status": status, "message": "gone"})
 
 
 def test_what_was_redriven_since_the_trigger_looked_is_waited_for(queue, context, subtests):
@@ -221,46 +279,37 @@ def test_a_sensor_outlives_zookeeper_being_away(mortal, root, context, monkeypat
     assert len([line for line in log.warnings if "Waiting goes on" in line]) == 1
 
 
+STATES = [{"id": f"b.00000{at}", "state": "finished"} for at in range(2)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"batch": "b"}, {"batch": "b", "total": 2, "failed": []}),
-        ({"task_ids": "IDS", "results": False}, "STATES"),
-        ({"selector": "all()", "min_tasks": 2, "results": False}, "STATES"),
-        ({"batch": "b", "do_xcom_push": False}, None),
+        ({"batch": "b"}, [{"batch": "b", "total": 2, "failed": []}]),
+        ({"task_ids": [each["id"] for each in STATES], "results": False}, [STATES]),
+        ({"selector": "all()", "min_tasks": 2, "results": False}, [STATES]),
+        ({"batch": "b", "do_xcom_push": False}, []),
+        *((each, None) for each in ({"messages": ["a", "b"]}, {"messages": ["a", "b"], "batch": "b"}, {"data": "x"})),
     ],
 )
 def test_the_triggerer_ends_what_needs_no_worker(queue, context, pushed, arguments, told):
-    """A batch, or tasks without results: the trigger's event is Airflow's own for a success, with the sensor's XCom."""
-    ids = batch_of(queue, "b", 2)
-    waiting = sensor(**{**arguments, **({"task_ids": ids} if "task_ids" in arguments else {})}, deferrable=True)
+    """A batch, tasks without results, an enqueue: the event is Airflow's own for a success, with the XCom pushed."""
+    if told is None:
+        waiting = enqueuing(**arguments, wait_for_completion=True, deferrable=True)
+    else:
+        batch_of(queue, "b", 2)
+        waiting = sensor(**arguments, deferrable=True)
     trigger = deferral(waiting.execute, context).trigger
-    for _ in ids:
+    for _ in range(queue.counts()["inserted"]):
         finish(queue, "r")
     event = fired(trigger)
-    assert isinstance(event, TaskSuccessEvent)
-    if told == "STATES":
-        assert sorted(pushed[0]["value"], key=lambda each: each["id"]) == [
-            {"id": task_id, "state": "finished"} for task_id in sorted(ids)
-        ]
-    else:
-        assert [each["value"] for each in pushed] == ([] if told is None else [told])
-    assert event.xcoms is None
-    instance = {"key": "return_value", "dag_id": "d", "run_id": "r", "task_id": "t", "map_index": 3}
-    assert all({**each, "value": None} == {**instance, "value": None} for each in pushed)
-
-
-@pytest.mark.parametrize("arguments", [{"messages": ["a", "b"]}, {"messages": ["a"], "batch": "b"}, {"data": "x"}])
-def test_the_triggerer_ends_a_waiting_operator(queue, context, pushed, arguments):
-    """Its XCom is what the operator returns, and no worker runs once more."""
-    operator = enqueuing(**arguments, wait_for_completion=True, deferrable=True)
-    trigger = deferral(operator.execute, context).trigger
-    for _ in range(queue.counts()["inserted"]):
-        finish(queue)
-    event = fired(trigger)
-    assert isinstance(event, TaskSuccessEvent)
-    assert event.xcoms is None
-    assert [each["value"] for each in pushed] == [operator.execute(context)]
+    assert (type(event), event.xcoms) == (TaskSuccessEvent, None)
+    values = [each.pop("value") for each in pushed]
+    if "selector" in arguments:
+        values[0].sort(key=lambda each: each["id"])
+    assert values == ([waiting.execute(context)] if told is None else told)
+    of = {"key": "return_value", "dag_id": "d", "run_id": "r", "task_id": "t", "map_index": 3}
+    assert pushed == [of] * len(values)
 
 
 def test_an_xcom_that_cannot_be_written_is_left_to_a_worker(queue, context, monkeypatch):

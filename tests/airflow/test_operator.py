@@ -17,30 +17,24 @@ from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from tests.airflow.conftest import deferral, enqueuing, finish, instance, kill
 from tests.support import eventually
 
+RUN_ID = "manual__2026-01-02T03:04:05.678901+00:00"
+MOMENT = pendulum.datetime(2096, 11, 22, 10, 31, 5)
 
-def test_one_message(queue, context):
-    """One payload is one task with all that was given, and its id is the XCom; the origin can be left out."""
-    task_id = enqueuing(data="x", filters={"size": 2}, priority="7", zkmq_task_id="mine", metadata={"k": 1}).execute(
-        context
-    )
-    task = queue.task(task_id)
-    assert (task_id, task.data, task.priority, task.filters) == ("mine", b"x", 7, {"size": "2"})
+
+def test_what_is_given_is_in_the_tasks(queue, context):
+    """Of one payload, whose id is the XCom, and of many in whatever form; what they leave out is the operator's."""
+    one = enqueuing(data="x", filters={"size": 2}, priority="7", zkmq_task_id="mine", metadata={"k": 1})
+    task = queue.task(one.execute(context))
+    assert (task.id, task.data, task.priority, task.filters) == ("mine", b"x", 7, {"size": "2"})
     origin = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": 3, "try_number": 2}
     assert task.metadata == {"k": 1, "airflow": origin}
     assert queue.task(enqueuing(data="x", add_origin=False).execute(context)).metadata == {}
-
-
-def test_many_messages(queue, context):
-    """Bytes, texts, mappings and messages go together; what they leave out is the operator's; none is no error."""
-    ids = enqueuing(
-        messages=[b"\xff", "text", {"data": "m", "task_id": "own", "priority": 1}, Message("o", task_id="other")],
-        priority=5,
-    ).execute(context)
-    tasks = [queue.task(task_id) for task_id in ids]
-    assert [task.data for task in tasks] == [b"\xff", b"text", b"m", b"o"]
-    assert [task.priority for task in tasks] == [5, 5, 1, 0]
+    messages = [b"\xff", "text", {"data": "m", "task_id": "own", "priority": 1}, Message("o", task_id="other")]
+    ids = enqueuing(messages=messages, priority=5).execute(instance(task_id="many"))
+    told = [(task.data, task.priority) for task in map(queue.task, ids)]
+    assert told == [(b"\xff", 5), (b"text", 5), (b"m", 1), (b"o", 0)]
     assert ids[2:] == ["own", "other"]
-    assert enqueuing(messages=[], wait_for_completion=True).execute(context) == []
+    assert enqueuing(messages=[], wait_for_completion=True).execute(context) == [], "and that is no error"
 
 
 def test_an_enqueue_makes_an_overdue_clean_up(queue, context):
@@ -54,9 +48,6 @@ def test_an_enqueue_makes_an_overdue_clean_up(queue, context):
         return "old" not in queue.ids()
 
     eventually(gone)
-
-
-RUN_ID = "manual__2026-01-02T03:04:05.678901+00:00"
 
 
 def test_templates_and_mapping(queue, context):
@@ -87,10 +78,8 @@ def test_contradictions_are_found_when_the_dag_is_parsed(subtests):
         ({"messages": ["x"], "zkmq_task_id": "i"}, "give"),
         ({"messages": ["x"], "then": {"data": "y"}}, "give"),
         ({"data": "x", "delay": "5m", "not_before": "2026-11-22T10:00:00Z"}, "give"),
-        ({"data": "x", "idempotency": "once"}, "is not known: give"),
-        ({"data": "x", "idempotency": ["run"]}, "is not known: give"),
-        ({"data": "x", "on_duplicate": "ignore"}, "is not known: give"),
-        ({"data": "x", "on_duplicate": ["fail"]}, "is not known: give"),
+        *(({"data": "x", "idempotency": wrong}, "is not known: give") for wrong in ("once", ["run"])),
+        *(({"data": "x", "on_duplicate": wrong}, "is not known: give") for wrong in ("ignore", ["fail"])),
         ({"data": "x", "timeout": "soon"}, "timeout 'soon' is no duration"),
     ):
         wrong = ConfigError if "timeout" in arguments else ValueError
@@ -98,11 +87,9 @@ def test_contradictions_are_found_when_the_dag_is_parsed(subtests):
             enqueuing(**arguments)
 
 
-TOO_MUCH = {"data": "x", "not_before": "2026-11-22T10:00:00Z", "delay": 0}
-
-
 def test_an_error_shows_no_payload(queue, context, subtests):
     """Airflow logs each error: it says of what type the wrong value is, and how long; nothing is enqueued."""
+    moment = {"not_before": "2026-11-22T10:00:00"}
     for arguments, says in (
         ({"messages": "[marker, 1"}, "messages is not a list, but str of 10 characters"),
         ({"messages": {"marker": 1}}, "messages must be a list, not dict"),
@@ -118,9 +105,10 @@ def test_an_error_shows_no_payload(queue, context, subtests):
         *(({"messages": [wrong]}, "") for wrong in ({"dta": "x"}, {"priority": 1}, 5)),
         *(({"messages": [{"data": "x", "policy": wrong}]}, "") for wrong in ({"atempts": 3}, {"max_backoff": "soon"})),
         *(({"messages": [{"data": "x", **wrong}]}, "") for wrong in ({"lock": "long"}, {"update": "perhaps"})),
-        ({"messages": [{"data": "y"}, {"data": "x", "delay": "1 month"}]}, ""),
-        ({"messages": [{"data": "y"}, {"data": "x", "not_before": "2026-11-22T10:00:00"}]}, ""),
-        ({"messages": [{"data": "y"}, TOO_MUCH]}, ""),
+        *(
+            ({"messages": [{"data": "y"}, {"data": "x", **wrong}]}, "")
+            for wrong in ({"delay": "1 month"}, moment, {"not_before": "2026-11-22T10:00:00Z", "delay": 0})
+        ),
         *(
             ({"messages": ["a"], "batch": name}, "not allowed")
             for name in ("manual~1", "by hand", "x" * 122, "{{ no }}")
@@ -161,9 +149,6 @@ def test_what_a_message_asks_for(queue, context, monkeypatch):
     assert queue.task(claim.task.id).state == "dead"
 
 
-MOMENT = pendulum.datetime(2096, 11, 22, 10, 31, 5)
-
-
 def test_times_are_objects_or_their_texts(queue, context, subtests):
     """Delays, moments and time-outs: numbers, timedelta, pendulum's and the texts that templates make are the same."""
     for delay in ("PT1H", "1h", "3600", 3600, timedelta(hours=1), pendulum.duration(hours=1)):
@@ -173,12 +158,11 @@ def test_times_are_objects_or_their_texts(queue, context, subtests):
             assert 3_590_000 < task.due_ms - task.enqueued_ms < 3_610_000
     for moment in (MOMENT, MOMENT.isoformat(), str(MOMENT), MOMENT.in_timezone("Asia/Tokyo")):
         with subtests.test(moment=moment):
-            operator = enqueuing(data="x", not_before="{{ data_interval_end }}", idempotency="none")
-            operator.render_template_fields({"data_interval_end": moment})
-            task = queue.task(operator.execute(context))
-            assert (task.due_at, task.status) == (MOMENT, "queued-with-backoff")
-            again = enqueuing(data="x", not_before=moment, idempotency="none")
-            assert queue.task(again.execute(context)).due_at == MOMENT
+            rendered = enqueuing(data="x", not_before="{{ data_interval_end }}", idempotency="none")
+            rendered.render_template_fields({"data_interval_end": moment})
+            for operator in (rendered, enqueuing(data="x", not_before=moment, idempotency="none")):
+                task = queue.task(operator.execute(context))
+                assert (task.due_at, task.status) == (MOMENT, "queued-with-backoff")
     for timeout in ("5m", 300, timedelta(minutes=5), pendulum.duration(minutes=5)):
         with subtests.test(timeout=timeout):
             waiting = enqueuing(data="a", wait_for_completion=True, deferrable=True, timeout=timeout)
@@ -191,8 +175,7 @@ def test_a_message_s_own_time_comes_before_the_operator_s(queue, context):
     ids = enqueuing(messages=messages, not_before=MOMENT).execute(context)
     assert [queue.task(task_id).due_at for task_id in ids] == [MOMENT, None, MOMENT.add(days=1)]
     finish(queue)
-    others = ["a", Message("b", not_before=MOMENT)]
-    ids = enqueuing(messages=others, delay=0).execute(instance(task_id="u"))
+    ids = enqueuing(messages=["a", Message("b", not_before=MOMENT)], delay=0).execute(instance(task_id="u"))
     assert [queue.task(task_id).due_at for task_id in ids] == [None, MOMENT]
     finish(queue)
     then = {"data": "c", "task_id": "then", "not_before": MOMENT}
@@ -211,14 +194,12 @@ def test_batch(queue, context):
         )
     operator.render_template_fields({"run_id": RUN_ID, "dag": operator.dag})
     name = operator.execute(context)
-    assert name == f"d.{RUN_ID}"
-    assert (queue.batch(name).total, queue.batch(name).open) == (2, 2)
+    assert (name, queue.batch(name).total, queue.batch(name).open) == (f"d.{RUN_ID}", 2, 2)
     finish(queue)
     kill(queue, "no")
     assert finish(queue, "total") == "sum"
     following = queue.task("sum")
-    assert following.data.decode() == f"sum of {RUN_ID}"
-    assert following.metadata["k"] == RUN_ID
+    assert (following.data.decode(), following.metadata["k"]) == (f"sum of {RUN_ID}", RUN_ID)
     assert following.metadata["airflow"]["run_id"] == "r"
 
 
@@ -248,29 +229,6 @@ def test_it_waits_on_the_worker(queue, context):
     for late in ({"data": "a", "zkmq_task_id": "late"}, {"messages": ["a"], "batch": "late"}):
         with pytest.raises(AirflowException, match="late"):
             executed(timeout=0.2, **late)
-
-
-def test_it_waits_deferred(queue, context):
-    """It goes on with the ids of the event, or with its batch's name alone: then the failed members are found."""
-    waiting = {"wait_for_completion": True, "deferrable": True}
-    operator = enqueuing(data="a", **waiting, timeout=timedelta(minutes=5))
-    assert deferral(operator.execute, context).timeout == timedelta(minutes=5)
-    task_id = finish(queue)
-    assert operator.execute_complete(context, {"status": "done", "ids": [task_id]}) == task_id
-    with pytest.raises(AirflowException, match="too late"):
-        operator.execute_complete(context, {"status": "timeout", "message": "too late"})
-    event = {"status": "done", "batch": "b"}
-    operator = enqueuing(messages=["a", "b"], batch="b", **waiting)
-    trigger = deferral(operator.execute, context).trigger
-    assert (trigger.batch, trigger.task_ids) == ("b", None)
-    finish(queue)
-    queue.cancel("b.000001")
-    with pytest.raises(AirflowException, match=r"b\.000001"):
-        operator.execute_complete(context, event)
-    fine = enqueuing(messages=["a"], batch="c")
-    fine.execute(context)
-    finish(queue)
-    assert fine.execute_complete(context, {"status": "done", "batch": "c"}) == "c"
 
 
 def test_what_has_ended_is_not_deferred(queue, context):

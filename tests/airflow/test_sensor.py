@@ -21,42 +21,29 @@ from airflow_provider_zkmq.engine import ConfigError, Message, Zkmq
 from airflow_provider_zkmq.hooks import outcomes
 from airflow_provider_zkmq.hooks.telling import size
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
-from tests.airflow.conftest import Heard, finish, kill
+from tests.airflow.conftest import Heard, batch_of, deferral, finish, fired, kill, sensor
 from tests.support import eventually
 
 
-def sensor(**arguments):
-    return ZkmqTaskSensor(task_id="s", **{"deferrable": False, "timeout": 60, **arguments})
-
-
-def batch_of(queue, name, size):
-    return queue.enqueue_many([Message(f"{number}") for number in range(size)], batch=name)
-
-
-def test_results_and_states(queue, context):
-    """Outcomes come in the order of the ids, other bytes than text as base64; what is done already is not deferred."""
-    ids = [queue.enqueue("a"), queue.enqueue("b"), queue.enqueue("c")]
-    for result in ("text", b"\xff\x00", None):
-        finish(queue, result)
-    for deferrable in (False, True):
-        told = sensor(task_ids=[ids], deferrable=deferrable).execute(context)
-        assert [item["id"] for item in told] == ids
-        assert told[0] == {"id": ids[0], "state": "finished", "attempt": 1, "error": None, "result": "text"}
-        assert base64.b64decode(told[1]["result_b64"]) == b"\xff\x00"
-        assert not told[2]["result"]
-    told = sensor(task_ids=ids, results=False).execute(context)
-    assert told == [{"id": task_id, "state": "finished"} for task_id in ids]
-
-
 def test_what_is_told_can_be_stored_by_postgresql(queue, context):
-    """A result with a NUL is base64, though it is UTF-8; in an error another character stands for it."""
-    ids = [queue.enqueue("a"), queue.enqueue("b")]
-    finish(queue, b"\x00\x01 text")
+    """Outcomes in the order of the ids; bytes that are no text, and a NUL, are base64, in an error they are replaced.
+
+    What is done already is not deferred.
+    """
+    ids = [queue.enqueue(name) for name in "abcde"]
+    for result in ("text", b"\xff\x00", b"\x00\x01 text", None):
+        finish(queue, result)
     kill(queue, "bad byte \x00 in \ud800 input")
-    done, failed = sensor(task_ids=ids, fail_on="none").execute(context)
-    assert (base64.b64decode(done["result_b64"]), done["result"]) == (b"\x00\x01 text", None)
-    assert failed["error"] == "bad byte \ufffd in \\ud800 input"
-    assert "\\u0000" not in json.dumps([done, failed])
+    for deferrable in (False, True):
+        told = sensor(task_ids=[ids], fail_on="none", deferrable=deferrable).execute(context)
+        assert [each["id"] for each in told] == ids
+        assert told[0] == {"id": ids[0], "state": "finished", "attempt": 1, "error": None, "result": "text"}
+        assert [base64.b64decode(each["result_b64"]) for each in told[1:3]] == [b"\xff\x00", b"\x00\x01 text"]
+        assert (told[2]["result"], told[3]["result"] or None) == (None, None)
+        assert told[4]["error"] == "bad byte \ufffd in \\ud800 input"
+        assert "\\u0000" not in json.dumps(told)
+    told = sensor(task_ids=ids[:4], results=False).execute(context)
+    assert told == [{"id": task_id, "state": "finished"} for task_id in ids[:4]]
 
 
 def test_it_waits_on_the_worker(queue, context):
@@ -75,9 +62,9 @@ def test_it_waits_on_the_worker(queue, context):
 def test_in_mode_reschedule_it_looks_once_a_poke(queue, context):
     """Each look gives the worker's slot back, and the outcomes come when they are there, of tasks and of a batch."""
     context["ti"].get_first_reschedule_date = lambda _context: None
-    for wanted in ({"task_ids": queue.enqueue("a")}, {"batch": "b"}):
-        if "batch" in wanted:
-            batch_of(queue, "b", 1)
+    batch_of(queue, "b", 1)
+    task_id = queue.enqueue("a", priority=1)
+    for wanted in ({"task_ids": task_id}, {"batch": "b"}):
         waiting = sensor(**wanted, mode="reschedule")
         with pytest.raises(AirflowRescheduleException):
             waiting.execute(context)
@@ -95,72 +82,65 @@ def test_a_claim_is_enough_where_asked(queue, context):
     assert waiting.execute_complete(context, {"status": "done", "ids": [task_id]})[0]["state"] == "inserted"
 
 
-def test_a_selector_waits_for_those_that_match_and_says_which_count(queue, context, monkeypatch):
-    """The log tells since when: without a moment, an earlier run's tasks count as well."""
+def test_an_earlier_run_s_tasks_count_unless_left_out(queue, context, monkeypatch):
+    """What matches and finished in an earlier run ends the wait at once, as the log tells; `since` leaves it out.
+
+    Deferred, the moment travels as text, and the trigger waits for the tasks that came since then.
+    """
     monkeypatch.setattr(ZkmqTaskSensor, "log", log := Heard())
     queue.enqueue("small", {"size": 1}, priority=-1)
-    big = queue.enqueue("big", {"size": 9})
-    assert finish(queue, "r") == big
-    start = "2026-01-02T03:04:05+00:00"
-    for since in (None, start):
-        told = sensor(selector="size>5", since=since).execute(context)
-        assert [(item["id"], item["result"]) for item in told] == [(big, "r")]
+    early = queue.enqueue("early", {"size": 9})
+    assert finish(queue, "r") == early
+    for since in (None, "2026-01-02T03:04:05+00:00"):
+        [told] = sensor(selector="size>5", since=since).execute(context)
+        assert (told["id"], told["result"]) == (early, "r")
     without, with_moment = [line for line in log.lines if "Waiting" in line]
     assert "at least 1 task(s) that match size>5" in without
     assert "also by an earlier run" in without
-    assert f"enqueued since {start}" in with_moment
-    with pytest.raises(AirflowSensorTimeout):
-        sensor(selector="size>5", min_tasks=2, timeout=0.2).execute(context)
-
-
-def test_an_earlier_run_s_tasks_count_unless_left_out(queue, context):
-    """What matches and finished in an earlier run ends the wait at once; `since` has the sensor wait for this run's."""
-    early = queue.enqueue("early", {"size": 9})
-    finish(queue)
-    (start,) = [queue.task(early).enqueued_at.add(microseconds=1000)]
-    assert sensor(selector="size>5").execute(context)[0]["id"] == early
+    assert "enqueued since 2026-01-02T03:04:05+00:00" in with_moment
+    start = queue.task(early).enqueued_at.add(microseconds=1000)
     waiting = sensor(selector="size>5", since="{{ dag_run.start_date }}", timeout=0.2)
     waiting.render_template_fields({"dag_run": SimpleNamespace(start_date=start)})
-    with pytest.raises(AirflowSensorTimeout, match=r"has 0 task\(s\) that match size>5, enqueued since"):
-        waiting.execute(context)
+    for short in (waiting, sensor(selector="size>5", min_tasks=2, timeout=0.2)):
+        with pytest.raises(AirflowSensorTimeout, match=r"has [01] task\(s\) that match size>5") as late:
+            short.execute(context)
+        assert ("has 0 task(s) that match size>5, enqueued since" in str(late.value)) == (short is waiting)
+    deferred = sensor(selector="size>5", since=start, deferrable=True)
+    trigger = deferral(deferred.execute, context).trigger
+    assert trigger.serialize()[1]["since"] == start.isoformat()
     eventually(lambda: pendulum.now("UTC") > start)
     late = queue.enqueue("late", {"size": 9})
     finish(queue)
     for since in (start, start.isoformat(), str(start.in_timezone("Europe/Berlin"))):
         assert [each["id"] for each in sensor(selector="size>5", since=since).execute(context)] == [late]
+    event = fired(trigger).payload
+    assert event == {"status": "done", "ids": [late]}
+    assert [each["id"] for each in deferred.execute_complete(context, event)] == [late]
 
 
-@pytest.mark.parametrize("how", ["dead", "cancelled"])
-def test_failed_tasks_fail_the_sensor(queue, context, how):
-    """Dead and cancelled tasks fail the sensor, which names them and their errors; soft_fail skips."""
-    task_id = queue.enqueue("a", task_id="bad")
-    if how == "dead":
-        kill(queue, "disk full")
-    else:
-        queue.cancel(task_id)
-    with pytest.raises(AirflowException, match=f"bad is {how}") as caught:
-        sensor(task_ids=task_id).execute(context)
-    assert ("disk full" in str(caught.value)) == (how == "dead")
-    with pytest.raises(AirflowSkipException):
-        sensor(task_ids=task_id, soft_fail=True).execute(context)
-
-
-def test_failed_members_fail_the_sensor(queue, context):
-    """Members that ended dead or cancelled are named once the batch is done, the first few of them; soft_fail skips."""
+def test_what_failed_fails_the_sensor(queue, context, subtests):
+    """Tasks that ended dead or cancelled are named, with errors; of a batch the first few members; soft_fail skips."""
+    for task_id in ("bad", "gone"):
+        queue.enqueue("a", task_id=task_id)
+    queue.cancel("gone")
+    kill(queue, "disk full")
     ids = batch_of(queue, "b", 8)
     kill(queue, "x")
-    queue.cancel(ids[7])
+    for task_id in (ids[7], *batch_of(queue, "many", 7)):
+        queue.cancel(task_id)
     for _ in range(6):
         finish(queue)
-    with pytest.raises(AirflowException, match=rf"2 of 8 task\(s\) of batch 'b' .*: {ids[0]}; {ids[7]}$"):
-        sensor(batch="b").execute(context)
-    with pytest.raises(AirflowSkipException):
-        sensor(batch="b", soft_fail=True).execute(context)
-    many = batch_of(queue, "many", 7)
-    for task_id in many:
-        queue.cancel(task_id)
-    with pytest.raises(AirflowException, match="and 2 more"):
-        sensor(batch="many").execute(context)
+    for arguments, told in (
+        ({"task_ids": "bad"}, "bad is dead .*disk full"),
+        ({"task_ids": "gone"}, "gone is cancelled"),
+        ({"batch": "b"}, rf"2 of 8 task\(s\) of batch 'b' .*: {ids[0]}; {ids[7]}$"),
+        ({"batch": "many"}, "and 2 more"),
+    ):
+        with subtests.test(arguments=arguments):
+            with pytest.raises(AirflowException, match=told):
+                sensor(**arguments).execute(context)
+            with pytest.raises(AirflowSkipException):
+                sensor(**arguments, soft_fail=True).execute(context)
 
 
 @pytest.mark.parametrize("batch", [None, "b"])
@@ -170,8 +150,8 @@ def test_failures_that_do_not_fail_the_sensor(queue, context, monkeypatch, batch
     ids = queue.enqueue_many([Message("x") for _ in range(5)], batch=batch)
     failed = {kill(queue, "boom") for _ in ids[1:]}
     finish(queue)
-    waiting, log = sensor(**({"batch": batch} if batch else {"task_ids": ids}), fail_on="none"), Heard()
-    waiting._cached_logger = log
+    waiting = sensor(**({"batch": batch} if batch else {"task_ids": ids}), fail_on="none")
+    waiting._cached_logger = log = Heard()
     told = waiting.execute(context)
     if batch:
         assert (told["total"], len(told["failed"])) == (5, 4)
@@ -202,6 +182,7 @@ def test_what_is_not_there_fails_at_once(queue, context, subtests):
 def test_contradictions_and_nothing_to_wait_for_are_found_when_the_dag_is_parsed(subtests):
     """Wrong arguments, and a sensor that would succeed at once, fail while the DAG is built."""
     nothing, values = "there would be nothing to wait for|a whole number, 1 or more", r"not (known|allowed)"
+    moment = {"since": "2026-11-22T10:00:00Z"}
     for arguments, told in (
         ({}, None),
         ({"task_ids": "a", "selector": "b==c"}, None),
@@ -209,15 +190,13 @@ def test_contradictions_and_nothing_to_wait_for_are_found_when_the_dag_is_parsed
         ({"task_ids": "a", "event": "lunch"}, None),
         ({"batch": "b", "event": "claim"}, None),
         ({"batch": "b", "log_progress": True}, None),
-        ({"task_ids": "a", "since": "2026-11-22T10:00:00Z"}, None),
-        ({"batch": "b", "since": "2026-11-22T10:00:00Z"}, None),
+        *((wanted | moment, None) for wanted in ({"task_ids": "a"}, {"batch": "b"})),
         *(({"task_ids": blank}, nothing) for blank in ("", "  ", [], "[]", [[], ["", ()]])),
         ({"selector": " "}, nothing),
         ({"batch": ""}, nothing),
         *(({"selector": "all()", "min_tasks": none}, nothing) for none in (0, -1, True, "2")),
         ({"task_ids": "x", "fail_on": "all"}, values),
-        ({"task_ids": "x", "max_xcom_bytes": 999}, values),
-        ({"task_ids": "x", "max_xcom_bytes": "many"}, values),
+        *(({"task_ids": "x", "max_xcom_bytes": wrong}, values) for wrong in (999, "many")),
     ):
         wrong = ValueError if told else (ValueError, ConfigError)
         with subtests.test(arguments=arguments), pytest.raises(wrong, match=told):
@@ -236,9 +215,8 @@ def test_nothing_to_wait_for_is_found_after_templating(queue, context, subtests)
         ("batch", "", "batch '' is not allowed"),
         *(("since", wrong, moment) for wrong in ("2026-11-22T10:00:00", "None", "", naive)),
     ):
-        for mode in ({"deferrable": False}, {"deferrable": True}, {"mode": "reschedule"}):
-            if mode == {"mode": "reschedule"} and field != "task_ids":
-                continue
+        reschedule = [{"mode": "reschedule"}] if field == "task_ids" else []
+        for mode in ({"deferrable": False}, {"deferrable": True}, *reschedule):
             with subtests.test(field=field, rendered=rendered, mode=mode):
                 others = {"selector": "size>5"} if field == "since" else {}
                 waiting = sensor(**others, **{field: "{{ given }}"}, **mode)
@@ -267,9 +245,8 @@ def test_a_time_out_says_why(queue, context, subtests):
         ({**both, "deferrable": True}, ("execute_complete", late), f"too late; {WHY}"),
         ({**both, "deferrable": True}, ("__fail__", gone), WHY),
     ):
-        for softly in ({}, {"soft_fail": True}, {"never_fail": True}):
-            if softly == {"never_fail": True} and "mode" not in arguments:
-                continue
+        never = [{"never_fail": True}] if "mode" in arguments else []
+        for softly in ({}, {"soft_fail": True}, *never):
             with subtests.test(arguments=arguments, resumed=resumed, softly=softly):
                 waiting = sensor(**arguments, **softly)
                 with pytest.raises(AirflowSkipException if softly else AirflowSensorTimeout, match=told):
@@ -277,8 +254,11 @@ def test_a_time_out_says_why(queue, context, subtests):
                 assert waiting.soft_fail == ("soft_fail" in softly)
 
 
-def test_a_time_out_names_who_refuses_and_what_is_unclaimed(queue, context):
-    """A consumer's filter is named with its condition, of a batch's member too; a task in work is not asked about."""
+def test_a_time_out_names_who_refuses_and_what_is_unclaimed(queue, context, monkeypatch):
+    """A consumer's filter is named with its condition, of a batch's member too; a task in work is not asked about.
+
+    Where the reason cannot be had, the time-out stays what it was.
+    """
     queue.enqueue_many([Message("x", {"size": 1}, task_id="slow")], batch="b")
     queue.claim(selector="size>5", timeout=0.1)
     refused = r"task slow is queued: no live consumer accepts it; .* refuses it: .*size"
@@ -288,12 +268,7 @@ def test_a_time_out_names_who_refuses_and_what_is_unclaimed(queue, context):
     assert queue.claim().task.id == first
     with pytest.raises(AirflowSensorTimeout, match="task slow is queued"):
         sensor(task_ids=[first, "slow"], event="claim", timeout=0.1).execute(context)
-
-
-def test_an_error_does_not_hide_the_time_out(queue, context, monkeypatch):
-    """Where the reason cannot be had, the time-out stays what it was."""
     monkeypatch.setattr(type(queue), "explain", lambda *_: 1 / 0)
-    queue.enqueue("b", task_id="slow")
     with pytest.raises(AirflowSensorTimeout, match=r"within timeout \([0-9.]+ s\): slow$"):
         sensor(task_ids="slow", timeout=0.1).execute(context)
 
@@ -306,18 +281,9 @@ def test_a_large_xcom_is_references(queue, context):
     whole = sensor(task_ids=ids).execute(context)
     assert (whole["count"], size(whole) <= 48_000) == (50, True)
     told = sensor(task_ids=ids, max_xcom_bytes=10_000).execute(context)
-    assert (
-        told
-        | {
-            "queue": "jobs",
-            "count": 50,
-            "states": {"finished": 50},
-            "ids": ids,
-            "more": 0,
-            "read": "ZkmqHook().queue('jobs').read_many(ids)",
-        }
-        == told
-    )
+    read = "ZkmqHook().queue('jobs').read_many(ids)"
+    wanted = {"queue": "jobs", "count": 50, "states": {"finished": 50}, "ids": ids, "more": 0, "read": read}
+    assert told | wanted == told
     assert [task.result for task in queue.read_many(told["ids"])] == [b"r" * 1000] * 50
     cut = sensor(task_ids=ids, max_xcom_bytes=2_000).execute(context)
     assert (len(cut["ids"]) + cut["more"], cut["ids"]) == (50, ids[: len(cut["ids"])])

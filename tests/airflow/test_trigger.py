@@ -14,10 +14,9 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_zkmq.engine import AsyncZkmq, ConnectionConfig, Message, Tls
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers import sessions
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-from tests.airflow.conftest import Heard, define, finish, fire, kill, until
+from tests.airflow.conftest import Heard, batch_of, define, finish, fire, kill, sensor, until
 
 
 async def started(shared, **arguments):
@@ -29,25 +28,20 @@ async def started(shared, **arguments):
 
 async def test_it_fires_once_when_the_tasks_are_done(queue, shared):
     """One event with the ids, or the batch's name, whichever way they ended; the session is closed behind it."""
-    ids = [queue.enqueue("a"), queue.enqueue("b")]
-    firing = await started(shared, task_ids=ids, queue="jobs")
-    await asyncio.to_thread(finish, queue)
-    await asyncio.to_thread(kill, queue, "x")
-    assert await firing == [{"status": "done", "ids": ids}]
-    assert shared.users() == []
-    ids = queue.enqueue_many([Message("x")] * 3, batch="b")
-    firing = await started(shared, batch="b")
-    await asyncio.to_thread(finish, queue)
-    await asyncio.to_thread(kill, queue, "x")
-    assert not firing.done()
-    await asyncio.to_thread(queue.cancel, ids[2])
-    assert await firing == [{"status": "done", "batch": "b"}]
-    assert shared.users() == []
+    for name in (None, "b"):
+        ids = batch_of(queue, name, 3)
+        firing = await started(shared, **({"batch": name} if name else {"task_ids": ids, "queue": "jobs"}))
+        await asyncio.to_thread(finish, queue)
+        await asyncio.to_thread(kill, queue, "x")
+        assert not firing.done()
+        await asyncio.to_thread(queue.cancel, ids[2])
+        assert await firing == [{"status": "done", **({"batch": name} if name else {"ids": ids})}]
+        assert shared.users() == []
 
 
 async def test_progress_is_logged(queue, shared, context, monkeypatch):
     """With `log_progress`, trigger and waiting sensor log what a handler reports, once each; without it never."""
-    task_id, asked = queue.enqueue("a"), {"deferrable": False, "timeout": 60}
+    task_id = queue.enqueue("a")
     claim = queue.claim()
     claim.progress(0.4, "half way")
     first, second = [f"Task {task_id}: 40 %, half way"], [f"Task {task_id}: 75 %"]
@@ -56,9 +50,9 @@ async def test_progress_is_logged(queue, shared, context, monkeypatch):
     firing = await started(shared, task_ids=[task_id], log_progress=True)
     executing = []
     for log, progress in ((sensed, True), (silent, False)):
-        sensor = ZkmqTaskSensor(task_id="s", task_ids=task_id, log_progress=progress, **asked)
-        sensor._cached_logger = log
-        executing.append(asyncio.create_task(asyncio.to_thread(sensor.execute, context)))
+        waiting = sensor(task_ids=task_id, log_progress=progress)
+        waiting._cached_logger = log
+        executing.append(asyncio.create_task(asyncio.to_thread(waiting.execute, context)))
     await until(lambda: triggered.lines == sensed.lines == first)
     claim.progress(0.75)
     await until(lambda: triggered.lines == sensed.lines == first + second)
@@ -98,19 +92,33 @@ async def test_what_waiting_cannot_mend_is_an_error_event(queue, shared, subtest
             assert shared.users() == []
 
 
-async def test_two_hundred_triggers_share_one_session(queue, shared, monkeypatch):
-    """Triggers that start together look once for the connection and open one session; the last one closes it."""
-    closed = []
+@pytest.fixture
+def looked(monkeypatch):
+    """Which connections were looked up, in their order."""
+    kept, real = [], sessions.async_connection_options
+
+    async def looking(conn_id):
+        kept.append(conn_id)
+        return await real(conn_id)
+
+    monkeypatch.setattr(sessions, "async_connection_options", looking)
+    return kept
+
+
+async def test_two_hundred_triggers_share_one_session(queue, shared, looked, monkeypatch):
+    """Triggers that start together look once for the connection and open one session; the last one closes it.
+
+    What opens it, kazoo and the fronts, is imported in a thread of its own, while the loop serves other triggers.
+    """
+    closed, threads = [], []
 
     class Counted(AsyncZkmq):
         async def close(self):
             closed.append(self)
             await super().close()
 
-    monkeypatch.setattr(sessions, "load_client", lambda: Counted)
-    looked = []
-    monkeypatch.setattr(sessions, "async_connection_options", counting(sessions.async_connection_options, looked))
-    ids = queue.enqueue_many([Message("x")] * 200)
+    monkeypatch.setattr(sessions, "load_client", lambda: threads.append(threading.get_ident()) or Counted)
+    ids = batch_of(queue, None, 200)
     firing = [asyncio.create_task(fire(ZkmqTaskTrigger(task_ids=[task_id]))) for task_id in ids]
     await until(lambda: shared.users() == [200])
     for _ in ids:
@@ -119,24 +127,14 @@ async def test_two_hundred_triggers_share_one_session(queue, shared, monkeypatch
     assert [event["ids"] for [event] in events] == [[task_id] for task_id in ids]
     assert (shared.opened, len(closed), shared.users()) == (1, 1, [])
     assert looked == ["zkmq_default"]
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
-def counting(real, looked):
-    """A look-up that notes whose it was."""
-
-    async def looking(conn_id):
-        looked.append(conn_id)
-        return await real(conn_id)
-
-    return looking
-
-
-async def test_a_connection_is_looked_up_again_when_its_session_ended_or_the_look_up_failed(
-    queue, shared, zookeeper, monkeypatch
+async def test_a_look_up_is_made_again_when_it_failed_or_its_session_ended(
+    queue, shared, looked, zookeeper, monkeypatch
 ):
     """What one trigger was told holds for those that come soon after, unless it is known not to hold any more."""
-    looked = []
-    monkeypatch.setattr(sessions, "async_connection_options", counting(sessions.async_connection_options, looked))
     for forgotten in (False, True, False):
         async with shared.lease("zkmq_default") as lease:
             if forgotten:
@@ -198,12 +196,12 @@ async def test_nothing_that_is_shown_or_logged_has_a_password(zookeeper, root, s
 
 async def test_cancelled_triggers_leave_nothing(queue, shared):
     """A trigger that is cancelled, waiting or still connecting, gives the session back."""
-    task_id = queue.enqueue("a")
-    waiting = await started(shared, task_ids=[task_id])
+    wanted = {"task_ids": [queue.enqueue("a")]}
+    waiting = await started(shared, **wanted)
     await until(lambda: shared.opened == 1)
-    connecting = await started(shared, task_ids=[task_id])
+    connecting = await started(shared, **wanted)
     for task in (connecting, waiting, None):
-        ended = task or await started(shared, task_ids=[task_id])
+        ended = task or await started(shared, **wanted)
         ended.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ended
@@ -240,20 +238,6 @@ async def test_zookeeper_may_go_and_come_back(mortal, root, shared, monkeypatch)
             assert await batch == [{"status": "done", "batch": "b"}]
 
 
-async def test_what_opens_sessions_is_imported_beside_the_loop(queue, shared, monkeypatch):
-    """kazoo and the fronts come into the triggerer in a thread of their own, while its loop serves other triggers."""
-    threads, real = [], sessions.load_client
-
-    def load():
-        threads.append(threading.get_ident())
-        return real()
-
-    monkeypatch.setattr(sessions, "load_client", load)
-    async with shared.lease("zkmq_default"):
-        assert len(threads) == 1
-    assert threading.get_ident() not in threads
-
-
 def test_arguments_survive_airflows_serialisation():
     """What Airflow stores of the trigger makes an equal one, and holds no tuple (Airflow would recreate it forever)."""
     from airflow.serialization.serialized_objects import BaseSerialization
@@ -261,17 +245,13 @@ def test_arguments_survive_airflows_serialisation():
     since = {"selector": "a==b", "min_tasks": 2, "since": "2026-11-22T10:00:00+00:00"}
     for arguments in ({"task_ids": ["a"], "log_progress": True}, {"batch": "b"}, since):
         path, kwargs = ZkmqTaskTrigger(deadline=5.0, queue="q", **arguments).serialize()
-        assert (
-            json.loads(json.dumps(kwargs))
-            == BaseSerialization.deserialize(BaseSerialization.serialize(kwargs))
-            == kwargs
-        )
+        stored = json.loads(json.dumps(kwargs))
+        assert stored == BaseSerialization.deserialize(BaseSerialization.serialize(kwargs)) == kwargs
         assert path == f"{ZkmqTaskTrigger.__module__}.{ZkmqTaskTrigger.__qualname__}"
         assert ZkmqTaskTrigger(**kwargs).serialize() == (path, kwargs)
-    # What a version before batches has stored.
-    earlier = {"task_ids": ["a"], "selector": None, "min_tasks": 1, "event": "completion", "queue": None}
-    made = ZkmqTaskTrigger(**earlier, zkmq_conn_id="zkmq_default", deadline=None).serialize()
-    assert made == ZkmqTaskTrigger(task_ids=["a"]).serialize()
+    before_batches = {"task_ids": ["a"], "selector": None, "min_tasks": 1, "event": "completion", "queue": None}
+    made = ZkmqTaskTrigger(**before_batches, zkmq_conn_id="zkmq_default", deadline=None)
+    assert made.serialize() == ZkmqTaskTrigger(task_ids=["a"]).serialize()
 
 
 async def test_a_selector_waits_for_a_queue_that_comes_later(queue, shared, zookeeper):
