@@ -19,6 +19,7 @@ from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.looping import _ready
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from tests.support import eventually
 
 PATIENCE = 20.0
 
@@ -35,6 +36,9 @@ def on_a_loop(session: Session, procedure: Any) -> Any:
     return asyncio.run(arun(session, procedure))
 
 
+BLOCKING_OR_NOT = pytest.mark.parametrize("drive", [run, on_a_loop])
+
+
 def in_threads(*jobs: Callable[[], Any]) -> None:
     threads = [threading.Thread(target=job) for job in jobs]
     for thread in threads:
@@ -42,6 +46,15 @@ def in_threads(*jobs: Callable[[], Any]) -> None:
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
+
+
+def asking(op: Any, closed: list[Any] | None = None) -> Any:
+    """A procedure of one operation, which notes that it was closed."""
+    try:
+        yield op
+    finally:
+        if closed is not None:
+            closed.append(op)
 
 
 @pytest.mark.full
@@ -72,155 +85,110 @@ def test_two_threads_never_meet_inside_a_step(session: Session, first: Any, seco
     assert met == [False] * 6
 
 
-@pytest.mark.parametrize("drive", [run, on_a_loop])
+@BLOCKING_OR_NOT
 def test_a_function_of_the_users_is_called_outside_of_the_memory(session: Session, drive: Any) -> None:
-    """While it runs, another thread of the client goes on; what it returns comes back, what it raises is thrown."""
+    """While it runs, another thread of the client goes on; what it returns comes back, what it raises is thrown.
 
-    def other() -> Any:
-        yield Tell(lambda: None)
+    A procedure is closed under the lock, also by what is no failure of its own: its last step is alone, too.
+    """
+    alone: list[bool] = []
 
-    def tell() -> str:
-        in_threads(lambda: run(session, other()))
-        return "told"
+    def try_lock() -> None:
+        if free := session.memory.acquire(blocking=False):
+            session.memory.release()
+        alone.append(not free)
 
     def procedure() -> Any:
-        told = yield Tell(tell)
+        told = yield Tell(lambda: in_threads(lambda: run(session, asking(Tell(lambda: None)))) or "told")
         try:
             yield Tell({}.popitem)
         except KeyError:
             return told, "thrown"
 
-    assert drive(session, procedure()) == ("told", "thrown")
-
-
-@pytest.mark.parametrize("drive", [run, on_a_loop])
-def test_a_procedure_is_closed_under_the_lock(session: Session, drive: Any) -> None:
-    """Also when what ends it is no failure of its own: its last step is alone with the memory too."""
-    alone: list[bool] = []
-
-    def try_lock() -> None:
-        free = session.memory.acquire(blocking=False)
-        if free:
-            session.memory.release()
-        alone.append(not free)
-
-    def procedure() -> Any:
+    def ends() -> Any:
         try:
             yield Tell(exit)
         finally:
             in_threads(try_lock)
 
+    assert drive(session, procedure()) == ("told", "thrown")
     with pytest.raises(SystemExit):
-        drive(session, procedure())
-    assert alone == [True]
+        drive(session, ends())
     in_threads(try_lock)
     assert alone == [True, False]
 
 
-async def parked(at: Any) -> None:
-    """Return once somebody waits at this signal or reply."""
-    while not at._callbacks:  # noqa: ASYNC110  it tells nobody
-        await asyncio.sleep(0)
+async def test_a_cancelled_wait_leaves_nothing_behind(session: Session, subtests: pytest.Subtests) -> None:
+    """At a signal, a reply or a lost connection; also where what it waits for comes in the loop's same round.
 
-
-async def test_a_cancellation_that_meets_the_signal_is_not_lost(session: Session) -> None:
-    """The signal fires and, before its waiter has run, the waiter is cancelled: it ends cancelled."""
-    signal, after = ThreadSignal(), []
-
-    def procedure() -> Any:
-        after.append((yield Wait(signal, 0, PATIENCE)))
-
-    task = asyncio.create_task(arun(session, procedure()))
-    await parked(signal)
-    signal.fire()  # resolves the waiter's future in the loop's next round …
-    asyncio.get_running_loop().call_soon(task.cancel)  # … and this follows in the same
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert after == []
-    assert not signal._callbacks
-
-
-async def test_a_cancellation_that_meets_the_reply_is_not_lost(session: Session) -> None:
-    """As above, for a reply of kazoo's."""
-    reply = session.client.handler.async_result()
-    task = asyncio.create_task(_ready(session, reply, PATIENCE))
-    await parked(reply)
-    reply.set("answer")
-    asyncio.get_running_loop().call_soon(task.cancel)
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-async def test_a_cancelled_wait_leaves_nothing_behind(session: Session) -> None:
-    """Cancelled at a signal, at a reply, at a lost connection: the procedure is closed, no callback of it is left."""
-    signal, closed = ThreadSignal(), []
-
-    def procedure(op: Any) -> Any:
-        try:
-            yield op
-        finally:
-            closed.append(op)
-
-    for op, where in ((Wait(signal, 0), signal), (Reconnect(), session.changed)):
-        task = asyncio.create_task(arun(session, procedure(op)))
-        await parked(where)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert closed[-1] is op
-        assert not where._callbacks
-    reply = session.client.handler.async_result()
-    task = asyncio.create_task(_ready(session, reply, PATIENCE))
-    await parked(reply)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert reply._callbacks == []
+    It ends cancelled, the procedure is closed, and no callback of it is left.
+    """
+    signal, reply, closed = ThreadSignal(), session.client.handler.async_result(), list[Any]()
+    waiting, connecting = Wait(signal, 0, PATIENCE), Reconnect()
+    cases: dict[str, tuple[Callable[[], Any], Any, Callable[[], Any] | None]] = {
+        "a signal": (lambda: arun(session, asking(waiting, closed)), signal, None),
+        "a connection": (lambda: arun(session, asking(connecting, closed)), session.changed, None),
+        "a reply": (lambda: _ready(session, reply, PATIENCE), reply, None),
+        "a signal that fires": (lambda: arun(session, asking(waiting, closed)), signal, signal.fire),
+        "a reply that comes": (lambda: _ready(session, reply, PATIENCE), reply, lambda: reply.set("answer")),
+    }
+    for case, (wait, where, comes) in cases.items():
+        with subtests.test(case):
+            task = asyncio.create_task(wait())
+            while not where._callbacks:  # noqa: ASYNC110  it tells nobody
+                await asyncio.sleep(0)
+            if comes is None:
+                task.cancel()
+            else:
+                comes()  # resolves the waiter's future in the loop's next round …
+                asyncio.get_running_loop().call_soon(task.cancel)  # … and this follows in the same
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not where._callbacks
+    assert closed == [waiting, connecting, waiting]
 
 
 @pytest.mark.parametrize("at", ["wait", "reconnect", "tell"])
 def test_an_interrupt_leaves_the_driver_clean(session: Session, at: str) -> None:
     """Ctrl-C during a blocking operation: the procedure is closed, nothing waits any more, the next call works."""
-    signal, closed = ThreadSignal(), []
-    ops = {"wait": Wait(signal, 0), "reconnect": Reconnect(), "tell": Tell(lambda: threading.Event().wait(PATIENCE))}
+    signal, begun, closed = ThreadSignal(), threading.Event(), list[Any]()
+    ops: dict[str, tuple[Any, Callable[[], Any]]] = {
+        "wait": (Wait(signal, 0), lambda: signal._callbacks),
+        "reconnect": (Reconnect(), lambda: session.changed._callbacks),
+        "tell": (Tell(lambda: begun.set() or threading.Event().wait(PATIENCE)), begun.is_set),
+    }
+    (op, there), main = ops[at], threading.get_ident()
 
-    def procedure() -> Any:
-        try:
-            yield ops[at]
-        except BaseException as error:
-            closed.append(type(error))
-            raise
+    def interrupt() -> None:
+        eventually(lambda: bool(there()))
+        signals.pthread_kill(main, signals.SIGALRM)
 
-    before = signals.signal(signals.SIGALRM, signals.default_int_handler)
+    before, thread = signals.signal(signals.SIGALRM, signals.default_int_handler), threading.Thread(target=interrupt)
     try:
-        signals.setitimer(signals.ITIMER_REAL, 0.2)
+        thread.start()
         with pytest.raises(KeyboardInterrupt):
-            run(session, procedure())
+            run(session, asking(op, closed))
+        thread.join()
     finally:
         signals.signal(signals.SIGALRM, before)
-    assert closed == [GeneratorExit]
+    assert closed == [op]
     assert not signal._callbacks
     assert not session.changed._callbacks
-    in_threads(lambda: run(session, iter_of(Tell(lambda: None))))
+    in_threads(lambda: run(session, asking(Tell(lambda: None))))
 
 
-def iter_of(op: Any) -> Any:
-    yield op
-
-
-@pytest.mark.parametrize("drive", [run, on_a_loop])
+@BLOCKING_OR_NOT
 def test_who_waits_for_a_connection_hears_that_it_was_closed(session: Session, drive: Any) -> None:
     """At once, not when its patience ends."""
     heard: list[BaseException] = []
 
     def wait() -> None:
         with pytest.raises(SessionLost) as caught:
-            drive(session, iter_of(Reconnect()))
+            drive(session, asking(Reconnect()))
         heard.append(caught.value)
 
     def close() -> None:
-        while not session.changed._callbacks:
-            pass
+        eventually(lambda: bool(session.changed._callbacks))
         session.close()
 
     session.client.stop = lambda: None  # it was never started
@@ -231,21 +199,14 @@ def test_who_waits_for_a_connection_hears_that_it_was_closed(session: Session, d
 # --- for how long a call waits
 
 
-@pytest.fixture
-def impatient() -> Iterator[Session]:
-    made = Session(ConnectionConfig.of("127.0.0.1:1", request_timeout=0.2))
-    yield made
-    made.closed = True
-
-
-@pytest.mark.parametrize("drive", [run, on_a_loop])
-def test_another_call_is_waited_for_as_long_as_a_server(impatient: Session, drive: Any) -> None:
+@BLOCKING_OR_NOT
+def test_another_call_is_waited_for_as_long_as_a_server(drive: Any) -> None:
     """Its own time being over, a call ends, whatever the other does; what it was to wait for itself is not bounded."""
-    signal = ThreadSignal()
+    impatient, signal = Session(ConnectionConfig.of("127.0.0.1:1", request_timeout=0.1)), ThreadSignal()
 
     def procedure() -> Any:
-        assert not (yield Wait(signal, 0, 0.4))
-        with pytest.raises(Unavailable, match=r"request_timeout \(0.2 s\)"):
+        assert not (yield Wait(signal, 0, 0.2))
+        with pytest.raises(Unavailable, match=r"request_timeout \(0.1 s\)"):
             yield Wait(signal, 0, turn=True)
         with pytest.raises(Unavailable):
             yield Reconnect()
@@ -254,9 +215,10 @@ def test_another_call_is_waited_for_as_long_as_a_server(impatient: Session, driv
 
     assert drive(impatient, procedure())
     assert not signal._callbacks
+    impatient.closed = True
 
 
-@pytest.mark.parametrize("drive", [run, on_a_loop])
+@BLOCKING_OR_NOT
 def test_a_call_s_own_time_is_named_where_it_ends_first(session: Session, drive: Any, monkeypatch: Any) -> None:
     """It binds what is waited for of servers, with a little grace."""
     monkeypatch.setattr(limits.Patience.within, "__defaults__", ("timeout", 0.0))
