@@ -119,7 +119,7 @@ def in_hand(name: str = "a", **conf: Any) -> tuple[Client, Claimed]:
     return client, client.claimed()
 
 
-def refused(client: Client, error: type[Exception], procedure: Any, match: str | None = None, *fault: Any) -> Any:
+def refused(client: Client, error: type[BaseException], procedure: Any, match: str | None = None, *fault: Any) -> Any:
     """What a call is told that ends with this error."""
     with pytest.raises(error, match=match) as caught:
         client.do(procedure, *fault)

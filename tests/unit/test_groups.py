@@ -14,13 +14,13 @@ from airflow_provider_zkmq.engine.core.memory.readahead import MOST, MOST_KINDS,
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Reconnect
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
 from airflow_provider_zkmq.engine.core.tasks import operate, settle
 from airflow_provider_zkmq.engine.core.writing import plan
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.claiming import ANY, ORDERS, another, counting, ids, many, queue_of, step
-from tests.unit.world import Client, new_queue
+from tests.unit.world import UNKNOWN, Client, new_queue
 
 IN_BOTH_ORDERS = pytest.mark.parametrize("order", ORDERS)
 COLOURS = {"c": OrderedEnum("low", "high")}
@@ -62,6 +62,22 @@ def test_a_lost_race_costs_one_request(order: str) -> None:
     assert client.check()[lost].state is State.CANCELLED
     for each in claims:
         client.complete(each)
+
+
+def test_of_a_group_whose_reply_is_lost_one_may_be_taken_away_meanwhile() -> None:
+    """The first of them was cancelled before the outcome is asked for: the others are known to be ours all the same."""
+    client = queue_of("abcde")
+    stepper = step(client, claim.claim_many(client.context, ANY, 3))
+    stepper.until(Multi, "/claim")
+    client.zk.multi(client.session, stepper.op.ops)
+    another(client).cancel("a")
+    stepper.answer(UNKNOWN)
+    assert isinstance(stepper.op, Reconnect)
+    claims = stepper.finish()
+    assert ids(claims) == ["a", "b", "c"]
+    for each in claims[1:]:
+        client.complete(each)
+    assert client.check()["b"].state is State.FINISHED
 
 
 @IN_BOTH_ORDERS

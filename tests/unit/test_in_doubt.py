@@ -1,0 +1,498 @@
+"""Calls whose outcome their callers were not told: made again, given back, resolved; nothing happens twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.claiming import claim
+from airflow_provider_zkmq.engine.core.memory import unresolved
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, giveback, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.writing import combining
+from airflow_provider_zkmq.engine.errors import ClaimLost, DuplicateTask, OutcomeUnknown, SessionLost, Unavailable
+from tests.unit.claiming import (
+    ANY,
+    LEASED,
+    ORDERS,
+    another,
+    asked_by_id,
+    cut_anywhere,
+    ids,
+    in_doubt,
+    in_hand,
+    lost_anywhere,
+    many,
+    queue_of,
+    refused,
+    step,
+)
+from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Crash, Fault, new_context, new_queue
+
+#: Calls that claim, and what each claims of the tasks a, b, c and d.
+CALLS: dict[str, tuple[Callable[[Client], Any], list[str]]] = {
+    "bound": (lambda client: claim.claim_many(client.context, ANY, 1), ["a"]),
+    "leased": (lambda client: claim.claim_many(client.context, LEASED, 1), ["a"]),
+    "by its id": (asked_by_id, ["a"]),
+    "a group": (lambda client: claim.claim_many(client.context, ANY, 3), ["a", "b", "c"]),
+    "a leased group": (lambda client: claim.claim_many(client.context, LEASED, 3), ["a", "b", "c"]),
+}
+CASES = [(order, name, call, expected) for order in ORDERS for name, (call, expected) in CALLS.items()]
+GONE = Unavailable("no server answered")
+EFFECTS = (LOST_REPLY, LOST_REQUEST)
+ARRIVED = pytest.mark.parametrize("arrived", [True, False])
+
+
+def fresh(order: str = "default", attempts: int = 1, names: str = "a") -> Client:
+    return queue_of(names, order=order, policy=RetryPolicy(attempts=attempts, factor=0))
+
+
+def claimed_once(claims: list[Claimed]) -> list[str]:
+    """The ids; each is the first attempt."""
+    assert {each.state.attempt for each in claims} == {1}
+    return ids(claims)
+
+
+def completed(client: Client, claims: list[Claimed]) -> None:
+    """No claim is on its way to nobody; these are completed."""
+    assert not client.context.claims.handovers
+    for each in claims:
+        client.complete(each)
+    states = client.check()
+    assert {states[each.task_id].state for each in claims} == {State.FINISHED}
+
+
+# --- claims
+
+
+def test_a_claim_whose_reply_is_lost_is_handed_out(subtests: pytest.Subtests) -> None:
+    """The caller gets what its first try, or its second, has claimed, a group whole; nothing stays behind."""
+    for order, name, call, expected in CASES:
+        with subtests.test(order=order, claim=name):
+            for client, claims in lost_anywhere(lambda order=order: fresh(order, names="abcd"), call):  # type: ignore[misc]
+                assert claimed_once(claims) == expected
+                completed(client, claims)
+
+
+def test_a_claim_cut_off_at_any_operation_is_given_back(subtests: pytest.Subtests) -> None:
+    """The client's next claim finds all of it, its only attempt not counted, and nobody else registers in vain."""
+    for order, name, call, _ in CASES:
+        with subtests.test(order=order, claim=name):
+            for client, where in cut_anywhere(lambda order=order: fresh(order, names="abcd"), call):  # type: ignore[misc]
+                assert not client.context.registration.joining
+                claims = many(client, 5)
+                assert sorted(claimed_once(claims)) == list("abcd"), f"{where}, some are in nobody's hand"
+                completed(client, claims)
+
+
+@ARRIVED
+def test_a_claim_of_unknown_outcome_is_resolved_before_the_next(arrived: bool, subtests: pytest.Subtests) -> None:
+    """The server is away longer than the caller waits: `OutcomeUnknown`, and the next claim begins with its end.
+
+    Where giving a group back is cut off in the middle, too, the next look goes on with the rest.
+    """
+    for order, name, call, expected in CASES:
+        with subtests.test(order=order, claim=name):
+            client = fresh(order, names="abcd")
+            in_doubt(client, step(client, call(client)), "tasks/a/claim", arrived=arrived)
+            assert len(client.context.claims.handovers) == 1
+            if len(expected) > 1:
+                back = step(client, giveback.give_back(client.context))
+                back.until(Multi, "tasks/b/claim")
+                back.step()
+                back.until(Multi, "tasks/b/claim")
+                back.cut()
+            claims = client.do(call(client))
+            assert claimed_once(claims) == expected
+            completed(client, claims)
+
+
+def test_claims_are_delivered_by_one_statement() -> None:
+    """Before it, all of them are on their way, given back if their caller leaves; after it, they are the caller's."""
+    for names, delivers in product(("a", "abc"), (False, True)):
+        client, caller = fresh(names=names), Caller()
+        claims = client.do(claim.claim_many(client.context, ANY, 3, caller=caller))
+        assert list(client.context.claims.handovers) == [claims[0].state.nonce]
+        assert many(client, 5) == []
+        if delivers:
+            client.context.claims.deliver(claims[-1])
+        caller.left = True
+        again = many(client, 5)
+        assert sorted(ids(again)) == ([] if delivers else list(names))
+        for each in claims if delivers else again:
+            client.complete(each)
+        client.check()
+
+
+def test_nothing_is_claimed_for_a_caller_that_has_left() -> None:
+    """The client gives back what is owed and claims again; a call that nobody waits for must not claim after that."""
+    for order, timeout in product(ORDERS, (0, 60)):
+        for number in range(60):
+            client, caller = fresh(order), Caller()
+            stepper = step(client, claim.claim(client.context, ANY, timeout, lambda it=caller: it.left, caller))  # type: ignore[misc]
+            for _ in range(number):
+                stepper.step()
+            caller.left = True
+            if isinstance(stepper.op, Multi) and "tasks/a/claim" in repr(stepper.op):
+                break  # sent by now: that is given back
+            assert stepper.finish() is None
+            assert not client.context.claims.handovers
+            assert client.check()["a"].state is State.INSERTED
+        else:
+            pytest.fail("the claim is not sent by then")
+
+
+# --- rollbacks and settlements
+
+
+def taken(client: Client) -> transaction.Transaction:
+    return transaction.Transaction(taken=[(client.context, client.claimed())])
+
+
+def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim() -> None:
+    """Who left the transaction cannot roll back again; its client does, once: the taking counts as one delivery."""
+    rolling_back = lambda client: transaction.rollback(taken(client))
+    for client, where in cut_anywhere(lambda: fresh(attempts=3), rolling_back):
+        claimed = client.take()
+        assert claimed is not None, f"{where}, the task is in nobody's hand"
+        assert (claimed.state.attempt, client.context.claims.owed) == (2, {})
+        client.check()
+
+
+def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_claim() -> None:
+    """Whoever comes first, the caller or the next claim; the other finds nothing left to do."""
+    for arrived, again in product((True, False), (True, False)):
+        client = fresh(attempts=3)
+        it = taken(client)
+        in_doubt(client, step(client, transaction.rollback(it)), "tasks/a/state", arrived=arrived)
+        if again:
+            client.do(transaction.rollback(it))
+        claimed = client.claimed()
+        assert (claimed.task_id, claimed.state.attempt) == ("a", 2)
+        client.do(transaction.rollback(it))
+        completed(client, [claimed])
+
+
+VERBS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], State]] = {
+    "complete": (settle.complete, (b"r",), State.FINISHED),
+    "fail": (settle.fail, ("e",), State.INSERTED),
+    "release": (settle.release, (), State.INSERTED),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_settling_again_after_an_unknown_outcome_tells_what_happened(verb: str) -> None:
+    """The same verb succeeds, whether the first try had been carried out or not; another verb is told that it lost."""
+    procedure, arguments, ended = VERBS[verb]
+    completes = verb == "complete"
+    for arrived, same in product((True, False), (True, False)):
+        client, claimed = in_hand(policy=RetryPolicy(attempts=3, factor=0))
+        stepper = step(client, procedure(client.context, claimed, *arguments))
+        if completes:  # the first try finds no bucket for what has finished
+            stepper.until(Multi, "finished/")
+            stepper.step()
+        in_doubt(client, stepper, "finished/" if completes else "tasks/a/state", arrived=arrived)
+        other = settle.release if completes else settle.complete
+        again = procedure(client.context, claimed, *arguments) if same else other(client.context, claimed)
+        if arrived and not same:
+            refused(client, ClaimLost, again)
+        else:
+            client.do(again)
+        swapped = State.INSERTED if completes else State.FINISHED
+        assert client.check()["a"].state is (ended if same or arrived else swapped)
+        assert not claimed.claim or claimed.lost
+
+
+@ARRIVED
+@pytest.mark.parametrize("others", [3, 4])
+def test_what_the_record_has_forgotten_is_never_told_as_known(arrived: bool, others: int) -> None:
+    """Four settlements later nobody can tell whether an earlier try has settled the claim: both answers say so."""
+    client, claimed = in_hand(policy=RetryPolicy(attempts=9, factor=0))
+    again = lambda verb=settle.release: verb(client.context, claimed)
+    in_doubt(client, step(client, again()), "tasks/a/state", arrived=arrived)
+    if not arrived:  # somebody else ends the claim
+        client.do(settle.release(new_context(client.zk, client.session), replace(claimed, nonces={}, unsure=False)))
+    for _ in range(others if arrived else others - 1):
+        client.do(settle.release(client.context, client.claimed()))
+    if others == 4:
+        for error, verb in (
+            (OutcomeUnknown, settle.release),
+            (ClaimLost, settle.release),
+            (ClaimLost, settle.complete),
+        ):
+            refused(client, error, again(verb), "cannot be told any more")
+    elif arrived:
+        client.do(again())
+    else:
+        refused(client, ClaimLost, again(), "changed nothing")
+    completed(client, [client.claimed()])
+    assert not any((client.context.claims.owed, client.context.claims.unsure))
+
+
+def result(client: Client) -> bytes:
+    return client.zk.nodes[client.context.paths.task("a", "result")].data
+
+
+def test_of_two_threads_that_settle_the_same_claim_one_does() -> None:
+    """They come one after the other: the second is told that the claim is over, and its result is not kept."""
+    client, claimed = in_hand()
+    one = step(client, settle.complete(client.context, claimed, b"A"))
+    one.until(Multi, "tasks/a/state")
+    two = step(client, settle.complete(client.context, claimed, b"B"))
+    assert isinstance(two.op, Wait)
+    one.finish()
+    with pytest.raises(ClaimLost):
+        two.answer(True)
+    assert result(client) == b"A"
+
+
+def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease ended while its reply was on its way, and the same client claimed the task again: that claim holds."""
+    monkeypatch.setattr(combining, "ON_THEIR_WAY", 2)  # else the later one waits for the reply, too
+    client = fresh("fifo", attempts=3)  # whose consumers try what others of the client try
+    late = step(client, claim.claim(client.context, LEASED))
+    late.until(Multi, "tasks/a/claim")
+    reply = client.zk.multi(client.session, late.op.ops)
+    client.zk.advance(40)
+    claimed = client.claimed()
+    late.answer(reply)
+    assert (claimed.state.attempt, late.finish().lost, claimed.lost) == (2, True, False)
+    client.complete(claimed, result=b"r")
+    refused(client, ClaimLost, settle.complete(client.context, late.result, b"late"))
+    assert result(client) == b"r"
+
+
+# --- enqueues
+
+
+def writes(client: Client, op: Any, about: str = "/tasks/") -> bool:
+    """Whether an operation writes a task."""
+    return isinstance(op, Multi) and any(item.path.startswith(client.context.paths.base + about) for item in op.ops)
+
+
+def outage(client: Client, effect: Any = LOST_REPLY, first: int = 0, about: str = "/tasks/") -> Fault:
+    """The connection is lost at the write number `first`, which was carried out or not, and does not come back."""
+    seen: list[Any] = []
+
+    def fault(op: Any) -> Any:
+        if writes(client, op, about):
+            seen.append(op)
+            return effect if len(seen) > first else None
+        return GONE if isinstance(op, Reconnect) else None
+
+    return fault
+
+
+def put(client: Client, *messages: Message) -> Any:
+    return enqueue.enqueue_many(client.context, messages or [Message(b"x")])
+
+
+def unknown_put(client: Client, *messages: Message, fault: Fault | None = None) -> tuple[str, ...]:
+    """A call whose outcome its caller is not told, but that the same call tells; the ids that it is told."""
+    call = put(client, *messages)
+    return tuple(refused(client, OutcomeUnknown, call, "same call", fault or outage(client)).task_ids)
+
+
+def lost_again(client: Client, effect: str) -> Fault:
+    """Lost once; the connection comes back, and is lost again while the outcome is looked for."""
+    sent: list[Any] = []
+
+    def fault(op: Any) -> Any:
+        if writes(client, op):
+            sent.append(op)
+            return effect if len(sent) == 1 else None
+        return GONE if sent and isinstance(op, Get | GetMany) else None
+
+    return fault
+
+
+#: How a call is left without an answer, and what its caller is told.
+LEFT: dict[str, tuple[type[BaseException], Callable[[Client], Fault]]] = {
+    "request lost": (OutcomeUnknown, lambda client: outage(client, LOST_REQUEST)),
+    "reply lost": (OutcomeUnknown, outage),
+    "lost again": (OutcomeUnknown, lambda client: lost_again(client, LOST_REPLY)),
+    "session ended": (OutcomeUnknown, lambda client: outage(client, SessionLost("closed"))),
+    "broken off": (Crash, lambda client: outage(client, BROKEN_OFF)),  # cancelled or interrupted, say
+}
+
+
+def test_an_unknown_enqueue_made_again_is_one_task(subtests: pytest.Subtests) -> None:
+    """First `OutcomeUnknown` with the id, never "nothing was written"; then success with the id of the one task.
+
+    Made once more it is another task. What was lost on the way is simply sent again, if the connection comes back.
+    """
+    for way, (error, fault) in LEFT.items():
+        with subtests.test(way=way):
+            client = new_queue()
+            told = refused(client, error, put(client), None, fault(client))
+            written = list(client.check())
+            ids = client.do(put(client))
+            assert list(client.check()) == ids == (written or ids)
+            assert error is Crash or told.task_ids == tuple(ids)
+            third = client.do(put(client))
+            assert (len(client.check()), client.work()) == (2, [*ids, *third])
+    client = new_queue()
+    assert client.do(put(client), lost_again(client, LOST_REQUEST)) == list(client.check())
+
+
+#: What a message may say besides its payload, what was done before, and the write that is lost.
+SAID: list[tuple[dict[str, Any], str, int]] = [
+    *(({"task_id": "a"} | more, "", 0) for more in ({}, {"delay": 1}, {"priority": 3, "metadata": {"a": 1}})),
+    ({"delay": 1}, "", 0),
+    ({"task_id": "a", "update": True}, "waits", 1),
+    ({"task_id": "a", "requeue": True}, "is in hand", 1),
+    ({"task_id": "a"}, "has ended", 1),
+]
+
+
+def test_whatever_the_message_holds_it_is_written_once(subtests: pytest.Subtests) -> None:
+    """Also an update, a requeue and a new run of an id in use: made again they are known, and not made twice."""
+    for order, effect, (said, before, first) in product(ORDERS, EFFECTS, SAID):
+        with subtests.test(order=order, effect=effect, message=said, task=before):
+            client = fresh(order, names="a" if before else "")
+            claims = [] if before in {"", "waits"} else many(client, 1)
+            if before == "has ended":
+                completed(client, claims)
+            told = unknown_put(client, Message(b"new", **said), fault=outage(client, effect, first))
+            assert told == tuple(client.do(put(client, Message(b"new", **said))))
+            client.check()
+            if before == "is in hand":
+                client.complete(claims[0])
+            client.zk.advance(5)
+            assert (client.claimed(timeout=1).data, client.take()) == (b"new", None)
+            assert list(client.check()) == list(told)
+
+
+def test_an_unknown_call_of_many_made_again_writes_each_once() -> None:
+    """Some transactions were carried out, one is unknown, the rest never sent."""
+    messages = [Message(str(number)) for number in range(240)]
+    for effect in EFFECTS:
+        client = new_queue()
+        told = unknown_put(client, *messages, fault=outage(client, effect, first=3))
+        ids = client.do(put(client, *messages))
+        assert 0 < len(told) < len(ids) == 240
+        assert set(told) < set(ids)
+        assert sorted(client.check()) == sorted(ids)
+        data = {client.zk.nodes[client.context.paths.task(task_id, "data")].data for task_id in ids}
+        assert len(data) == 240
+
+
+def test_equal_messages_are_taken_over_one_for_one() -> None:
+    """Two equal calls are unknown: two more calls stand for them. Another client's equal call is its own."""
+    client = new_queue()
+    for _ in range(2):
+        unknown_put(client, Message(b"x"), Message(b"x"))
+        client.do(put(client, Message(b"x"), Message(b"x")))
+    assert len(client.check()) == 4
+    unknown_put(client)
+    Client(client.zk).put(b"x")
+    assert len(client.check()) == 6
+
+
+def test_a_repeat_that_finds_no_server_is_still_unknown() -> None:
+    """It sends nothing itself; what the first call sent may have been carried out, and the third call finds it.
+
+    Also where that task has been handled in between.
+    """
+    client = new_queue()
+    told = [unknown_put(client), unknown_put(client, fault=lambda op: GONE if writes(client, op) else None)]
+    assert client.work() == list(told[0])
+    told.append(tuple(client.do(put(client))))
+    assert told == told[:1] * 3
+    assert [state.state for state in client.check().values()] == [State.FINISHED]
+
+
+def test_what_was_not_sent_is_told_as_not_written() -> None:
+    """No server when the first request is to be sent, or a batch to be opened: `Unavailable`; nothing is remembered."""
+    client = new_queue()
+    batch = lambda: enqueue.enqueue_batch(client.context, [Message(b"x")], "b")
+    for call, begun in ((put(client), lambda op: writes(client, op)), (batch(), lambda op: isinstance(op, Multi))):
+        refused(client, Unavailable, call, None, lambda op, begun=begun: GONE if begun(op) else None)
+        assert (client.context.unresolved.calls, client.check()) == ([], {})
+    assert client.do(batch()) == ["b.000000"]
+
+
+def test_what_is_remembered_ends_with_time_and_number() -> None:
+    """A minute later the same call is another task; no more than 64 calls are remembered.
+
+    An outage does not count: who goes on asking through minutes enqueues once, each try refreshes what is remembered.
+    """
+    client = new_queue()
+    for number in range(70):
+        unknown_put(client, Message(str(number)))
+    assert len(client.context.unresolved.calls) == unresolved.KEPT_CALLS
+    client.zk.advance(unresolved.KEPT_SECONDS - 1)
+    client.do(put(client, Message("69")))
+    assert len(client.check()) == 70
+    client.zk.advance(2)
+    client.do(put(client, Message("68")))
+    assert (len(client.check()), client.context.unresolved.calls) == (71, [])
+    client = new_queue()
+    told = unknown_put(client)
+    for _ in range(10):
+        client.zk.advance(20)
+        client.context.configuration.watch = None  # as after each loss of the connection
+        refused(client, Unavailable, put(client), None, lambda _op: GONE)
+    assert (client.do(put(client)), len(client.check())) == (list(told), 1)
+
+
+def test_an_unknown_batch_made_again_is_one_batch(subtests: pytest.Subtests) -> None:
+    """Unknown at its opening, a member, or its sealing: never "nothing was written"; made again it is complete."""
+    messages = [Message(b"1"), Message(b"2", task_id="own")]
+    for number, effect in product(range(4), EFFECTS):
+        with subtests.test(number=number, effect=effect):
+            client = new_queue()
+            call = lambda client=client: enqueue.enqueue_batch(client.context, messages, "b", Message(b"then"))
+            refused(client, OutcomeUnknown, call(), None, outage(client, effect, number, "/"))
+            assert (client.do(call()), len(client.work())) == (["b.000000", "own"], 3)
+            assert client.do(batches.read_batch(client.context, "b")) == batches.Batch("b", 2, 0, (), done=True)
+            refused(client, DuplicateTask, call())
+
+
+def test_one_refused_id_leaves_the_rest_resolved() -> None:
+    """A duplicate beside a lost reply: the lost one is found out about before the refusal is told."""
+    client, lost = queue_of(["used"]), iter([False, True])
+    call = put(client, Message(b"x", task_id="used"), Message(b"x", task_id="new"))
+    loses = lambda op: LOST_REPLY if writes(client, op) and next(lost, False) else None
+    told = refused(client, DuplicateTask, call, None, loses)
+    assert (told.duplicates, told.enqueued) == (("used",), ("new",))
+
+
+def test_an_enqueue_that_went_elsewhere_and_lost_its_reply_is_not_told_to_be_unsent() -> None:
+    """Its segment was deleted, it was sent into another, and the reply was lost: unknown, and written once."""
+    client = queue_of(["first"])
+    segment = client.context.paths.entry(client.state("first").place).rpartition("/")[0]
+    client.claimed()
+    message, sent = Message(b"payload"), list[Any]()
+
+    def fault(op: Any) -> Any:
+        if isinstance(op, Multi) and any(getattr(part, "data", None) == message.data for part in op.ops):
+            sent.append(op)
+            if len(sent) == 1:
+                client.zk.multi(0, (Delete(segment),))
+            return LOST_REPLY if len(sent) == 2 else None
+        return GONE if len(sent) > 2 else None
+
+    told = unknown_put(client, message, fault=fault)
+    assert (tuple(client.do(put(client, message))), len(sent)) == (told, 3)
+    assert set(client.zk.names(client.context.paths.at("tasks"))) == {"first", *told}
+
+
+def test_that_nothing_tells_any_more_what_became_of_a_commit_is_told_once() -> None:
+    """What it took was collected since: the outcome stays unknown, and after that there is no claim to settle."""
+    client, claimed = in_hand()
+    unit = transaction.Transaction([(client.context, claimed)])
+    refused(client, OutcomeUnknown, transaction.commit(unit), None, outage(client))
+    other = another(client)
+    assert other.do(operate.clear(other.context)) == 1
+    refused(client, OutcomeUnknown, transaction.commit(unit), "collected")
+    refused(client, ClaimLost, transaction.commit(unit))
