@@ -1,0 +1,121 @@
+"""`zkmq` as tests call it: in this process, which is quick, or in one of its own, where that matters."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from airflow_provider_zkmq.cli.main import main
+from airflow_provider_zkmq.engine import Queue, Zkmq
+
+LIMIT_S = 60.0
+ZKMQ = [sys.executable, "-m", "airflow_provider_zkmq"]
+
+Ended = subprocess.CompletedProcess[str]
+
+
+class Cli:
+    """`zkmq` with the environment of one test."""
+
+    def __init__(self, hosts: str, root: str) -> None:
+        self.hosts = hosts
+        self.root = root
+        self.env = os.environ | {"ZKMQ_HOSTS": hosts, "ZKMQ_ROOT": root}
+        self.env.pop("ZKMQ_AUTH", None)
+
+    def run(self, *argv: str, stdin: bytes = b"") -> Ended:
+        """A command, carried out in this process."""
+        return carry_out(argv, self.env, stdin)
+
+    def told(self, *argv: str, code: int = 0) -> str:
+        """What people read of a command that must end with `code`."""
+        ended = self.run(*argv)
+        assert ended.returncode == code, ended.stderr
+        return ended.stdout
+
+    def ask(self, *argv: str, code: int = 0, stdin: bytes = b"") -> Any:
+        """The JSON answer of a command that must end with `code`."""
+        ended = self.run(*argv, "--json", stdin=stdin)
+        assert ended.returncode == code, ended.stderr
+        return json.loads(ended.stdout)
+
+    def refused(self, *argv: str, code: int) -> dict[str, Any]:
+        """The error of a command that must end with `code`: one line, and the same as JSON."""
+        ended = self.run(*argv, "--json")
+        assert ended.returncode == code, ended.stderr
+        answer: dict[str, Any] = json.loads(ended.stdout)
+        assert ended.stderr == f"zkmq: {answer['message']}\n"
+        return answer
+
+    def claimed(self, *argv: str) -> tuple[str, str]:
+        """The next task's id, and the token of its claim."""
+        claim = self.ask("claim", "q", *argv)
+        return claim["id"], str(claim["token"])
+
+    def in_hand(self, *argv: str) -> tuple[str, str, str]:
+        """The next task, claimed: what settles it on a command line."""
+        task_id, token = self.claimed(*argv)
+        return task_id, "--token", token
+
+    @contextlib.contextmanager
+    def background(self, *argv: str, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """A command in a process of its own, ended at the latest with the block."""
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+        with subprocess.Popen([*ZKMQ, *argv], env=self.env, **streams) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+def carry_out(argv: tuple[str, ...], env: dict[str, str], stdin: bytes = b"") -> Ended:
+    """Run a command line in this process, and leave the process as it was."""
+    out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_logging_as_it_was())
+        stack.enter_context(mock.patch.dict(os.environ, env, clear=True))
+        stack.enter_context(mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(errors))
+        code = main(argv)
+    texts = []
+    for stream in (out, errors):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(argv, code, *texts)
+
+
+@contextlib.contextmanager
+def _logging_as_it_was() -> Iterator[None]:
+    """A command sets up logging for the process, which is not its own here."""
+    ours, kazoo = (logging.getLogger(name) for name in ("airflow_provider_zkmq", "airflow_provider_zkmq.kazoo"))
+    level, propagate = ours.level, kazoo.propagate
+    try:
+        yield
+    finally:
+        ours.setLevel(level)
+        kazoo.propagate = propagate
+
+
+@pytest.fixture
+def cli(zookeeper: str, root: str) -> Cli:
+    return Cli(zookeeper, root)
+
+
+@pytest.fixture
+def queue(cli: Cli) -> Iterator[Queue]:
+    """The queue `q` of the test, seen from this process."""
+    with Zkmq.connect(cli.hosts, cli.root, gc=False) as zk:
+        found = zk.queue("q")
+        found.configure()
+        yield found
