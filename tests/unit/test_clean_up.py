@@ -45,34 +45,24 @@ def finished(count: int = 1, **conf: Any) -> Client:
     return client
 
 
-def on(path: str, effect: Any) -> Fault:
-    """A fault at each write that begins with this znode."""
-    return lambda op: effect if isinstance(op, Multi) and op.ops[0].path == path else None
+def test_a_run_is_due_an_interval_after_the_last() -> None:
+    """The first look of whoever comes first makes the first run; another's says how long it is to the next.
 
-
-def test_a_queue_that_was_never_cleaned_up_is_due() -> None:
-    """The first look of whoever comes first makes the first run; the next is due an interval later.
-
-    Another client's look, and a new one's, says how long it is to the next run; the one after it makes it.
+    A look that finds nothing due is one read, where the server's clock is known, as after an enqueue: a short-lived
+    producer pays no more than that.
     """
-    client = finished(task_gc_interval=20, task_gc_lifetime=0)
+    client, ops = finished(task_gc_interval=20, task_gc_lifetime=0), list[Any]()
     assert look(client) == turns.Turn(Collected(collected=1), 20)
     client.zk.advance(15)
     for other in (client, another(client)):
         turn = look(other)
         assert (turn.report.ran, round(turn.due_in)) == (False, 5)
-    client.zk.advance(6)
-    assert due(another(client))
-    assert not due(client)
-
-
-def test_a_look_that_finds_nothing_due_is_one_read() -> None:
-    """Where the server's clock is known, as after an enqueue: a short-lived producer pays no more than that."""
-    client, ops = new_queue(task_gc_interval=20), []
-    look(client)
     client.put()
     assert not look(client, lambda op: ops.append(op)).report.ran
     assert len(ops) == 1
+    client.zk.advance(6)
+    assert due(another(client))
+    assert not due(client)
 
 
 def test_another_interval_counts_from_the_last_run() -> None:
@@ -94,28 +84,24 @@ def test_another_interval_counts_from_the_last_run() -> None:
 
 
 def test_a_shorter_lifetime_makes_a_run_due_at_once_and_once() -> None:
-    """What was kept for an hour may go now: the first look deletes it, the others find it done."""
+    """What was kept for an hour may go now: the first look deletes it, the others find it done.
+
+    Not where an operator's run for less has deleted all that had ended.
+    """
     client = finished(task_gc_interval=3600, task_gc_lifetime=3600)
     other = another(client)
     client.zk.advance(100)
-    assert look(other).report.collected == 0
-    assert not due(client)
+    assert (look(other).report.collected, due(client)) == (0, False)
     configured(client, task_gc_lifetime=50)
     assert look(other).report == Collected(collected=1)
     assert not due(client)
     for lifetime in (50, 500):
         configured(client, task_gc_lifetime=lifetime)
         assert not due(other)
-
-
-def test_an_operator_s_run_for_less_covers_a_shorter_lifetime() -> None:
-    """Everything that had ended was deleted: nothing is due before the interval has passed."""
-    client = new_queue(task_gc_interval=3600, task_gc_lifetime=3600)
-    client.do(collect_garbage(client.context, 0))
-    configured(client, task_gc_lifetime=50)
-    assert not due(client)
-    client.do(collect_garbage(client.context, 100))
-    assert due(client)
+    for lifetime, again in ((0, False), (100, True)):
+        client.do(collect_garbage(client.context, lifetime))
+        configured(client, task_gc_lifetime=50)
+        assert due(client) is again
 
 
 def test_two_that_look_at_the_same_time_make_one_run() -> None:
@@ -146,18 +132,18 @@ def test_a_damaged_note_of_the_last_run_leaves_it_to_the_interval() -> None:
         assert due(client), data[:20]
 
 
-def test_a_run_that_is_cut_off_is_due_for_the_next() -> None:
-    """What it has deleted is gone; it did not say that it has run, and somebody else goes on where it was."""
+def test_a_run_that_does_not_come_to_its_end_is_due_for_the_next() -> None:
+    """It did not say that it has run: somebody else goes on where it was cut off, or ended as its client was closed.
+
+    That one deletes no further chunk, and gives its lock back.
+    """
     client = finished(task_gc_interval=3600, task_gc_lifetime=0)
+    gc = client.context.paths.at("gc")
     with pytest.raises(Unavailable):
-        look(client, on(client.context.paths.at("gc"), Unavailable("closed")))
+        look(client, lambda op: Unavailable("closed") if isinstance(op, Multi) and op.ops[0].path == gc else None)
     assert client.check() == {}
     client.zk.expire(client.session)
     assert look(another(client)).report == Collected()
-
-
-def test_a_run_whose_client_is_being_closed_ends_where_it_is() -> None:
-    """It deletes no further chunk, gives its lock back and does not say that it has run: the next one goes on."""
     count = 3 * AT_ONCE
     client = finished(count, task_gc_interval=3600, task_gc_lifetime=0)
 
@@ -182,8 +168,10 @@ def collect(client: Client, fault: Fault = lambda _op: None) -> bool:
     return client.do(collect_garbage(client.context), fault).ran
 
 
-def release(client: Client) -> None:
+def release(client: Client) -> bool:
+    """Give an abandoned lock back; whether one stands afterwards."""
     client.do(lock.release_abandoned_lock(client.context))
+    return locked(client)
 
 
 def on_lock(client: Client, effect: Any) -> Fault:
@@ -192,34 +180,34 @@ def on_lock(client: Client, effect: Any) -> Fault:
     return lambda op: effect if isinstance(op, Multi) and any(item.path == path for item in op.ops) else None
 
 
-def broken_off(where: str) -> Client:
+def broken_off(client: Client, where: str = "within") -> Client:
     """A client whose clean-up was cancelled or interrupted at its lock, or within."""
-    client = new_queue()
-    break_off(client, where)
-    return client
-
-
-def break_off(client: Client, where: str = "within") -> None:
     path = client.context.paths.at("finished")
     within = lambda op: BROKEN_OFF if isinstance(op, Children) and op.path == path else None
     with pytest.raises(Crash):
         collect(client, on_lock(client, BROKEN_OFF) if where == "lock" else within)
+    return client
 
 
 @pytest.mark.parametrize("where", ["lock", "within"])
 def test_a_broken_off_clean_up_is_followed_by_another_of_the_same_client(where: str) -> None:
     """The lock stands, other clients wait for it; its client takes it over, or whatever it does gives the lock back.
 
-    Afterwards that costs nothing, and others clean up.
+    Afterwards that costs nothing, and others clean up. A lock that ended with its session, and is another's by now, is
+    not given back.
     """
-    client = broken_off(where)
+    client = broken_off(new_queue(), where)
     other = another(client)
     assert (locked(client), collect(other)) == (True, False)
     assert (collect(client), locked(client), collect(other)) == (True, False, True)
-    client = broken_off(where)
-    release(client)
-    assert (locked(client), collect(another(client))) == (False, True)
+    client = broken_off(new_queue(), where)
+    assert (release(client), collect(another(client))) == (False, True)
     assert list(lock.release_abandoned_lock(client.context)) == []
+    broken_off(client)
+    client.zk.expire(client.session)
+    client.session = client.zk.connect()
+    broken_off(another(client))
+    assert release(client)
 
 
 def test_a_clean_up_under_way_in_another_thread_is_not_taken_for_abandoned() -> None:
@@ -229,21 +217,9 @@ def test_a_clean_up_under_way_in_another_thread_is_not_taken_for_abandoned() -> 
     while not locked(client):
         first.step()
     assert not collect(client)
-    release(client)
-    assert locked(client)
+    assert release(client)
     first.cut()
     assert collect(client)
-
-
-def test_a_lock_is_not_given_back_that_is_another_s() -> None:
-    """Our lock ended with its session, and another client has it by now."""
-    client = broken_off("within")
-    client.zk.expire(client.session)
-    client.session = client.zk.connect()
-    other = another(client)
-    break_off(other)
-    release(client)
-    assert locked(other)
 
 
 def test_lost_replies_leave_no_lock() -> None:
@@ -255,18 +231,12 @@ def test_lost_replies_leave_no_lock() -> None:
         seen.append(effect)
         return effect if seen.count(LOST_REPLY) in {1, 3} else None
 
-    assert collect(client, once)
-    assert not locked(client)
-    path = client.context.paths.at("lock")
-
     def without_end(op: Any) -> Any:
-        ends = isinstance(op, Multi) and any(item.path == path and not hasattr(item, "data") for item in op.ops)
+        ends = on_lock(client, True)(op) and not any(hasattr(item, "data") for item in op.ops)
         return Unavailable("no server") if ends else None
 
-    assert collect(client, without_end)
-    assert locked(client)
-    release(client)
-    assert not locked(client)
+    assert (collect(client, once), locked(client)) == (True, False)
+    assert (collect(client, without_end), locked(client), release(client)) == (True, True, False)
 
 
 # --- the thread that puts right what calls left
