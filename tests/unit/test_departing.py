@@ -1,9 +1,10 @@
-"""What was put down is settled and told, once, whatever meets the calls that take it along."""
+"""What goes with other calls of a client, transactions in line and completions put down, is done and told once."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import pytest
@@ -14,23 +15,259 @@ from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.memory.agenda import FIRST_PAUSE, Agenda, Postponed
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
+from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.outcomes import Retry
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, parse_selector
+from airflow_provider_zkmq.engine.core.model.selectors import parse_selector
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
-from airflow_provider_zkmq.engine.core.tasks import departing, giveback, settle
+from airflow_provider_zkmq.engine.core.tasks import departing, enqueue, giveback, settle
 from airflow_provider_zkmq.engine.core.tasks.departing import Departure
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.core.upkeep import debts, rescue
-from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, ZkmqError
+from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, OutcomeUnknown, Unavailable, ZkmqError
 from tests.interrupting import interrupted, keyboard
 from tests.stepping import Stepper
+from tests.unit.claiming import ANY, another, in_hand, many, refused, step
 from tests.unit.looping import filled, following, loop_of, rest
-from tests.unit.world import Client, Fault, new_queue
+from tests.unit.world import UNKNOWN, Client, Fault, new_queue
 
 I, C, F = State.INSERTED, State.CLAIMED, State.FINISHED  # noqa: E741
 CODES = {getattr(Departure, name).__code__ for name in ("_board", "_tell", "_end", "close")}
-ANYTHING = Wanted(EVERYTHING)
+AWAY, DENIED = Unavailable("no server answered"), AccessDenied("not yours")
+
+
+# --- transactions of calls at the same time
+
+
+def completing(client: Client, claimed: Claimed) -> Stepper:
+    """A settlement that is about to be sent, or stands in line."""
+    stepper = step(client, settle.complete(client.context, claimed, b"r"))
+    while not (isinstance(stepper.op, Wait) or (isinstance(stepper.op, Multi) and "tasks/" in repr(stepper.op))):
+        stepper.step()
+    return stepper
+
+
+def in_flight() -> tuple[Client, dict[str, Claimed], list[Stepper]]:
+    """A client has four tasks in hand: the settlement of one is on its way, the others stand in line."""
+    client = filled(names="abcd")  # the bucket of what is finished stands
+    claims = {each.task_id: each for each in many(client, 4)}
+    client.put(task_id="z")
+    calls = [completing(client, claims[name]) for name in "abcd"]
+    assert [type(each.op) for each in calls] == [Multi, Wait, Wait, Wait]
+    return client, claims, calls
+
+
+def woken(call: Stepper) -> Stepper:
+    """What it waited for has happened."""
+    assert isinstance(call.op, Wait)
+    assert call.op.signal.count > call.op.seen
+    call.answer(reply=True)
+    return call
+
+
+def leading(call: Stepper) -> Stepper:
+    """A call that is about to send what stands in line."""
+    woken(call)
+    if isinstance(call.op, Reconnect):
+        call.answer(None)
+    assert isinstance(call.op, Multi)
+    return call
+
+
+def sending(*, falls_back: bool) -> tuple[Client, list[Stepper]]:
+    """The second of the calls sends for all in line; `falls_back`: part by part, as one of them was refused."""
+    client, _, calls = in_flight()
+    if falls_back:
+        another(client).cancel("b")
+    calls[0].step()
+    leading(calls[1])
+    if falls_back:
+        calls[1].step()
+        assert isinstance(calls[1].op, Pipeline)
+    return client, calls
+
+
+def finished(client: Client, names: str) -> None:
+    """These are finished, once; nobody is left in line, and the client goes on."""
+    states = client.check()
+    assert [name for name, state in states.items() if state.state is State.FINISHED] == ["0", *names]
+    assert all(states[name].attempt == 1 for name in names)
+    line = client.context.line
+    assert (line.on_their_way, line.carried, list(line.waiting)) == (0, 0, [])
+    client.complete(client.claimed())
+
+
+def test_what_comes_meanwhile_goes_together() -> None:
+    """The first call is a request of its own; the three after it are one transaction; each caller is told."""
+    client, calls = sending(falls_back=False)
+    assert calls[0].over
+    assert {name for name in "abcd" if f"tasks/{name}/state" in repr(calls[1].op)} == set("bcd")
+    calls[1].step()
+    assert all(call.over or woken(call).over for call in calls)
+    finished(client, "abcd")
+
+
+def test_one_that_is_refused_keeps_none_of_the_others() -> None:
+    """The merged transaction falls back to its parts: who has lost its claim is told so, and nobody else."""
+    client, _, calls = in_flight()
+    another(client).cancel("c")
+    calls[0].step()
+    leading(calls[1]).step()
+    assert isinstance(calls[1].op, Pipeline)
+    calls[1].step()
+    with pytest.raises(ClaimLost):
+        woken(calls[2]).finish()
+    assert (calls[1].over, woken(calls[3]).over) == (True, True)
+    assert client.check()["c"].state is State.CANCELLED
+    finished(client, "abd")
+
+
+def test_whose_leader_is_cut_off_or_hears_nothing_finds_out_for_itself(subtests: pytest.Subtests) -> None:
+    """What was sent is of unknown outcome: each one's own transaction tells, and is carried out once."""
+    for carried_out, (cut, falls_back) in product((True, False), ((True, False), (True, True), (False, False))):
+        with subtests.test(carried_out=carried_out, cut=cut, falls_back=falls_back):
+            client, calls = sending(falls_back=falls_back)
+            leader = calls[1]
+            if carried_out:
+                for op in leader.op.ops if isinstance(leader.op, Pipeline) else (leader.op,):
+                    client.zk.multi(client.session, op.ops)
+            if cut:
+                leader.cut()
+            else:
+                leader.answer(UNKNOWN)
+                leader.finish()
+            for call in calls[2:]:
+                woken(call).finish()
+            finished(client, "acd" if cut and (falls_back or not carried_out) else "abcd")
+
+
+def test_what_one_is_denied_is_not_told_of_another() -> None:
+    """The server names no part of a transaction that it denies: each sends its own, which tells."""
+    for falls_back in (False, True):
+        client, calls = sending(falls_back=falls_back)
+        calls[1].fail(DENIED)
+        with pytest.raises(ClaimLost) if falls_back else nullcontext():
+            calls[1].finish()
+        woken(calls[3]).finish()
+        assert isinstance(woken(calls[2]).op, Reconnect)
+        calls[2].answer(None)
+        with pytest.raises(AccessDenied):
+            calls[2].fail(DENIED)
+        client.complete(client.context.claims.in_hand["c"])
+        finished(client, "acd" if falls_back else "abcd")
+
+
+def test_where_the_leader_reaches_no_server_nothing_was_sent() -> None:
+    """It is told so, before its last look or after; the others send their own, with whoever stands in line by then."""
+    for looked in (False, True):
+        client, claims, calls = in_flight()
+        calls[0].step()
+        leader = leading(calls[1]) if looked else woken(calls[1])
+        with pytest.raises(Unavailable):
+            leader.fail(AWAY)
+        if looked:
+            assert isinstance(woken(calls[2]).op, Multi)
+            woken(calls[3])
+            calls[2].step()
+            leading(calls[3]).step()
+        else:
+            leading(calls[2]).step()
+            woken(calls[3])
+        assert [call.over for call in calls[2:]] == [True, True]
+        client.complete(claims["b"])
+        finished(client, "abcd")
+
+
+def test_who_is_cut_off_in_line_keeps_nobody() -> None:
+    """Whether it was on its way, first in line, behind, or told to send what stands there and had not begun."""
+    for at, first_is_over in ((0, False), (1, False), (2, False), (3, False), (1, True)):
+        client, claims, calls = in_flight()
+        if first_is_over:
+            calls[0].step()
+        calls.pop(at).cut()
+        if at:
+            if not first_is_over:
+                calls[0].step()
+            calls.pop(0)
+        leading(calls[0]).step()
+        assert calls[0].over, (at, first_is_over)
+        assert all(woken(call).over for call in calls[1:])
+        client.complete(claims["abcd"[at]])
+        finished(client, "abcd")
+
+
+def test_who_waits_too_long_is_told_whether_its_write_was_sent() -> None:
+    """In line nothing was sent; what another call has sent is of unknown outcome, and is asked for."""
+    client, claims, calls = in_flight()
+    with pytest.raises(Unavailable):
+        calls[3].fail(AWAY)
+    calls[0].step()
+    leader = leading(calls[1])
+    calls[2].fail(AWAY)
+    assert isinstance(calls[2].op, Reconnect)
+    with pytest.raises(OutcomeUnknown):
+        calls[2].fail(AWAY)
+    leader.step()
+    assert leader.over
+    for name in "cd":
+        client.complete(claims[name])
+    finished(client, "abcd")
+
+
+def forward(calls: list[Stepper]) -> None:
+    """As far as they get without waiting for what does not happen."""
+    for call in calls * 20:
+        if call.over or (isinstance(call.op, Wait) and call.op.signal.count == call.op.seen):
+            continue
+        if isinstance(call.op, Wait):
+            woken(call)
+        elif isinstance(call.op, Reconnect):
+            call.answer(None)
+        else:
+            call.step()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_interrupt_leaves_nobody_in_line_for_ever(*, alone: bool) -> None:
+    """Wherever it meets a call that leads: the client's next call is sent, with whoever was forgotten in line."""
+    for number in count():
+        client, claims, calls = in_flight()
+        if not alone:
+            calls[0].step()
+        at = 0 if alone else 1
+        leader = calls.pop(at)
+
+        def lead(leader: Stepper = leader) -> None:
+            (leading(leader) if isinstance(leader.op, Wait) else leader).step()
+
+        of_combining = lambda code: code.co_filename.endswith("writing/combining.py")
+        if not interrupted(lead, number, of_combining, events=frozenset({"call"})):
+            break
+        leader.cut()
+        calls.append(completing(client, claims["abcd"[at]]))
+        forward(calls)
+        for call in calls:
+            if not call.over:  # it was sent, and told nothing: it waits no longer than its own patience
+                call.fail(AWAY)
+        forward(calls)
+        assert all(call.over for call in calls)
+        finished(client, "abcd")
+    assert number > 3
+
+
+def test_enqueues_go_together_and_one_of_them_opens_the_segment() -> None:
+    """The lane is looked for once; what the first one opens the others need not open again."""
+    client = new_queue()
+    calls = [step(client, enqueue.enqueue(client.context, Message(b"x", task_id=name))) for name in "abcd"]
+    forward(calls * 2)
+    assert [call.result for call in calls] == list("abcd")
+    assert len(client.zk.nodes[client.context.paths.at("queue")].children) == 1
+    assert client.work() == list("abcd")
+    client.check()
+
+
+# --- completions that are put down
 
 
 def put_down(client: Client, claims: list[Claimed]) -> dict[str, list[Any]]:
@@ -47,8 +284,7 @@ def put_down(client: Client, claims: list[Claimed]) -> dict[str, list[Any]]:
 
 
 def taken(client: Client, number: int) -> list[Claimed]:
-    claims: list[Claimed] = client.do(claim_many(client.context, ANYTHING, number))
-    return claims
+    return many(client, number)
 
 
 def two_put_down() -> tuple[Client, dict[str, list[Any]]]:
@@ -71,7 +307,7 @@ def test_an_interrupt_anywhere_loses_nothing_that_was_put_down() -> None:
     for number in count():
         client = filled()
         told = put_down(client, taken(client, 3))
-        claiming = partial(client.do, claim_many(client.context, ANYTHING, 1))
+        claiming = partial(client.do, claim_many(client.context, ANY, 1))
         if not interrupted(claiming, number, CODES.__contains__, events=frozenset({"call", "line"})):
             break
         client.do(departing.settle_leaving(client.context))
@@ -119,85 +355,67 @@ def test_who_cannot_be_told_keeps_nobody_else_from_being_told() -> None:
 def test_what_a_claim_is_denied_for_is_not_what_was_handled_is_denied_for() -> None:
     """The error tells of no part of the transaction: each finds out by its own."""
     client, told = two_put_down()
-    with pytest.raises(AccessDenied):
-        client.do(claim_many(client.context, ANYTHING, 1), denying("/c/", AccessDenied("no rights")))
-    assert told == {"a": [None], "b": [None]}
-    assert states(client, "abc") == [F, F, I]
+    refused(client, AccessDenied, claim_many(client.context, ANY, 1), None, denying("/c/", DENIED))
+    assert (told, states(client, "abc")) == ({"a": [None], "b": [None]}, [F, F, I])
     client.do(giveback.give_back(client.context))
     assert client.work() == ["c", "d", "e"]
-    for error in (AccessDenied("no rights"), ZkmqError("refused")):  # of one settlement: that one is told, alone
+    for error in (DENIED, ZkmqError("refused")):  # of one settlement: that one is told, alone
         client, told = two_put_down()
-        claims = client.do(claim_many(client.context, ANYTHING, 1), denying("/a/", error))
-        assert [each.task_id for each in claims] == ["c"]
-        assert told == {"a": [error], "b": [None]}
+        claims = client.do(claim_many(client.context, ANY, 1), denying("/a/", error))
+        assert ([each.task_id for each in claims], told) == (["c"], {"a": [error], "b": [None]})
         assert states(client, "abc") == [C, F, C]
 
 
 def test_what_another_call_has_is_late_only_when_that_gives_it_up() -> None:
-    """Who looks after it waits for that, for a moment, and is not told that it is due."""
+    """Who looks after it waits for that, for a moment, and is not told that it is due; a client that closes waits, too.
+
+    Both settle it where that call is cut off.
+    """
     client, told = two_put_down()
     client.zk.ms += 1_000
-    assert departing.leaves_late(client.context)
-    assert debts.until_due(client.context, 5.0) == 0.0
-    stepper = Stepper(client.zk, client.session, departing.settle_leaving(client.context))
+    assert (departing.leaves_late(client.context), debts.until_due(client.context, 5.0)) == (True, 0.0)
+    stepper = step(client, departing.settle_leaving(client.context))
     stepper.until(Multi)
-    assert not departing.leaves_late(client.context)
-    assert debts.in_debt(client.context)
+    assert (departing.leaves_late(client.context), debts.in_debt(client.context)) == (False, True)
     assert 0.0 < debts.until_due(client.context, 5.0) < 0.1
     stepper.cut()
     assert departing.leaves_late(client.context)
     client.do(debts.pay_debts(client.context))
-    assert told == {"a": [None], "b": [None]}
-    assert not debts.in_debt(client.context)
-
-
-def test_a_client_that_is_closed_settles_also_what_another_call_has() -> None:
-    """That is waited for, and settled where it is cut off."""
-    for cut in (True, False):
+    assert (told, debts.in_debt(client.context)) == ({"a": [None], "b": [None]}, False)
+    for end in (Stepper.cut, Stepper.finish):
         client, told = two_put_down()
-        other = Stepper(client.zk, client.session, departing.settle_leaving(client.context))
+        other = step(client, departing.settle_leaving(client.context))
         other.until(Multi)
-        closing = Stepper(client.zk, client.session, departing.settle_last(client.context))
+        closing = step(client, departing.settle_last(client.context))
         assert not closing.over
-        if cut:
-            other.cut()
-        else:
-            other.finish()
+        end(other)
         closing.answer(reply=True)
         closing.finish()
-        assert told == {"a": [None], "b": [None]}
-        assert states(client, "ab") == [F] * 2
+        assert (told, states(client, "ab")) == ({"a": [None], "b": [None]}, [F] * 2)
 
 
-def test_what_a_loop_that_was_left_cannot_complete_is_reported() -> None:
-    """Nobody comes back to whom it could be raised."""
+def test_what_cannot_be_completed_any_more_is_reported_or_told() -> None:
+    """Of a loop that was left, to whom it could not be raised; of a queue that is deleted, and is not kept for ever."""
     client = filled()
     loop = loop_of(client, prefetch=3)
     for _ in range(2):
         assert following(client, loop) is not None
-    Client(client.zk, "other").cancel("a")
+    another(client).cancel("a")
     loop.leave()
     client.do(departing.settle_leaving(client.context))
     assert [path for path, _ in client.reports] == [client.context.paths.task("a")]
     assert (loop.errors, loop.handled) == ([], {})
-
-
-def test_what_is_put_down_in_a_queue_that_is_deleted_is_lost() -> None:
-    """It is told so, and not kept for ever."""
     client, told = two_put_down()
-    base = client.context.paths.base
-    for path in [path for path in client.zk.nodes if path.startswith(base)]:
+    for path in [path for path in client.zk.nodes if path.startswith(client.context.paths.base)]:
         del client.zk.nodes[path]
     client.do(departing.settle_leaving(client.context))
-    assert all(len(errors) == 1 and isinstance(errors[0], ClaimLost) for errors in told.values())
+    assert [type(error) for errors in told.values() for error in errors] == [ClaimLost, ClaimLost]
     assert not client.context.claims.leaving
 
 
 def test_what_a_claim_gave_back_by_itself_is_looked_for_again() -> None:
     """It was not there when the queue was looked at: a claim that waits for nothing takes it all the same."""
-    client = new_queue()
-    client.put(task_id="a")
-    claimed, told = client.claimed(), list[Any]()
+    (client, claimed), told = in_hand(), list[Any]()
     settle_it = partial(settle_by_outcome, client.context, claimed, Retry("e"), Settlement())
     departing.settle_later(client.context, claimed, settle_it, lambda *how: told.append(how))
     again = client.claimed()
