@@ -6,8 +6,9 @@ import asyncio
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,26 +19,24 @@ from airflow_provider_zkmq.engine import (
     ConsumeOnce,
     Error,
     Integer,
+    Message,
     Queue,
     Retry,
     RetryPolicy,
     Snooze,
     Success,
     UnitOfWork,
-    Worker,
     Zkmq,
     ZkmqError,
 )
-from airflow_provider_zkmq.engine.core.protocol.ops import Wait
 from airflow_provider_zkmq.engine.core.tasks import outcome
-from airflow_provider_zkmq.engine.core.upkeep import keeper
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
 from airflow_provider_zkmq.engine.fronts import upkeep
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.faulty import CutAfter, Faulty, Once, is_multi
+from tests.integration.conftest import taken
+from tests.integration.fronts import Awaited
+from tests.integration.working import claimed, handled, in_time, work
 from tests.support import eventually
-
-GRACE = 0.2
 
 
 class Mute(Exception):
@@ -45,20 +44,15 @@ class Mute(Exception):
         raise RuntimeError("no text")
 
 
+def raising(error: BaseException) -> Callable[[object], object]:
+    def handler(_task: object) -> object:
+        raise error
+
+    return handler
+
+
 def leave(_task: object) -> None:
     sys.exit(3)
-
-
-def interrupt(_task: object) -> None:
-    raise KeyboardInterrupt
-
-
-def stop_generating(_task: object) -> None:
-    raise GeneratorExit
-
-
-def mute(_task: object) -> None:
-    raise Mute
 
 
 #: name: (what the handler does, the status that its task then has, what its error says)
@@ -69,87 +63,58 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "a window of no time": (lambda _: Success(dedupe="x"), "dead", "'x'"),
     "a result of no kind": (lambda _: Success(42), "dead", "not int"),  # type: ignore[arg-type]
     "a result too large": (lambda _: b"x" * 1_100_000, "dead", "ZooKeeper takes"),
-    "an error that cannot be shown": (mute, "queued-with-backoff", "Mute"),
+    "an error that cannot be shown": (raising(Mute()), "queued-with-backoff", "Mute"),
     "an Error that cannot be shown": (lambda _: Error(Mute()), "dead", "Mute"),
     "an exit": (leave, "queued-with-backoff", "SystemExit: 3"),
-    "the end of a generator": (stop_generating, "queued-with-backoff", "GeneratorExit"),
+    "the end of a generator": (raising(GeneratorExit()), "queued-with-backoff", "GeneratorExit"),
 }
-TRANSACTIONAL = [False, True]
-
-
-def only_for_all(name: str, *, transactional: bool) -> None:
-    if transactional and name == "a window of no time":
-        pytest.skip("a transaction has no window")
-
-
-def claimed(q: Queue) -> int:
-    return q.counts()["claimed"]
-
-
-def in_time(call: Callable[[], Any], within: float = 30) -> Any:
-    """The result of a call that must end."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(call).result(within)
+INTERRUPT = {"an interrupt": (raising(KeyboardInterrupt()), "queued-with-backoff", "KeyboardInterrupt")}
+#: A coroutine's handler that raises it unasked has merely failed.
+CANCELLED = {"a cancellation": (raising(asyncio.CancelledError()), "queued-with-backoff", "CancelledError")}
 
 
 # --- what a handler may do
 
 
-@pytest.mark.parametrize("transactional", TRANSACTIONAL)
-@pytest.mark.parametrize("name", [*REFUSED, "an interrupt"])
-def test_what_the_engine_refuses_is_a_failed_delivery(q: Queue, name: str, *, transactional: bool) -> None:
-    """The task is settled with the reason, the worker ends as if nothing was, and has handled the next task."""
-    only_for_all(name, transactional=transactional)
-    handler, status, reason = {
-        **REFUSED,
-        "an interrupt": (interrupt, "queued-with-backoff", "KeyboardInterrupt"),
-    }[name]
-    q.configure(policy=RetryPolicy(min_backoff=60))
-    q.enqueue(b"x", task_id="bad")
-    q.enqueue(b"x", task_id="good")
-    it = q.worker(lambda task, *_: handler(task) if task.id == "bad" else "done", transactional=transactional)
-    in_time(lambda: it.run(until_empty=True))
-    bad = q.task("bad")
-    assert (str(bad.status), bad.attempt, q.task("good").result) == (status, 1, b"done")
-    assert reason in (bad.error or "")
-    assert (it.finished, it.failed, claimed(q)) == (1, 1, 0)
-
-
-@pytest.mark.parametrize("transactional", TRANSACTIONAL)
-@pytest.mark.parametrize("name", [*REFUSED, "a cancellation of its own"])
-async def test_what_the_engine_refuses_is_a_failed_delivery_of_a_coroutine(
-    zookeeper: str, root: str, q: Queue, name: str, *, transactional: bool
+@pytest.mark.parametrize("transactional", [False, True])
+def test_what_the_engine_refuses_is_a_failed_delivery(
+    q: Queue, front: Any, subtests: pytest.Subtests, *, transactional: bool
 ) -> None:
-    """The same of the asynchronous worker; a handler that raises `CancelledError` unasked has merely failed."""
-    only_for_all(name, transactional=transactional)
-
-    async def give_in(_task: object) -> None:
-        raise asyncio.CancelledError
-
-    handler, status, reason = {
-        **REFUSED,
-        "a cancellation of its own": (give_in, "queued-with-backoff", "CancelledError"),
-    }[name]
+    """The task is settled with the reason, the worker ends as if nothing was, and has handled the task after it."""
+    refused = REFUSED | (CANCELLED if isinstance(front, Awaited) else INTERRUPT)
+    if transactional:
+        refused.pop("a window of no time")  # a transaction has none
     q.configure(policy=RetryPolicy(min_backoff=60))
-    q.enqueue(b"x", task_id="bad")
-    q.enqueue(b"x", task_id="good")
+    names = {f"bad{number}": name for number, name in enumerate(refused)}
+    q.enqueue_many([Message(b"x", task_id=each) for bad in names for each in (bad, f"after-{bad}")])
+
+    def handler(task: Any, *_: object) -> object:
+        return refused[names[task.id]][0](task) if task.id in names else "done"
 
     async def handle(task: Any, *_: object) -> object:
-        if task.id == "good":
-            return "done"
-        done = handler(task)
-        return await done if asyncio.iscoroutine(done) else done
+        return handler(task)
 
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
-        it = own.queue("census").worker(handle, transactional=transactional)
-        await asyncio.wait_for(it.run(until_empty=True), 30)
-        bad = q.task("bad")
-        assert (str(bad.status), bad.attempt, q.task("good").result) == (status, 1, b"done")
-        assert reason in (bad.error or "")
-        assert (it.finished, it.failed, claimed(q)) == (1, 1, 0)
+    it = front.queue("census").worker(handle if isinstance(front, Awaited) else handler, transactional=transactional)
+    in_time(lambda: it.run(until_empty=True))
+    for bad, name in names.items():
+        with subtests.test(name):
+            _, status, reason = refused[name]
+            task = q.task(bad)
+            assert (str(task.status), task.attempt, q.task(f"after-{bad}").result) == (status, 1, b"done")
+            assert reason in (task.error or "")
+    assert (it.finished, it.failed, claimed(q)) == (len(names), len(names), 0)
 
 
-@pytest.mark.parametrize("transactional", TRANSACTIONAL)
+def test_a_handler_on_an_event_loop_is_a_coroutine_function(front: Any) -> None:
+    """A plain function, which would hold the loop up, is refused; of a thread's handler nothing is asked."""
+    if isinstance(front, Awaited):
+        with pytest.raises(ConfigError, match="coroutine"):
+            front.queue("census").worker(lambda _task: None)
+    else:
+        front.queue("census").worker(lambda _task: None)
+
+
+@pytest.mark.parametrize("transactional", [False, True])
 @pytest.mark.parametrize("part", ["state", "claim"])
 def test_a_record_damaged_in_hand_is_a_dead_letter(
     zk: Zkmq, root: str, q: Queue, part: str, *, transactional: bool
@@ -163,17 +128,15 @@ def test_a_record_damaged_in_hand_is_a_dead_letter(
             zk._session.client.set(f"{root}/census/tasks/bad/{part}", b"\xff no record")
         return "done"
 
-    it = q.worker(handler, transactional=transactional)
-    in_time(lambda: it.run(until_empty=True))
+    handled(zk, handler, transactional=transactional)
     bad = q.task("bad")
     # The claim's znode is deleted unread; what it held is nobody's trouble.
-    expected = ("dead", 1) if part == "state" else ("finished", 1)
-    assert (str(bad.state), bad.attempt, q.task("good").result, claimed(q)) == (*expected, b"done", 0)
+    state = "dead" if part == "state" else "finished"
+    assert (str(bad.state), bad.attempt, q.task("good").result, claimed(q)) == (state, 1, b"done", 0)
     if part == "state":
         assert "does not hold" in (bad.error or "")
         q.redrive("bad")
-        claim = q.claim()
-        assert claim is not None
+        claim = taken(q)
         assert claim.task.id == "bad"
         claim.complete("anew")
 
@@ -182,16 +145,14 @@ def test_a_damaged_record_of_another_task_keeps_no_transaction(zk: Zkmq, root: s
     """A handler fails whose transaction took another task, damaged meanwhile: both are settled, none is claimed."""
     q.configure(policy=RetryPolicy(min_backoff=60))
     q.enqueue(b"x", task_id="own")
-    zk.queue("other").enqueue(b"x", task_id="taken")
-    zk.queue("other").enqueue(b"x", task_id="too")
+    zk.queue("other").enqueue_many([Message(b"x", task_id=name) for name in ("taken", "too")])
 
     def handler(_task: object, tx: UnitOfWork) -> None:
-        assert tx.try_take("other") is not None
-        assert tx.try_take("other") is not None
+        assert all(tx.try_take("other") is not None for _ in range(2))
         zk._session.client.set(f"{root}/other/tasks/taken/state", b"no record")
         raise ValueError("no")
 
-    in_time(lambda: q.worker(handler, transactional=True).run(until_empty=True))
+    handled(zk, handler, transactional=True)
     assert (claimed(q), claimed(zk.queue("other"))) == (0, 0)
     assert q.task("own").error == "ValueError: no"
     assert [str(zk.queue("other").task(name).state) for name in ("taken", "too")] == ["dead", "inserted"]
@@ -231,148 +192,6 @@ def test_a_selector_that_is_refused_later_ends_the_worker(zk: Zkmq, q: Queue) ->
     assert claimed(q) == 0
 
 
-# --- the end of a worker
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("options", [{}, {"lease": 1}])
-def test_heartbeats_go_on_during_the_grace(q: Queue, options: dict[str, Any]) -> None:
-    """A worker is told to stop: the lock or lease of what it still handles is extended until the handler returns."""
-    q.configure(lock=1)
-    q.enqueue(b"x", task_id="a")
-    begun, go = threading.Event(), threading.Event()
-    it = q.worker(lambda _task: begun.set() or (go.wait(30) and "done"), **options)
-    it.start()
-    assert begun.wait(20)
-    assert it.stop()
-    joined = threading.Thread(target=it.join)
-    joined.start()
-    assert q.claim(timeout=4) is None
-    go.set()
-    joined.join(30)
-    assert not joined.is_alive()
-    assert (q.task("a").result, q.task("a").attempt, it.finished) == (b"done", 1, 1)
-
-
-async def test_heartbeats_go_on_during_an_asynchronous_grace(zookeeper: str, root: str, q: Queue) -> None:
-    """The same of the asynchronous worker."""
-    q.configure(lock=1)
-    q.enqueue(b"x", task_id="a")
-    begun, go = asyncio.Event(), asyncio.Event()
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
-
-        async def handler(_task: object) -> str:
-            begun.set()
-            await go.wait()
-            return "done"
-
-        it = own.queue("census").worker(handler)
-        running = asyncio.create_task(it.run())
-        await asyncio.wait_for(begun.wait(), 20)
-        it.stop()
-        assert await asyncio.to_thread(q.claim, timeout=4) is None
-        go.set()
-        await asyncio.wait_for(running, 30)
-    assert (q.task("a").result, q.task("a").attempt) == (b"done", 1)
-
-
-@pytest.mark.parametrize("transactional", TRANSACTIONAL)
-def test_a_handler_that_outlasts_the_grace_has_been_delivered(q: Queue, *, transactional: bool) -> None:
-    """Under `ConsumeOnce` its task is a dead letter and is never handed out again; what it returns late is refused."""
-    q.configure(policy=ConsumeOnce())
-    q.enqueue(b"x", task_id="a")
-    deliveries: list[int] = []
-    go = threading.Event()
-
-    def handler(task: Any, *_: object) -> str:
-        deliveries.append(task.attempt)
-        go.wait(60)
-        return "late"
-
-    it = q.worker(handler, grace=GRACE, transactional=transactional)
-    it.start()
-    eventually(lambda: deliveries == [1])
-    it.stop()
-    in_time(it.join, 20)
-    task = q.task("a")
-    assert (str(task.state), task.attempt, [one.outcome for one in task.history]) == ("dead", 1, ["failed"])
-    assert "stopped" in (task.error or "")
-    go.set()
-    q.worker(handler).run(until_empty=True)
-    assert (deliveries, q.task("a").result, it.finished, it.failed) == ([1], None, 0, 1)
-
-
-async def test_a_cancelled_handler_has_been_delivered(zookeeper: str, root: str, q: Queue) -> None:
-    """The same of the asynchronous worker, which cancels the handler."""
-    q.configure(policy=ConsumeOnce())
-    q.enqueue(b"x", task_id="a")
-    begun = asyncio.Event()
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
-
-        async def handler(_task: object) -> None:
-            begun.set()
-            await asyncio.Event().wait()
-
-        it = own.queue("census").worker(handler, grace=GRACE)
-        running = asyncio.create_task(it.run())
-        await asyncio.wait_for(begun.wait(), 20)
-        it.stop()
-        await asyncio.wait_for(running, 20)
-        task = q.task("a")
-        assert (str(task.state), task.attempt, it.failed) == ("dead", 1, 1)
-        assert "stopped" in (task.error or "")
-        assert await own.queue("census").claim() is None
-
-
-def test_a_task_whose_handler_has_not_begun_is_released(q: Queue) -> None:
-    """It was claimed when the worker was told to stop: nothing was delivered, so nothing is counted."""
-    q.configure(policy=ConsumeOnce())
-    q.enqueue(b"x", task_id="a")
-    called: list[object] = []
-    it = q.worker(called.append)
-    claim = q.claim()
-    assert claim is not None
-    it.stop()
-    it._handle(it._add(claim))
-    assert (str(q.task("a").status), q.task("a").attempt, called, it.failed) == ("queued", 0, [], 0)
-    again = q.claim()
-    assert again is not None
-    again.complete()
-
-
-def test_a_stop_frees_what_a_waiting_transaction_holds(zk: Zkmq, q: Queue) -> None:
-    """Its handler holds a second task and waits for a third: `join` ends all the same, and all of it is free."""
-    q.configure(policy=RetryPolicy(factor=0))
-    zk.queue("other").configure(policy=RetryPolicy(factor=0))
-    q.enqueue(b"x", task_id="a")
-    zk.queue("other").enqueue(b"x", task_id="b")
-    taken, raised = threading.Event(), []
-
-    zk.queue("empty").configure()
-
-    def handler(_task: object, tx: UnitOfWork) -> None:
-        tx.try_take("other")
-        taken.set()
-        tx.try_take("empty", timeout=300)
-        try:
-            tx.put("out", b"x")
-        except ZkmqError as error:
-            raised.append(error)
-
-    it = q.worker(handler, grace=GRACE, transactional=True)
-    it.start()
-    assert taken.wait(20)
-    it.stop()
-    in_time(it.join, 20)
-    for queue, name in (("census", "a"), ("other", "b")):
-        claim = zk.queue(queue).claim(timeout=20)
-        assert claim is not None
-        assert (claim.task.id, claim.task.attempt) == (name, 2)
-        claim.complete()
-    eventually(lambda: len(raised) == 1)
-    assert "has ended" in str(raised[0])
-
-
 # --- cancelling
 
 
@@ -396,9 +215,7 @@ async def test_a_claim_that_came_as_the_worker_was_cancelled_is_given_back(
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(running, 20)
             assert (str(q.task(task_id).status), q.task(task_id).attempt) == ("queued", 0)
-            mine = q.claim()
-            assert mine is not None
-            mine.complete()
+            taken(q).complete()
 
 
 async def _never(_task: object, *_: object) -> None:
@@ -441,7 +258,7 @@ async def test_a_cancelled_worker_ends_at_whatever_moment(zookeeper: str, root: 
         async def handler(_task: object) -> None:
             await queue.enqueue(b"x")
 
-        for turns in range(60):
+        for turns in range(0, 60, 2):
             it = queue.worker(handler, threads=2)
             running = asyncio.create_task(it.run())
             for _ in range(turns * 3):
@@ -503,8 +320,7 @@ def test_a_drop_during_a_transactional_handler_costs_no_delivery(door: Faulty, r
             _while_shut(door, own, 2, lambda: tx.put("out", b"meanwhile"))
             return "done"
 
-        it = own.queue("census").worker(handler, transactional=True)
-        in_time(lambda: it.run(until_empty=True), 60)
+        it = handled(own, handler, transactional=True)
         assert (deliveries, it.finished, it.failed) == ([1], 1, 0)
         assert (q.task("a").result, q.task("a").attempt, claimed(q)) == (b"done", 1, 0)
         assert sorted(task.data for task in own.queue("out").tasks()) == [b"before", b"meanwhile"]
@@ -554,8 +370,9 @@ def test_an_unknown_outcome_while_a_failed_transaction_is_settled(
     assert (taken.attempt, taken.error) == (1, "rolled back")
 
 
-def test_a_commit_asked_again_tells_what_became_of_the_first(door: Faulty, zk: Zkmq, root: str) -> None:
-    """Its reply is lost and the server away: `OutcomeUnknown`; asked again it returns the ids, written once."""
+@contextmanager
+def committed_unheard(door: Faulty, zk: Zkmq, root: str) -> Iterator[tuple[Zkmq, Any, str]]:
+    """A client, its transaction whose commit was cut off without a reply, and the id of what it put; the door is up."""
     zk.queue("in").enqueue(b"x", task_id="a")
     with Zkmq.connect(door.hosts, root=root, session_timeout=30, request_timeout=1, gc=False) as own:
         tx = own.transaction()
@@ -569,8 +386,15 @@ def test_a_commit_asked_again_tells_what_became_of_the_first(door: Faulty, zk: Z
             tx.put("out", b"z")
         door.up()
         eventually(own._session.connected.is_set)
+        yield own, tx, put
+    assert (zk.queue("in").task("a").result, claimed(zk.queue("in"))) == (b"r", 0)
+    assert [task.id for task in zk.queue("out").tasks()] == [put]
+
+
+def test_a_commit_asked_again_tells_what_became_of_the_first(door: Faulty, zk: Zkmq, root: str) -> None:
+    """Its reply is lost and the server away: `OutcomeUnknown`; asked again it returns the ids, written once."""
+    with committed_unheard(door, zk, root) as (own, tx, put):
         assert tx.commit("r") == [put]
-        assert (zk.queue("in").task("a").result, [task.id for task in zk.queue("out").tasks()]) == (b"r", [put])
         zk.queue("in").enqueue(b"x")
         with own.transaction() as other:
             assert other.try_take("in") is not None
@@ -579,90 +403,8 @@ def test_a_commit_asked_again_tells_what_became_of_the_first(door: Faulty, zk: Z
 
 def test_a_rollback_does_not_deny_a_commit_that_happened(door: Faulty, zk: Zkmq, root: str) -> None:
     """Its reply was lost and it is rolled back: that is refused with the truth, and nothing is claimed."""
-    zk.queue("in").enqueue(b"x", task_id="a")
-    with Zkmq.connect(door.hosts, root=root, session_timeout=30, request_timeout=1, gc=False) as own:
-        tx = own.transaction()
-        assert tx.try_take("in") is not None
-        door.plan = Once(is_multi, CutAfter(math.inf))
-        with pytest.raises((OutcomeUnknown, Unavailable)):
-            tx.commit("r")
-        door.up()
-        eventually(own._session.connected.is_set)
-        with pytest.raises(ZkmqError, match="had happened"):
-            tx.rollback()
-        assert (zk.queue("in").task("a").result, claimed(zk.queue("in"))) == (b"r", 0)
-
-
-# --- heartbeats wait for nothing
-
-
-def _blocked(*_: object) -> Any:
-    yield Wait(ThreadSignal(), 0, 120)
-
-
-def _failing(*_: object) -> Any:
-    yield Wait(ThreadSignal(), 0, 0.01)
-    raise Unavailable("no look at the queue succeeds")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("tend", [_blocked, _failing])
-def test_a_keeper_in_trouble_delays_no_heartbeat(q: Queue, monkeypatch: pytest.MonkeyPatch, tend: Any) -> None:
-    """Looking after the queue takes for ever, or fails: the lock of what is in hand is extended all the same."""
-    monkeypatch.setattr(keeper, "tend", tend)
-    _keeps_its_lock(q)
-
-
-def test_a_slow_monitor_delays_no_heartbeat(q: Queue) -> None:
-    """A monitor that does not come back holds up neither the lock of what is in hand nor the end of the worker."""
-    called, go = threading.Event(), threading.Event()
-    try:
-        _keeps_its_lock(q, called, monitor=lambda _poll: called.set() or go.wait(120))
-    finally:
-        go.set()
-
-
-def _keeps_its_lock(q: Queue, first: threading.Event | None = None, **options: Any) -> None:
-    q.configure(lock=1)
-    begun, go = threading.Event(), threading.Event()
-    it: Worker = q.worker(lambda _task: begun.set() or (go.wait(30) and "done"), **options)
-    it.start()
-    assert first is None or first.wait(20)
-    q.enqueue(b"x", task_id="a")
-    assert begun.wait(20)
-    assert q.claim(timeout=4) is None
-    go.set()
-    eventually(lambda: q.task("a").state == "finished")
-    it.stop()
-    in_time(it.join, 20)
-    assert q.task("a").attempt == 1
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("tend", [_blocked, _failing])
-async def test_an_asynchronous_keeper_in_trouble_delays_no_heartbeat(
-    zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch, tend: Any
-) -> None:
-    """The same of the asynchronous worker."""
-    monkeypatch.setattr(keeper, "tend", tend)
-    q.configure(lock=1)
-    q.enqueue(b"x", task_id="a")
-    go = asyncio.Event()
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
-
-        async def handler(_task: object) -> str:
-            await go.wait()
-            return "done"
-
-        it = own.queue("census").worker(handler)
-        running = asyncio.create_task(it.run())
-        await asyncio.to_thread(eventually, lambda: q.task("a").state == "claimed")
-        assert await asyncio.to_thread(q.claim, timeout=4) is None
-        go.set()
-        await asyncio.to_thread(eventually, lambda: q.task("a").state == "finished")
-        it.stop()
-        await asyncio.wait_for(running, 20)
-    assert q.task("a").attempt == 1
+    with committed_unheard(door, zk, root) as (_, tx, _), pytest.raises(ZkmqError, match="had happened"):
+        tx.rollback()
 
 
 # --- clean-up in the background
@@ -688,9 +430,7 @@ def test_one_queue_s_trouble_ends_no_clean_up(
         other.queue("bad").enqueue(b"x")
         eventually(lambda: len(failed) >= 2)
         task_id = other.queue("census").enqueue(b"x")
-        claim = other.queue("census").claim()
-        assert claim is not None
-        claim.complete()
+        taken(other.queue("census")).complete()
         eventually(lambda: task_id not in [task.id for task in q.tasks()])
         assert len(failed) >= 2
 
@@ -714,48 +454,29 @@ def test_queues_are_added_while_others_are_cleaned_up(zookeeper: str, root: str)
 # --- what cannot be settled
 
 
-def _stumbling(settle: Any, failed: list[str]) -> Any:
-    def stumble(context: Any, claimed: Any, *rest: Any) -> Any:
-        if claimed.task_id == "bad" and not failed:
+@pytest.mark.parametrize("stops", [False, True])
+def test_what_cannot_be_settled_is_tried_again(
+    q: Queue, front: Any, monkeypatch: pytest.MonkeyPatch, *, stops: bool
+) -> None:
+    """Later, or as the worker is stopped; meanwhile it handles other tasks, and what it has is not handled twice."""
+    failed: list[str] = []
+    settle = outcome.settle_outcome
+
+    def stumble(context: Any, claim: Any, *rest: Any) -> Any:
+        if claim.task_id == "bad" and not failed:
             failed.append("bad")
             raise RuntimeError("not now")
-        return settle(context, claimed, *rest)
+        return settle(context, claim, *rest)
 
-    return stumble
-
-
-@pytest.mark.parametrize("stops", [False, True])
-def test_what_cannot_be_settled_is_tried_again(q: Queue, monkeypatch: pytest.MonkeyPatch, *, stops: bool) -> None:
-    """Later, or as the worker is stopped; meanwhile its thread handles other tasks, and it is not handled twice."""
-    failed: list[str] = []
-    monkeypatch.setattr(outcome, "settle_outcome", _stumbling(outcome.settle_outcome, failed))
-    q.enqueue(b"x", task_id="bad")
-    q.enqueue(b"x", task_id="good")
-    it = q.worker(lambda _task: "done")
+    monkeypatch.setattr(outcome, "settle_outcome", stumble)
+    q.enqueue_many([Message(b"x", task_id=name) for name in ("bad", "good")])
+    it = work(front, lambda _task: "done")
     it.start()
     eventually(lambda: q.task("good").state == "finished")
     if not stops:
         eventually(lambda: q.task("bad").state == "finished")
     it.stop()
-    in_time(it.join, 20)
+    in_time(it.join)
+    if isinstance(front, Awaited):  # its loop goes on
+        eventually(lambda: it.finished == 2)
     assert (failed, q.task("bad").result, q.task("bad").attempt, it.finished) == (["bad"], b"done", 1, 2)
-
-
-async def test_what_a_coroutine_s_worker_cannot_settle_is_tried_again(
-    zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same of the asynchronous worker."""
-    failed: list[str] = []
-    monkeypatch.setattr(outcome, "settle_outcome", _stumbling(outcome.settle_outcome, failed))
-    q.enqueue(b"x", task_id="bad")
-    q.enqueue(b"x", task_id="good")
-
-    async def handler(_task: object) -> str:
-        return "done"
-
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
-        it = own.queue("census").worker(handler)
-        for _ in range(2):  # a worker that has emptied its queue may run again
-            await asyncio.wait_for(it.run(until_empty=True), 20)
-        await asyncio.to_thread(eventually, lambda: q.task("bad").state == "finished")
-        assert (failed, q.task("bad").attempt, q.task("good").result, it.finished) == (["bad"], 1, b"done", 2)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ClaimLost, ConfigError, Success, Worker
-from airflow_provider_zkmq.engine.working import ahead
+from airflow_provider_zkmq.engine.working import ahead, aworker
 from airflow_provider_zkmq.engine.working.ahead import Ahead
 from airflow_provider_zkmq.engine.working.background import Background
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
 from airflow_provider_zkmq.engine.working.options import Options
+from tests.integration.fronts import KINDS
 from tests.support import eventually
+from tests.unit.listed import Made, workers
 from tests.unit.test_verdicts import AsyncListClaim, AsyncListQueue, ListClaim, ListQueue
+
+DONE = Success(None)
 
 
 class Asked(ListQueue):
@@ -25,12 +30,14 @@ class Asked(ListQueue):
     def __init__(self, *claims: ListClaim) -> None:
         super().__init__(*claims)
         self.all, self.sizes, self.woken = list(claims), list[int](), threading.Event()
+        self.before_a_group: Callable[[], None] = lambda: None
 
     def claim(self, **_asked: object) -> ListClaim | None:
         self.sizes.append(1)
         return super().claim()
 
     def claim_many(self, n: int, *, ahead: bool = False, **_asked: Any) -> list[ListClaim]:
+        self.before_a_group()
         claims = super().claim_many(n, ahead=ahead)
         self.sizes[-1] = n
         return claims
@@ -43,7 +50,7 @@ class Asked(ListQueue):
 
 
 class AsyncAsked(AsyncListQueue):
-    """`Asked`, awaited."""
+    """What is asked for on an event loop that no thread holds up; also which claims were handed out."""
 
     def __init__(self, *claims: ListClaim) -> None:
         super().__init__(*claims)
@@ -52,6 +59,30 @@ class AsyncAsked(AsyncListQueue):
     async def claim_many(self, n: int, *, ahead: bool = False, **asked: Any) -> Any:  # type: ignore[override]
         self.sizes.append(n)
         return await super().claim_many(n, ahead=ahead, **asked)
+
+
+@pytest.fixture(params=KINDS)
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """Makes workers of either front, whose keepers look often."""
+    monkeypatch.setattr(aworker, "KEEPER_SECONDS", 0.01)
+    with workers(request.param) as make:
+        yield make
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, float]], None]:
+    """Says how long the handlers take, by number; however busy the machine is, the others take no time."""
+    took, taken = Ahead.handled, itertools.count(1)
+
+    def say(slow: dict[int, float]) -> None:
+        monkeypatch.setattr(Ahead, "handled", lambda self, _seconds: took(self, slow.get(next(taken), 0.0)))
+
+    say({})
+    return say
+
+
+def asked(count: int) -> Asked:
+    return Asked(*(ListClaim() for _ in range(count)))
 
 
 def options(**given: Any) -> Options:
@@ -68,9 +99,9 @@ def ends(queue: Any) -> list[Any]:
     return [claim.outcomes[0] if claim.outcomes else None for claim in queue.all]
 
 
-@pytest.mark.parametrize(
-    ("given", "seconds", "rooms"),
-    [
+def test_how_many_are_claimed_follows_from_how_fast_handlers_are(subtests: pytest.Subtests) -> None:
+    """One by one until they are known; then 50 ms of work, bounded by `prefetch`: one thread claims for all."""
+    for given, seconds, rooms in (
         ({}, [0.0001], [32]),
         ({}, [0.005], [10]),
         ({}, [0.04], [1]),
@@ -83,25 +114,17 @@ def ends(queue: Any) -> list[Any]:
         ({"throttle": 1}, [0.0], [1]),
         ({"transactional": True}, [0.0], [1]),
         ({"heartbeat": False}, [0.0], [1]),
-    ],
-)
-def test_how_many_are_claimed_follows_from_how_fast_handlers_are(
-    given: dict[str, Any], seconds: list[float], rooms: list[int]
-) -> None:
-    """One by one until they are known; then 50 ms of work, bounded by `prefetch`: one thread claims for all."""
-    taken: Ahead[Any, Any] = Ahead(options(**given))
-    seen = [taken.room]
-    for each in seconds:
-        taken.handled(each)
-        seen.append(taken.room)
-    assert seen == [1, *rooms]
-
-
-@pytest.mark.parametrize("wrong", [-1, 1.5, "2", True])
-def test_what_is_no_number_of_tasks_is_refused(wrong: object) -> None:
-    """`prefetch` is a whole number, 0 for none."""
-    with pytest.raises(ConfigError, match="prefetch"):
-        options(prefetch=wrong)
+    ):
+        with subtests.test(given=given, seconds=seconds):
+            taken: Ahead[Any, Any] = Ahead(options(**given))
+            seen = [taken.room]
+            for each in seconds:
+                taken.handled(each)
+                seen.append(taken.room)
+            assert seen == [1, *rooms]
+    for wrong in (-1, 1.5, "2", True):
+        with subtests.test(prefetch=wrong), pytest.raises(ConfigError, match="prefetch"):
+            options(prefetch=wrong)
 
 
 def test_what_waits_comes_in_order_and_is_overdue_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,84 +142,42 @@ def test_what_waits_comes_in_order_and_is_overdue_in_time(monkeypatch: pytest.Mo
     assert taken.overdue(every=True) == [third]
 
 
-def work(queue: Any, handler: Callable[[Any], Any], **given: Any) -> Worker:
-    worker = Worker(queue, handler, **given)
-    worker.run(until_empty=True)
-    return worker
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_fast_handlers_are_given_groups_and_each_begins_before_it_is_called(made: Made, threads: int) -> None:
+    """Every task is handled once by threads, or coroutines, that asked for more than one at a time, and share them."""
+    queue, begun = asked(100), list[bool]()
+    it = made(queue, lambda task: begun.append(task._claim.ahead), prefetch=8, threads=threads)
+    it.run(until_empty=True)
+    assert (it.finished, it.failed, begun) == (100, 0, [False] * 100)
+    assert (queue.sizes[0], max(queue.sizes)) == (1, 8)
+    assert ends(queue) == [DONE] * 100
 
 
-async def awork(queue: Any, handler: Callable[[Any], Any], **given: Any) -> AsyncWorker:
-    async def handle(task: Any) -> Any:
-        return handler(task)
-
-    worker = AsyncWorker(queue, handle, **given)
-    await worker.run(until_empty=True)
-    return worker
-
-
-def test_fast_handlers_are_given_groups_and_each_begins_before_it_is_called() -> None:
-    """Every task is handled once, in order, by threads that asked for more than one at a time."""
-    queue = Asked(*(ListClaim() for _ in range(100)))
-    begun: list[bool] = []
-    worker = work(queue, lambda task: begun.append(task._claim.ahead), prefetch=8)
-    assert (worker.finished, worker.failed) == (100, 0)
-    assert begun == [False] * 100
-    assert queue.sizes[0] == 1
-    assert max(queue.sizes) == 8
-    assert ends(queue) == [Success(None)] * 100
-
-
-async def test_the_same_on_an_event_loop() -> None:
-    """With several coroutines, which share what was taken ahead."""
-    queue = AsyncAsked(*(AsyncListClaim() for _ in range(100)))
-    begun: list[bool] = []
-    worker = await awork(queue, lambda task: begun.append(task._claim.ahead), prefetch=8, threads=2)
-    assert (worker.finished, worker.failed) == (100, 0)
-    assert begun == [False] * 100
-    assert max(queue.sizes) == 8
-    assert ends(queue) == [Success(None)] * 100
-
-
-def stopping_at(worker: list[Any], at: int) -> tuple[list[Any], Callable[[Any], None]]:
+@pytest.mark.usefixtures("timed")
+def test_a_stop_gives_back_what_never_began(made: Made) -> None:
+    """The handler that runs ends; what waits behind it is given back, and counts as neither finished nor failed."""
     called: list[Any] = []
 
     def handler(task: Any) -> None:
         called.append(task)
-        if len(called) == at:
-            worker[0].stop()
+        if len(called) == 5:
+            it.stop()
 
-    return called, handler
-
-
-def test_a_stop_gives_back_what_never_began() -> None:
-    """The handler that runs ends; what waits behind it is given back, and counts as neither finished nor failed."""
-    made: list[Any] = []
-    called, handler = stopping_at(made, 5)
-    queue = Asked(*(ListClaim() for _ in range(40)))
-    made.append(Worker(queue, handler))  # type: ignore[arg-type]
-    made[0].run()
-    assert (made[0].finished, made[0].failed, len(called)) == (5, 0, 5)
+    queue = asked(40)
+    it = made(queue, handler)
+    it.run()
+    assert (it.finished, it.failed, len(called)) == (5, 0, 5)
     taken = 40 - len(queue.claims)
     assert taken > 5
-    assert ends(queue) == [Success(None)] * 5 + [NOT_BEGUN] * (taken - 5) + [None] * (40 - taken)
+    assert ends(queue) == [DONE] * 5 + [NOT_BEGUN] * (taken - 5) + [None] * (40 - taken)
 
 
-class Late(Asked):
-    """Its first group comes when the worker has been stopped, and its keeper has ended."""
-
-    def __init__(self, *claims: ListClaim) -> None:
-        super().__init__(*claims)
-        self.before_a_group: Callable[[], None] = lambda: None
-
-    def claim_many(self, n: int, *, ahead: bool = False, **asked: Any) -> list[ListClaim]:
-        self.before_a_group()
-        return super().claim_many(n, ahead=ahead, **asked)
-
-
+@pytest.mark.usefixtures("timed")
 def test_what_comes_after_a_stop_is_given_back_though_nobody_joins() -> None:
     """Whoever stops a worker need not wait for it: nothing stays in hand for as long as the process lives."""
-    queue = Late(*(ListClaim() for _ in range(40)))
-    worker, started = Worker(queue, lambda _task: None, prefetch=8), threading.Event()  # type: ignore[arg-type]
+    queue, started = asked(40), threading.Event()
+    worker = Worker(queue, lambda _task: None, prefetch=8)  # type: ignore[arg-type]
 
     def stop() -> None:
         assert started.wait(20)
@@ -207,83 +188,50 @@ def test_what_comes_after_a_stop_is_given_back_though_nobody_joins() -> None:
     worker.start()
     started.set()
     worker._threads[0].join()
-    assert ends(queue) == [Success(None)] + [NOT_BEGUN] * 8 + [None] * 31
+    assert ends(queue) == [DONE] + [NOT_BEGUN] * 8 + [None] * 31
     assert not worker._deliveries
 
 
-async def test_a_stop_on_an_event_loop_gives_it_back_too() -> None:
-    """Nothing is in hand once it has ended."""
-    made: list[Any] = []
-    called, handler = stopping_at(made, 5)
-    queue = AsyncAsked(*(AsyncListClaim() for _ in range(40)))
-
-    async def handle(task: Any) -> None:
-        handler(task)
-
-    made.append(AsyncWorker(queue, handle))  # type: ignore[arg-type]
-    await made[0].run()
-    assert (made[0].finished, made[0].failed, len(called)) == (5, 0, 5)
-    taken = 40 - len(queue.claims)
-    assert taken > 5
-    assert ends(queue) == [Success(None)] * 5 + [NOT_BEGUN] * (taken - 5) + [None] * (40 - taken)
-
-
-def test_a_handler_that_turns_out_slow_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_turns_out_slow_holds_up_nothing(
+    made: Made, timed: Callable[[dict[int, float]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What waits behind it is given back while it runs; afterwards tasks are claimed one by one."""
-    monkeypatch.setattr(ahead, "HELD_SECONDS", 0.02)
-    queue = Asked(*(ListClaim() for _ in range(20)))
-    called: list[Any] = []
+    timed({2: 1.0})
+    queue, called = asked(20), list[Any]()
 
     def handler(task: Any) -> None:
         called.append(task)
         if len(called) == 2:  # the first of a group
+            monkeypatch.setattr(ahead, "HELD_SECONDS", 0.0)
             eventually(lambda: ends(queue).count(NOT_BEGUN) == 7)
+            monkeypatch.setattr(ahead, "HELD_SECONDS", 3600.0)
 
-    worker = Worker(queue, handler, prefetch=8)  # type: ignore[arg-type]
-    worker.run(until_empty=True)
-    assert (worker.finished, worker.failed) == (13, 0)
-    assert ends(queue) == [Success(None)] * 2 + [NOT_BEGUN] * 7 + [Success(None)] * 11
-
-
-async def test_a_handler_that_turns_out_slow_holds_up_nothing_on_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, by the keeper of the event loop."""
-    monkeypatch.setattr(ahead, "HELD_SECONDS", 0.02)
-    monkeypatch.setattr("airflow_provider_zkmq.engine.working.aworker.KEEPER_SECONDS", 0.01)
-    queue = AsyncAsked(*(AsyncListClaim() for _ in range(20)))
-    called: list[Any] = []
-
-    async def handler(task: Any) -> None:
-        called.append(task)
-        if len(called) == 2:
-            async with asyncio.timeout(20):
-                while ends(queue).count(NOT_BEGUN) < 7:  # noqa: ASYNC110  nothing is assumed to have happened by then
-                    await asyncio.sleep(0.005)
-
-    worker = AsyncWorker(queue, handler, prefetch=8)  # type: ignore[arg-type]
-    await worker.run(until_empty=True)
-    assert (worker.finished, worker.failed) == (13, 0)
-    assert ends(queue) == [Success(None)] * 2 + [NOT_BEGUN] * 7 + [Success(None)] * 11
+    it = made(queue, handler, prefetch=8)
+    it.run(until_empty=True)
+    assert (it.finished, it.failed, queue.sizes[:3]) == (13, 0, [1, 8, 1])
+    assert ends(queue) == [DONE] * 2 + [NOT_BEGUN] * 7 + [DONE] * 11
 
 
-@pytest.mark.parametrize("rounds", range(1, 40))
-async def test_whenever_a_worker_is_cancelled_all_that_it_took_is_settled(rounds: int) -> None:
+async def test_whenever_a_worker_is_cancelled_all_that_it_took_is_settled(subtests: pytest.Subtests) -> None:
     """Between two tasks, too: what the one's settlement began is in no other hand by then."""
-    queue = AsyncAsked(*(AsyncListClaim() for _ in range(40)))
 
     async def handler(_task: object) -> None: ...
 
-    worker = AsyncWorker(queue, handler, prefetch=8)  # type: ignore[arg-type]
-    running = asyncio.create_task(worker.run())
-    async with asyncio.timeout(20):
-        while not worker.finished:  # noqa: ASYNC110  nothing is assumed to have happened by then
-            await asyncio.sleep(0)
-    for _ in range(rounds):
-        await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.wait({running})
-    taken = 40 - len(queue.claims)
-    assert None not in ends(queue)[:taken]
-    assert not worker._deliveries
+    for rounds in range(1, 40):
+        with subtests.test(rounds=rounds):
+            queue = AsyncAsked(*(AsyncListClaim() for _ in range(40)))
+            worker = AsyncWorker(queue, handler, prefetch=8)  # type: ignore[arg-type]
+            running = asyncio.create_task(worker.run())
+            async with asyncio.timeout(20):
+                while not worker.finished:  # noqa: ASYNC110  nothing is assumed to have happened by then
+                    await asyncio.sleep(0)
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.wait({running})
+            taken = 40 - len(queue.claims)
+            assert None not in ends(queue)[:taken]
+            assert not worker._deliveries
 
 
 class Unbeginnable(ListClaim):
@@ -293,117 +241,84 @@ class Unbeginnable(ListClaim):
         raise ClaimLost("rescued meanwhile")
 
 
-class AsyncUnbeginnable(AsyncListClaim):
-    """The same, awaited."""
+def test_a_handler_is_not_called_for_what_cannot_begin(made: Made) -> None:
+    """It is given back, which tells what became of it; those behind it are handled.
 
-    async def begin(self) -> None:
-        raise ClaimLost("rescued meanwhile")
-
-
-async def test_a_handler_is_not_called_for_what_cannot_begin() -> None:
-    """It is given back, which tells what became of it; those behind it are handled."""
-    for kind, bad, queue_of, run in (
-        (ListClaim, Unbeginnable, Asked, work),
-        (AsyncListClaim, AsyncUnbeginnable, AsyncAsked, awork),
-    ):
-        queue: Any = queue_of(*(bad() if at == 3 else kind() for at in range(6)))
-        called: list[Any] = []
-        working: Any = run(queue, called.append)
-        worker = await working if isinstance(working, asyncio.Future) or asyncio.iscoroutine(working) else working
-        assert (worker.finished, worker.failed, len(called)) == (5, 0, 5)
-        assert ends(queue) == [Success(None)] * 3 + [NOT_BEGUN] + [Success(None)] * 2
+    It is none of a worker's limit: another is handled in its place, and the worker ends after so many calls.
+    """
+    for bad, count, limit in (({3}, 6, None), ({2, 3, 5}, 12, 6)):
+        queue, called = Asked(*(Unbeginnable() if at in bad else ListClaim() for at in range(count))), list[Any]()
+        it = made(queue, called.append, limit=limit)
+        it.run(until_empty=True)
+        handled = limit or count - len(bad)
+        taken = handled + len(bad)
+        assert (it.finished, it.failed, len(called), len(queue.claims)) == (handled, 0, handled, count - taken)
+        assert ends(queue)[:taken] == [NOT_BEGUN if at in bad else DONE for at in range(taken)]
 
 
-async def test_what_cannot_begin_is_none_of_a_workers_limit() -> None:
-    """Another is handled in its place: it ends when its handler was called so many times, and not before."""
-    for kind, bad, queue_of, run in (
-        (ListClaim, Unbeginnable, Asked, work),
-        (AsyncListClaim, AsyncUnbeginnable, AsyncAsked, awork),
-    ):
-        queue: Any = queue_of(*(bad() if at in {2, 3, 5} else kind() for at in range(12)))
-        called: list[Any] = []
-        working: Any = run(queue, called.append, limit=6)
-        worker = await working if asyncio.iscoroutine(working) else working
-        assert (worker.finished, worker.failed, len(called), len(queue.claims)) == (6, 0, 6, 3)
-
-
-class SettledLater:
+class SettledLater(ListClaim):
     """A claim whose settlement is put down, and told when the test says so."""
 
-    def __init__(self) -> None:
-        self.put_down = list[Any]()
-        self.coming = threading.Event()
-
-    def of(self, kind: type[ListClaim]) -> Any:
-        claim = kind()
-
-        def settle_later(outcome: Any, progress: Any, told: Any) -> None:
-            self.put_down.append(lambda: ListClaim.settle_later(claim, outcome, progress, told))
-            self.coming.set()
-
-        claim.settle_later = settle_later  # type: ignore[method-assign]
-        return claim
+    def settle_later(self, outcome: Any, progress: Any, told: Any) -> None:
+        self.put_down = lambda: ListClaim.settle_later(self, outcome, progress, told)
 
 
 def test_a_worker_has_ended_when_what_its_handlers_did_is_settled() -> None:
     """Who joins it may close the connection then."""
     later = SettledLater()
-    queue = Asked(ListClaim(), later.of(ListClaim))
+    queue = Asked(ListClaim(), later)
     worker = Worker(queue, lambda _task: "done", grace=20)
+    wait, waits = worker._deliveries.wait_empty, threading.Event()
+    worker._deliveries.wait_empty = lambda seconds: waits.set() or wait(seconds)  # type: ignore[func-returns-value,method-assign]
     worker.start()
-    assert later.coming.wait(20)
+    eventually(lambda: hasattr(later, "put_down"))
     worker.stop()
     joining = threading.Thread(target=worker.join)
     joining.start()
-    eventually(lambda: worker._alive() is None)
-    joining.join(0.05)
-    assert joining.is_alive()
-    later.put_down[0]()
+    assert waits.wait(20)
+    assert (later.outcomes, joining.is_alive()) == ([], True)
+    later.put_down()
     joining.join(20)
     assert ends(queue) == [Success("done")] * 2
     assert not worker._deliveries
 
 
 async def test_the_same_end_on_an_event_loop() -> None:
-    """What was put down is waited for."""
-    later = SettledLater()
+    """What was put down is waited for, however often the loop goes round."""
+    later = type("AsyncSettledLater", (SettledLater, AsyncListClaim), {})()
 
     async def handle(_task: object) -> str:
         return "done"
 
-    queue = AsyncAsked(AsyncListClaim(), later.of(AsyncListClaim))
+    queue = AsyncAsked(AsyncListClaim(), later)
     worker = AsyncWorker(queue, handle, grace=20)  # type: ignore[arg-type]
     working = asyncio.create_task(worker.run())
-    await asyncio.to_thread(later.coming.wait, 20)
+    async with asyncio.timeout(20):
+        while not hasattr(later, "put_down"):  # noqa: ASYNC110  it comes on this loop
+            await asyncio.sleep(0)
     worker.stop()
-    await asyncio.wait({working}, timeout=0.05)
+    for _ in range(100):  # nothing but the settlement is waited for
+        await asyncio.sleep(0)
     assert not working.done()
-    await asyncio.to_thread(later.put_down[0])
+    later.put_down()
     await working
     assert ends(queue) == [Success("done")] * 2
     assert not worker._deliveries
 
 
-def test_what_waits_for_its_turn_to_claim_asks_for_nothing_after_a_stop() -> None:
+async def test_what_waits_for_its_turn_to_claim_asks_for_nothing_after_a_stop() -> None:
     """Whoever claimed for all may have waited for a server for long: the others do not, one after the other."""
-    queue = Asked(ListClaim())
-    worker = Worker(queue, lambda _task: None, threads=2)  # type: ignore[arg-type]
-    worker._ahead.handled(0.0)
-    worker.stop()
-    assert worker._claim(idle=False) is None
-    assert queue.sizes == []
-
-
-async def test_nor_on_an_event_loop() -> None:
-    queue = AsyncAsked(AsyncListClaim())
 
     async def handle(_task: object) -> None: ...
 
-    worker = AsyncWorker(queue, handle, threads=2)  # type: ignore[arg-type]
-    worker._ahead.handled(0.0)
-    worker.stop()
-    assert await worker._claim(idle=False) is None
-    assert queue.sizes == []
+    queue, other = asked(1), AsyncAsked(AsyncListClaim())
+    blocking = Worker(queue, lambda _task: None, threads=2)  # type: ignore[arg-type]
+    on_a_loop = AsyncWorker(other, handle, threads=2)  # type: ignore[arg-type]
+    for worker in (blocking, on_a_loop):
+        worker._ahead.handled(0.0)
+        worker.stop()
+    assert (blocking._claim(idle=False), await on_a_loop._claim(idle=False)) == (None, None)
+    assert queue.sizes == other.sizes == []
 
 
 async def test_what_is_put_down_while_everything_is_waited_for_is_waited_for_too() -> None:

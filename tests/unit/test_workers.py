@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Poll, QueueNotFound, Worker
+from airflow_provider_zkmq.engine import ConfigError, Poll, QueueNotFound, Worker, monitor
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost
-from airflow_provider_zkmq.engine.working import absence
+from airflow_provider_zkmq.engine.working import absence, aworker, worker
 from airflow_provider_zkmq.engine.working.handling import Running
+from tests.integration.fronts import KINDS
 from tests.support import eventually
-from tests.unit.test_verdicts import AsyncListClaim, AsyncListQueue, ListClaim, ListQueue
+from tests.unit.listed import Made, workers
+from tests.unit.test_verdicts import ListClaim, ListQueue
 
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when `condition` holds; fail when it does not within a generous bound."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  looks again; nothing is assumed to have happened by then
-            await asyncio.sleep(0.005)
+Warned = Callable[[], list[str]]
 
 
 class Waiting(ListQueue):
@@ -43,103 +40,140 @@ class Waiting(ListQueue):
         self.go_on.set()
 
 
-class AsyncWaiting(AsyncListQueue):
-    """`Waiting`, awaited."""
-
-    def __init__(self, *claims: ListClaim) -> None:
-        super().__init__(*claims)
-        self.waits = asyncio.Event()
-
-    async def claim(self, **asked: Any) -> Any:  # type: ignore[override]
-        claim = await super().claim()
-        if claim is None and asked["timeout"] > 0:
-            self.waits.set()
-            await asyncio.Event().wait()
-        return claim
-
-    async def check_wanted(self, **_choice: object) -> None: ...  # type: ignore[override]
-
-    async def counts(self) -> dict[str, int]:  # type: ignore[override]
-        return ListQueue.counts(self)
+@pytest.fixture(params=KINDS)
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """Makes workers of either front, whose monitors look often."""
+    for module in (worker, aworker):
+        monkeypatch.setattr(module, "KEEPER_SECONDS", 0.01)
+    with workers(request.param) as make:
+        yield make
 
 
-def test_an_idle_worker_says_that_its_last_look_found_nothing() -> None:
-    """While it waits for another task, not only afterwards; the task that it handled before is past."""
+@pytest.fixture
+def queue() -> Iterator[Waiting]:
+    """A queue of one task."""
     queue = Waiting(ListClaim())
-    worker = Worker(queue, lambda _task: None)  # type: ignore[arg-type]
-    worker.start()
-    assert queue.waits.wait(20)
-    assert worker._looks.poll("list", 0) == Poll("list", 0, 1, "nothing")
-    worker.stop()
-    worker.join()
-    assert worker.finished == 1
+    yield queue
+    queue.wake()
 
 
-async def done(_task: object) -> None: ...
+def done(_task: object) -> None: ...
 
 
-async def test_an_idle_worker_on_an_event_loop_says_so_too() -> None:
-    """To its monitor, a plain function or a coroutine function; started in the background and joined."""
+def test_an_idle_worker_says_that_its_last_look_found_nothing(made: Made, queue: Waiting) -> None:
+    """While it waits for another task, not only afterwards; the task that it handled before is past."""
     polls: list[Poll] = []
-    told = asyncio.Event()
-
-    async def look(poll: Poll) -> None:
-        polls.append(poll)
-        told.set()
-
-    queue = AsyncWaiting(AsyncListClaim())
-    for monitor in (look, lambda poll: polls.append(poll) or told.set()):
-        worker = AsyncWorker(queue, done, monitor=monitor)  # type: ignore[arg-type]
-        assert [await worker.start(), await worker.start()] == [True, False]
-        await asyncio.wait_for(told.wait(), 20)
-        assert polls[-1].last == "nothing"
-        assert [worker.stop(), worker.stop()] == [True, False]
-        await worker.join()
-        assert worker.stopping
-        told.clear()
-    assert await AsyncWorker(queue, done, threads=0, monitor=look).start()  # type: ignore[arg-type]
+    it = made(queue, done, monitor=polls.append)
+    it.start()
+    assert queue.waits.wait(20)
+    eventually(lambda: bool(polls) and polls[-1] == Poll("list", 0, 1, "nothing"))
+    it.stop()
+    queue.wake()
+    it.join()
+    assert (it.finished, it.stopping) == (1, True)
 
 
-async def test_an_asynchronous_worker_starts_by_itself() -> None:
+def test_start_and_stop_say_whether_they_did_something(made: Made, queue: Waiting) -> None:
+    """Each is True once; a worker that was stopped cannot be started again."""
+    it = made(queue, done)
+    assert [it.start(), it.start()] == [True, False]
+    assert [it.stop(), it.stop()] == [True, False]
+    queue.wake()
+    it.join()
+    assert it.start() is False
+
+
+def test_a_worker_can_start_by_itself(made: Made) -> None:
     """`auto_start`: at once, or after so many seconds; a stop before that keeps it from starting."""
     for auto_start in (True, 0.01):
-        worker = AsyncWorker(AsyncWaiting(AsyncListClaim()), done, auto_start=auto_start)  # type: ignore[arg-type]
-        await until(lambda worker=worker: worker.finished == 1)  # type: ignore[misc]
-        worker.stop()
-        await worker.join()
-    late = AsyncWorker(AsyncWaiting(AsyncListClaim()), done, auto_start=3600.0)  # type: ignore[arg-type]
+        queue = Waiting(ListClaim())
+        it = made(queue, done, auto_start=auto_start)
+        eventually(lambda it=it: it.finished == 1)  # type: ignore[misc]
+        it.stop()
+        queue.wake()
+        it.join()
+    late = made(queue, done, auto_start=3600.0)
     late.stop()
-    await late.join()
-    assert (late.finished, await late.start()) == (0, False)
+    late.join()
+    assert (late.finished, late.start()) == (0, False)
 
 
-async def test_an_asynchronous_worker_without_coroutines_only_monitors() -> None:
-    """`threads=0`: it ends when it is stopped, not before."""
+def test_a_monitor_is_told_how_the_queue_stands(made: Made, queue: Waiting) -> None:
+    """It hears how many tasks are pending; 0 threads will do, and such a worker ends when it is stopped, not before."""
     polls: list[Poll] = []
-    worker = AsyncWorker(AsyncWaiting(AsyncListClaim()), done, threads=0, monitor=polls.append)  # type: ignore[arg-type]
-    running = asyncio.create_task(worker.run())
-    await until(lambda: bool(polls))
-    assert (polls[0].size, running.done()) == (1, False)
-    worker.stop()
-    await running
+    it = made(queue, done, threads=0, monitor=polls.append)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(it.run)
+        eventually(lambda: bool(polls))
+        assert ((polls[0].queue, polls[0].size), running.done()) == (("list", 1), False)
+        it.stop()
+        running.result(20)
 
 
-async def test_what_refuses_a_start_is_raised_by_it_or_by_join() -> None:
-    """Of a worker that starts by itself, nobody else would hear of it."""
+async def test_a_monitor_may_be_a_coroutine_function(queue: Waiting) -> None:
+    """Of a worker on an event loop."""
+    told = threading.Event()
 
-    class Refusing(AsyncWaiting):
-        async def check_wanted(self, **_choice: object) -> None:  # type: ignore[override]
-            raise ConfigError("no such filter")
+    async def look(_poll: Poll) -> None:
+        told.set()
 
-        async def claim(self, **_asked: object) -> Any:  # type: ignore[override]
-            raise ConfigError("no such filter")
+    with workers("asynchronous") as make:
+        it = make(queue, done, threads=0, monitor=look)
+        it.start()
+        assert told.wait(20)
+        it.stop()
+        it.join()
 
+
+def test_the_ready_made_monitor_warns_once_a_period() -> None:
+    """Above its size it warns, and then not before the period has passed; Carmine's 1000 and 6 hours by default."""
+    warned: list[str] = []
+    time = [0.0]
+    look = monitor(max_size=10, period=60, warn=warned.append, clock=lambda: time[0])
+    for now, size in ((0, 10), (1, 11), (30, 12), (60.9, 13), (61, 14)):
+        time[0] = now
+        look(Poll("q", size, 0, "handled"))
+    assert [text.split()[3] for text in warned] == ["11", "14"]
     with pytest.raises(ConfigError):
-        await AsyncWorker(Refusing(), done).start()  # type: ignore[arg-type]
-    worker = AsyncWorker(Refusing(), done, auto_start=True)  # type: ignore[arg-type]
-    for call in (worker.join, worker.run):
-        with pytest.raises(ConfigError):
-            await call()
+        monitor(max_size=-1)
+    warned.clear()
+    default = monitor(warn=warned.append)
+    for size, warnings in ((1000, 0), (1001, 1)):
+        default(Poll("q", size, 0, "nothing"))
+        assert len(warned) == warnings
+
+
+def test_throttle_keeps_a_pause_between_two_tasks(made: Made) -> None:
+    """A throttled thread that was stopped in its pause has handled one of two tasks."""
+    queue = ListQueue(ListClaim(), ListClaim())
+    it = made(queue, done, throttle=3600)
+    it.start()
+    eventually(lambda: it.finished == 1)
+    it.stop()
+    it.join()
+    assert (it.finished, len(queue.claims)) == (1, 1)
+
+
+class Refusing(ListQueue):
+    def check_wanted(self, **_choice: object) -> None:
+        raise ConfigError("no such filter")
+
+    def claim(self, **_asked: object) -> ListClaim | None:
+        raise ConfigError("no such filter")
+
+
+def test_what_refuses_a_start_is_raised_by_it_or_by_join(made: Made) -> None:
+    """Of a worker that starts by itself, nobody else would hear of it. A wrong limit is refused as it is made."""
+    with pytest.raises(ConfigError, match="no such filter"):
+        made(Refusing(), done).start()
+    if made is not Worker:
+        it = made(Refusing(), done, auto_start=True)
+        for call in (it.join, it.run):
+            with pytest.raises(ConfigError, match="no such filter"):
+                call()
+    for limit in (0, -1, 1.5, True, "3"):
+        with pytest.raises(ConfigError, match="limit"):
+            made(ListQueue(), done, limit=limit)
 
 
 def test_a_handler_learns_the_name_of_its_queue() -> None:
@@ -155,7 +189,7 @@ def test_a_handler_learns_the_name_of_its_queue() -> None:
 
 
 class Absent(ListQueue):
-    """A queue that is not there before `come` was called."""
+    """A queue that is not there before `there` is set."""
 
     def __init__(self, *claims: ListClaim) -> None:
         super().__init__(*claims)
@@ -177,81 +211,47 @@ class Absent(ListQueue):
             self.looked += 1
             raise QueueNotFound.among("lits", "under '/zkmq'", ["list", "other"])
 
-    def exists(self, timeout: float | None, *, stopping: Callable[[], bool]) -> bool:
+    def exists(self, timeout: float | None, *, stopping: Callable[[], bool] = lambda: False) -> bool:
         assert timeout is None
         self.there.wait(20)
         return not stopping()
 
 
-class AsyncAbsent(AsyncListQueue):
-    """`Absent`, awaited."""
-
-    def __init__(self, *claims: ListClaim) -> None:
-        super().__init__(*claims)
-        self.there = asyncio.Event()
-
-    async def check_wanted(self, **_choice: object) -> None:  # type: ignore[override]
-        self._look()
-
-    async def claim(self, **asked: object) -> Any:  # type: ignore[override]
-        self._look()
-        return await super().claim(**asked)
-
-    def _look(self) -> None:
-        if not self.there.is_set():
-            raise QueueNotFound.among("lits", "under '/zkmq'", ["list", "other"])
-
-    async def exists(self, timeout: float | None) -> bool:
-        assert timeout is None
-        return await self.there.wait()
-
-
 @pytest.fixture
-def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Warned:
     """What was warned of; a logger of the test's own, as another test's command may have silenced the engine's."""
     monkeypatch.setattr(absence, "log", logging.getLogger("absence"))
     return lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_a_worker_says_once_that_its_queue_is_not_there_and_waits(warnings: Callable[[], list[str]]) -> None:
-    """All of its threads and its monitor wait; it looks no more until the queue has come, and then works."""
+def test_a_worker_says_once_that_its_queue_is_not_there_and_waits(
+    made: Made, warnings: Callable[[], list[str]]
+) -> None:
+    """All of its threads and its monitor wait; it looks no more until the queue has come, and then works.
+
+    One that is stopped meanwhile ends.
+    """
     queue, told = Absent(*(ListClaim() for _ in range(5))), threading.Event()
-    worker = Worker(queue, lambda _task: None, threads=3, monitor=lambda _poll: told.set())  # type: ignore[arg-type]
-    assert worker.start()
+    it, stopped = made(queue, done, threads=3, monitor=lambda _poll: told.set()), made(queue, done, threads=2)
+    assert it.start()
     eventually(lambda: queue.looked == 1 + 3 + 1)  # its start, its threads and its monitor
     (warning,) = warnings()
     assert "queue 'lits' does not exist under '/zkmq' (did you mean 'list'?)" in warning
-    queue.there.set()
-    assert told.wait(20)
-    eventually(lambda: worker.finished == 5)
-    assert queue.looked == 5
-    worker.stop()
-    worker.join()
-    assert len(warnings()) == 1
-
-
-async def test_an_asynchronous_worker_waits_for_its_queue_too(warnings: Callable[[], list[str]]) -> None:
-    """And one that is stopped meanwhile ends."""
-    queue = AsyncAbsent(AsyncListClaim(), AsyncListClaim())
-    worker, stopped = (AsyncWorker(queue, done, threads=2) for _ in range(2))  # type: ignore[arg-type]
-    assert await worker.start()
-    assert await stopped.start()
-    await asyncio.sleep(0)
+    assert stopped.start()
     stopped.stop()
-    await stopped.join()
     queue.there.set()
-    await until(lambda: worker.finished == 2)
-    worker.stop()
-    await worker.join()
-    assert len(warnings()) == 2
+    stopped.join()
+    assert told.wait(20)
+    eventually(lambda: it.finished == 5)
+    it.stop()
+    it.join()
+    assert len(warnings()) <= 2
 
 
-async def test_a_worker_that_is_to_empty_a_missing_queue_is_refused(warnings: Callable[[], list[str]]) -> None:
+def test_a_worker_that_is_to_empty_a_missing_queue_is_refused(made: Made, warnings: Warned) -> None:
     """Nothing is waited for, and nothing is warned of: it is an error."""
     with pytest.raises(QueueNotFound, match="did you mean 'list'"):
-        Worker(Absent(), lambda _task: None).run(until_empty=True)  # type: ignore[arg-type]
-    with pytest.raises(QueueNotFound, match="did you mean 'list'"):
-        await AsyncWorker(AsyncAbsent(), done).run(until_empty=True)  # type: ignore[arg-type]
+        made(Absent(), done).run(until_empty=True)
     assert warnings() == []
 
 
@@ -263,25 +263,8 @@ class Closed(ListQueue):
         raise OutcomeUnknown("a write was sent")
 
 
-class AsyncClosed(AsyncListQueue):
-    """`Closed`, awaited."""
-
-    async def claim(self, **_asked: object) -> Any:
-        self.closed = True
-        raise OutcomeUnknown("a write was sent")
-
-    async def check_wanted(self, **_choice: object) -> None: ...  # type: ignore[override]
-
-
-def test_a_worker_that_was_writing_when_its_connection_was_closed_ends_by_that() -> None:
+def test_a_worker_that_was_writing_when_its_connection_was_closed_ends_by_that(made: Made) -> None:
     """It is told of the end of the session, whatever its claim was doing; what that met is the cause."""
     with pytest.raises(SessionLost) as told:
-        Worker(Closed(), lambda _task: None).run()  # type: ignore[arg-type]
-    assert isinstance(told.value.__cause__, OutcomeUnknown)
-
-
-async def test_an_asynchronous_worker_that_was_writing_then_does_so_too() -> None:
-    """The same on an event loop."""
-    with pytest.raises(SessionLost) as told:
-        await AsyncWorker(AsyncClosed(), done).run()  # type: ignore[arg-type]
+        made(Closed(), done).run()
     assert isinstance(told.value.__cause__, OutcomeUnknown)
