@@ -33,7 +33,8 @@ class Reader(Client):
     def end_each_way(self) -> None:
         """One finished, one dead and one cancelled."""
         self.finish("f", b"f")
-        self.put(b"d", task_id="d")
+        self.put(b"d", task_id="d", metadata={"owner": "ann"})
+        self.fail(self.claimed(), "first", backoff=0)
         self.fail(self.claimed(), "why", retry=False)
         self.put(b"c", task_id="c")
         self.cancel("c")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -188,37 +187,6 @@ def test_what_is_no_bucket_and_no_entry_is_stepped_over() -> None:
 
 # --- letters: what has left
 
-LEAVE: dict[str, Callable[[Reader], Any]] = {
-    "redrive": lambda it: it.redrive("a"),
-    "redrive with data": lambda it: it.redrive("a", b"mended"),
-    "drop": lambda it: it.drop("a"),
-    "clear": lambda it: it.do(operate.clear(it.context, "dead")),
-    "clear all": lambda it: it.do(operate.clear(it.context)),
-}
-
-
-@pytest.mark.parametrize("order", ["default", "fifo"])
-def test_a_dead_letter_that_leaves_is_kept_for_the_archive_as_it_was(order: str, subtests: pytest.Subtests) -> None:
-    """With payload, metadata, error and the history of its attempts; until it is archived."""
-    for name, leave in LEAVE.items():
-        with subtests.test(case=name):
-            client = Reader.of(archive=True, order=order)
-            before = client.dead()
-            assert (client.ids(), client.departed()) == (["a"], [])
-            client.zk.advance(5)
-            leave(client)
-            client.check()
-            (letter,) = client.letters()
-            assert letter == replace(before, status=letter.status)
-            assert [attempt.error for attempt in letter.history] == ["first", "last"]
-            client.clean_up()
-            assert client.letters() == [letter]
-            client.publish()
-            client.clean_up()
-            assert client.departed() == client.zk.names(client.context.paths.at("unarchived")) == []
-            assert client.work() == (["a"] if name.startswith("redrive") else [])
-            assert client.reports == []
-
 
 def test_each_death_is_told_once() -> None:
     """Redriven, dead again, and dropped: two ends; the first letter goes when the archive has it, the other stays."""
@@ -235,23 +203,6 @@ def test_each_death_is_told_once() -> None:
     client.publish(first)
     client.clean_up()
     assert client.letters() == [later]
-
-
-def test_what_an_operator_drops_is_kept_if_it_had_ended() -> None:
-    """Finished, cancelled and dead runs are kept as they ended, dropped or cleared; what was pending is deleted."""
-    client = Reader.of(archive=True)
-    for name, delay in {"a": None, "b": None, "c": None, "d": 50}.items():
-        client.put(task_id=name, delay=delay)
-    client.cancel("b")
-    client.complete(client.claimed(), result=b"r")
-    client.drop("a", "b", "c")
-    client.put(task_id="e")
-    client.work()
-    client.do(operate.clear(client.context))
-    assert [(task.id, str(task.state), task.result) for task in client.letters()] == [
-        *(("b", "cancelled", None), ("a", "finished", b"r"), ("e", "finished", b"")),
-    ]
-    assert client.check() == {}
 
 
 def test_what_the_archive_has_is_not_kept_when_it_leaves() -> None:

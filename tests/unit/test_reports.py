@@ -31,37 +31,35 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # matplotlib and its like
 HOSTILE = "<script src='http://evil.example/x.js'>alert(1)</script>\"'&$\\frac{\x00\x1b[31m"
 
 
+def report_on(sections: tuple[Section, ...], queue: str = "q") -> Report:
+    return Report((queue,), None, None, datetime(2026, 11, 22, tzinfo=UTC), sections)
+
+
 def hostile_report(text: str = HOSTILE) -> Report:
     """A report on nothing but hostile names and errors."""
     times = {"first": 0.0, "last": 60.0}
     queue_row = {"queue": text, "runs": 2, "finished": 1, "dead": 1, "cancelled": 0, "retries": 1, "wait_p95": 2.0}
     waits = {f"wait_{each}": 1.0 for each in ("mean", "p50", "p95", "p99", "max")} | {"run_p50": 1.0, "run_p95": 2.0}
-    ends = {"retried": 1, "most": 2, "dead_share": 0.5}
-    class_rows = [queue_row | waits | ends | {"class": text}]
-    demand = Demand(200, 0.5, 0.6, 9.0, 90.0, 200.0)
-    crews = {text: [Crew({text: 200}, 1, 1, 1.9, 9.0)]}
-    capacity = advice.rows({text: {text: demand}}, crews, Target())
-    added = advice.plan({text: {text: demand}}, crews, Target())
+    classes = [queue_row | waits | {"retried": 1, "most": 2, "dead_share": 0.5, "class": text}]
+    demands, crews = (
+        {text: {text: Demand(200, 0.5, 0.6, 9.0, 90.0, 200.0)}},
+        {text: [Crew({text: 200}, 1, 1, 1.9, 9.0)]},
+    )
+    capacity, added = advice.rows(demands, crews, Target()), advice.plan(demands, crews, Target())
     group = {"queue": text, "kind": text, "text": text, "failures": 3, "tasks": 2, "consumers": 1, **times}
+    worst = {"queue": text, "task_id": text, "class": text, "failures": 3, "last": 60.0, "error": text}
     worker = {"queue": text, "consumer": text, "deliveries": 3, "failed": 1, "failed_share": 1 / 3, "utilisation": 0.5}
-    hours = [
-        {"queue": text, "hour": hour, "depth_mean": 1.0, "depth_max": 2, "depth_end": 0}
-        | {"arrivals": 1, "ended": 1, "retries": 1, "dead": 1}
-        for hour in (0.0, 3600.0)
-    ]
+    depths = {"depth_mean": 1.0, "depth_max": 2, "depth_end": 0, "arrivals": 1, "ended": 1, "retries": 1, "dead": 1}
     sections = (
         waiting.overview([queue_row | times]),
         advice.section(capacity, added, Target(), {text: Stretch(0.0, 60.0)}),
-        waiting.waiting(class_rows),
-        failures.section(
-            [group | {"examples": [text], "error": text}],
-            [{"queue": text, "task_id": text, "class": text, "failures": 3, "last": 60.0, "error": text}],
-        ),
+        waiting.waiting(classes),
+        failures.section([group | {"examples": [text], "error": text}], [worst]),
         consumers.section([worker | times | {"run_p50": 1.0, "run_p95": 2.0, "busy": 3.0}]),
-        depth.section(hours),
-        waiting.ends(class_rows),
+        depth.section([{"queue": text, "hour": hour, **depths} for hour in (0.0, 3600.0)]),
+        waiting.ends(classes),
     )
-    return Report((text,), None, None, datetime(2026, 11, 22, tzinfo=UTC), sections)
+    return report_on(sections, text)
 
 
 class Page(HTMLParser):
@@ -114,10 +112,8 @@ def test_the_page_fetches_nothing(html) -> None:
 
 def test_hostile_texts_stay_texts(html) -> None:
     """Names and errors that would be elements, formulas or controls are shown as they are written."""
-    assert "<script" not in html
     assert "&lt;script src=" in html
-    assert "\x1b" not in html
-    assert "\x00" not in html
+    assert [each for each in ("<script", "\x1b", "\x00") if each in html] == []
     assert not [value for _, each in Page(html).elements for key, value in each.items() if key.startswith("on")]
     for drawing in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
         ET.fromstring(drawing)  # noqa: S314  our own
@@ -146,31 +142,21 @@ def test_the_page_has_a_day_and_a_night(html) -> None:
     assert used <= set(re.findall(r"(--[\w-]+):", night))
 
 
-@pytest.mark.parametrize("width", [40, 80, 100, 132, 200])
-def test_a_report_fits_its_terminal(width) -> None:
+def test_a_report_fits_its_terminal(subtests) -> None:
     """No line is wider, no control character gets through, and the class and the number needed are always there."""
-    text = hostile_report("performance_class=high_performance" + "\x1b[2J").text(width)
-    assert max(map(len, text.splitlines())) <= max(LEAST, width)
-    assert "\x1b" not in text
-    assert "needed now" in text
-    assert "too few" in text
+    made = hostile_report("performance_class=high_performance" + "\x1b[2J")
+    for width in (40, 80, 100, 132, 200):
+        with subtests.test(width=width):
+            text = made.text(width)
+            assert max(map(len, text.splitlines())) <= max(LEAST, width)
+            assert [each in text for each in ("\x1b", "needed now", "too few")] == [False, True, True]
 
 
 def test_a_report_is_plain_data() -> None:
     """JSON without what JSON does not have; rows by the names of their columns."""
     record = json.loads(hostile_report("q").json())
-    assert set(record) >= {
-        "queues",
-        "overview",
-        "since",
-        "until",
-        "made",
-        "findings",
-        "capacity",
-        "waiting",
-        "failures",
-        "depth",
-    }
+    names = "queues overview since until made findings capacity waiting failures depth"
+    assert set(record) >= set(names.split())
     assert record["queues"] == ["q"]
     assert record["capacity"]["capacity"][0]["verdict"] == "too few"
     assert record["waiting"]["classes"][0]["wait_p95"] == 1.0
@@ -181,10 +167,13 @@ def test_a_report_is_plain_data() -> None:
 
 
 def test_a_page_is_written_at_one_stroke(tmp_path) -> None:
-    """Under its name there is a whole page, and nothing else is left."""
+    """Under its name there is a whole page, and nothing else is left; one that cannot be written leaves nothing."""
     path = hostile_report("q").write_html(tmp_path / "report.html")
     assert path.read_text().endswith("</html>\n")
-    assert list(tmp_path.iterdir()) == [path]
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        hostile_report("q").write_html(tmp_path / "taken")
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "taken"]
 
 
 def verdicts(demand: Demand, crews: list[Crew], **target) -> dict:
@@ -237,45 +226,35 @@ def test_where_the_model_does_not_hold_the_report_says_so() -> None:
     assert [text for text in assumed if "at_least" in text]
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
-    [
-        ("ValueError: invalid literal for int(): 'abc\\'d'", "ValueError", "invalid literal for int(): <quoted>"),
-        ("KeyError: 'user_42'", "KeyError", "<quoted>"),
-        ("S3UploadFailedError: part 7", "S3UploadFailedError", "part <number>"),
-        (
-            "FileNotFoundError: [Errno 2] No such file: '/tmp/x'",
-            "FileNotFoundError",
-            "[Errno 2] No such file: <quoted>",
-        ),
-        (
-            "exit code 137: Killed /usr/bin/foo --id=77 at 0x7ffe12",
-            "exit code 137",
-            "Killed <path> --id=<number> at <hex>",
-        ),
-        (
-            "a.b.HTTPError: 404 Client Error for url: https://x.y/z?a=1",
-            "a.b.HTTPError",
-            "404 Client Error for url: <url>",
-        ),
-        ("got HTTP 503 after 4 tries", "", "got HTTP 503 after <number> tries"),
-        ("order77: it can't be done, don't ask", "", "<id>: it can't be done, don't ask"),
-        ("lost node-12 at 2026-11-22T10:31:05Z, 10.0.0.7:2181", "", "lost node-<number> at <time>, <address>"),
-        ("MemoryError", "MemoryError", ""),
-        ("psycopg2.errors.UniqueViolation: Key (id)=(7)", "psycopg2.errors.UniqueViolation", "Key (id)=(<number>)"),
-        ("run 1b4e28ba-2fa1-11d2-883f-0016d3cca427 of deadbeef01", "", "run <id> of <hex>"),
-        ("ended by signal 9", "ended by signal 9", ""),
-        ("C:\\Users\\ann\\x.txt is gone,\n  says ann@example.org", "", "<path> is gone, says <address>"),
-    ],
+#: Errors, and what they are counted under: their kind, and the rest with what differs from task to task masked.
+MASKED = (
+    ("ValueError: invalid literal for int(): 'abc\\'d'", "ValueError", "invalid literal for int(): <quoted>"),
+    ("KeyError: 'user_42'", "KeyError", "<quoted>"),
+    ("S3UploadFailedError: part 7", "S3UploadFailedError", "part <number>"),
+    ("NotFound: [Errno 2] No such file: '/tmp/x'", "NotFound", "[Errno 2] No such file: <quoted>"),
+    ("exit code 137: Killed /bin/foo --id=77 at 0x7ffe12", "exit code 137", "Killed <path> --id=<number> at <hex>"),
+    ("a.b.HTTPError: 404 Client Error for url: https://x.y/z?a=1", "a.b.HTTPError", "404 Client Error for url: <url>"),
+    ("got HTTP 503 after 4 tries", "", "got HTTP 503 after <number> tries"),
+    ("order77: it can't be done, don't ask", "", "<id>: it can't be done, don't ask"),
+    ("lost node-12 at 2026-11-22T10:31:05Z, 10.0.0.7:2181", "", "lost node-<number> at <time>, <address>"),
+    ("MemoryError", "MemoryError", ""),
+    ("psycopg2.errors.UniqueViolation: Key (id)=(7)", "psycopg2.errors.UniqueViolation", "Key (id)=(<number>)"),
+    ("run 1b4e28ba-2fa1-11d2-883f-0016d3cca427 of deadbeef01", "", "run <id> of <hex>"),
+    ("ended by signal 9", "ended by signal 9", ""),
+    ("C:\\Users\\ann\\x.txt is gone,\n  says ann@example.org", "", "<path> is gone, says <address>"),
 )
-def test_errors_meet_by_what_does_not_differ_from_task_to_task(error, kind, text) -> None:
+
+
+def test_errors_meet_by_what_does_not_differ_from_task_to_task(subtests) -> None:
     """Numbers, ids, hex, paths, addresses, times and quoted words are masked; what tells errors apart is kept."""
-    match = re.match(KIND, error)
-    assert (match[1] if match else "") == kind
-    masked = re.sub(HEAD, "", error)
-    for pattern, mask in MASKS:
-        masked = re.sub(pattern, mask, masked)
-    assert masked.strip() == text
+    for error, kind, text in MASKED:
+        with subtests.test(error):
+            match = re.match(KIND, error)
+            assert (match[1] if match else "") == kind
+            masked = re.sub(HEAD, "", error)
+            for pattern, mask in MASKS:
+                masked = re.sub(pattern, mask, masked)
+            assert masked.strip() == text
 
 
 def test_masks_take_no_longer_for_hostile_errors() -> None:
@@ -298,34 +277,14 @@ def test_values_read_as_people_write_them() -> None:
     )
 
 
-def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path) -> None:
-    """Neither a draft nor half a page."""
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(OSError, match="taken"):
-        hostile_report("q").write_html(tmp_path / "taken")
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
-
-
 def test_an_empty_history_is_a_report_too() -> None:
-    """It says that there is nothing, in every form."""
-    sections = (
-        waiting.overview([]),
-        advice.section([], [], Target(), {}),
-        waiting.waiting([]),
-        failures.section([], []),
-        consumers.section([]),
-        depth.section([]),
-        waiting.ends([]),
-    )
-    empty = Report(("q",), None, None, datetime(2026, 11, 22, tzinfo=UTC), sections)
+    """It says that there is nothing, in every form; bars of zero, or of what is not known, are drawn all the same."""
+    rest = waiting.waiting([]), failures.section([], []), consumers.section([]), depth.section([]), waiting.ends([])
+    empty = report_on((waiting.overview([]), advice.section([], [], Target(), {}), *rest))
     assert "No task ended in this time." in empty.text(80)
     assert "No delivery failed." in empty.html()
     assert [level for level, _ in empty.findings] == ["good", "good"]
     assert json.loads(empty.json())["capacity"]["capacity"] == []
-
-
-def test_bars_of_nothing_can_be_drawn() -> None:
-    """All zero, or not known."""
     plot = plots.Plot("bars", "t", "alt", ["a", "b"], [plots.Series("x", [0.0, None])], "span")
     assert "<svg" in plots.svg(plot, 1)
 
@@ -360,19 +319,17 @@ def test_what_is_no_archive_is_refused_with_what_to_do(tmp_path) -> None:
 def test_what_is_missing_is_named_with_its_extra() -> None:
     """Not the name of a module that could not be imported."""
     need("json")
-    with pytest.raises(
-        ConfigError, match=r"needs nonesuch and nonesuch2: pip install 'airflow-provider-zkmq\[spark\]'"
-    ):
+    missing = r"needs nonesuch and nonesuch2: pip install 'airflow-provider-zkmq\[spark\]'"
+    with pytest.raises(ConfigError, match=missing):
         need("json", "nonesuch", "nonesuch2")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"since": datetime(2026, 1, 1)}, {"recent": 0}, {"top": 0}, {"target_wait": -1}, {"target_utilisation": 80}],  # noqa: DTZ001
-)
-def test_values_that_mean_nothing_are_refused(tmp_path, options) -> None:
+def test_values_that_mean_nothing_are_refused(tmp_path, subtests) -> None:
     """A moment without a zone, a time or a number of rows that is none, and percents where parts are meant."""
     write_manifest(tmp_path / "q", Manifest(watermark=2, queue="q"))
-    with pytest.raises(ConfigError):
-        report(tmp_path, "q", spark=None, **options)
+    naive = datetime(2026, 1, 1)  # noqa: DTZ001
+    wrong = {"since": naive, "recent": 0, "top": 0, "target_wait": -1, "target_utilisation": 80}
+    for option, value in wrong.items():
+        with subtests.test(option), pytest.raises(ConfigError):
+            report(tmp_path, "q", spark=None, **{option: value})
     assert checked_target(None, None) == Target(None, None)

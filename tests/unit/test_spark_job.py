@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,19 +50,12 @@ def test_the_job_hands_its_options_on_and_takes_no_password(monkeypatch, capsys)
 
 def test_the_job_reports(monkeypatch, tmp_path, capsys):
     """The report's text goes to the output, its page to a file."""
-
-    class Report:
-        def text(self):
-            return "all is well"
-
-        def write_html(self, path):
-            (tmp_path / path).write_text("<html>")
-
+    page = tmp_path / "page.html"
+    told = SimpleNamespace(text=lambda: "all is well", write_html=lambda path: Path(path).write_text("<html>"))
     monkeypatch.setattr(session, "spark_session", lambda *_arguments: None)
-    monkeypatch.setattr(spark, "report", lambda *_a, **_k: Report(), raising=False)
-    assert job.main(["report", "--directory", "/archive", "--html", str(tmp_path / "page.html")]) == 0
-    assert (tmp_path / "page.html").read_text() == "<html>"
-    assert capsys.readouterr().out == "all is well\n"
+    monkeypatch.setattr(spark, "report", lambda *_a, **_k: told, raising=False)
+    assert job.main(["report", "--directory", "/archive", "--html", str(page)]) == 0
+    assert (page.read_text(), capsys.readouterr().out) == ("<html>", "all is well\n")
 
 
 def test_of_an_error_of_spark_the_line_is_told_that_says_what_is_wrong():

@@ -15,37 +15,14 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DayTimeIntervalType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types
+from pyspark.sql.types import DataType, MapType, StructField, StructType
 
-from airflow_provider_zkmq.engine import (
-    BadMessage,
-    ConfigError,
-    Integer,
-    Message,
-    NewTasks,
-    OrderedEnum,
-    OutcomeUnknown,
-    String,
-    Unavailable,
-    Unsupported,
-    Zkmq,
-)
+from airflow_provider_zkmq.engine import BadMessage, ConfigError, Integer, Message, NewTasks, OrderedEnum, String, Zkmq
+from airflow_provider_zkmq.engine import errors as engine_errors
 from airflow_provider_zkmq.spark.source import loading
 from airflow_provider_zkmq.spark.source.errors import SourceError
-from airflow_provider_zkmq.spark.source.loading import PIECE_ROWS, Target
+from airflow_provider_zkmq.spark.source.loading import Target
 from airflow_provider_zkmq.spark.source.mapping import RowMapping, map_columns
 from airflow_provider_zkmq.spark.source.messages import hashed, rows_of
 from airflow_provider_zkmq.spark.source.options import SINK, WRITE, Options
@@ -53,7 +30,8 @@ from airflow_provider_zkmq.spark.source.receipts import PartitionReport, WriteRe
 from airflow_provider_zkmq.spark.source.writing import TaskWriter
 
 TYPES = {"size": OrderedEnum("small", "large"), "n": Integer(), "region": String()}
-TEXT, INT, LONG, DOUBLE, TIME = StringType(), IntegerType(), LongType(), DoubleType(), TimestampType()
+TEXT, INT, LONG = types.StringType(), types.IntegerType(), types.LongType()
+DOUBLE, TIME, TEXTS = types.DoubleType(), types.TimestampType(), types.ArrayType(TEXT)
 MAP = MapType(TEXT, TEXT)
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 BASE: dict[str, DataType] = {"id": TEXT, "data": TEXT}
@@ -94,17 +72,17 @@ REFUSED: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
     "id of a type": ({"id": DOUBLE, "data": TEXT}, {}, "column 'id' is double; id must be text"),
     "data of a type": ({"id": TEXT, "data": LONG}, {}, r"'data' is bigint.*to_json\(struct"),
     "id and key": (BASE, {"id": "id", "key": "id"}, "exclude each other"),
-    "key of a type": ({**BASE, "a": ArrayType(TEXT)}, {"key": "a,id"}, "column 'a' is array<string>; key must be"),
+    "key of a type": ({**BASE, "a": TEXTS}, {"key": "a,id"}, "column 'a' is array<string>; key must be"),
     "priority": ({**BASE, "priority": TEXT}, {}, "priority must be a whole number"),
     "priority nowhere": (BASE, {"priority": "high"}, "no column 'high' for priority"),
-    "a moment without a zone": ({**BASE, "not_before": TimestampNTZType()}, {}, "a timestamp, with a zone"),
+    "a moment without a zone": ({**BASE, "not_before": types.TimestampNTZType()}, {}, "a timestamp, with a zone"),
     "two times": ({**BASE, "not_before": TIME}, {"delay": "5"}, "not both"),
     "superfluous": ({**BASE, "extra": TEXT}, {}, "nothing is to become of column 'extra': leave them out with select"),
     "filter not declared": ({**BASE, "filter__colour": TEXT}, {}, "filter 'colour' is not declared.*n, region, size"),
     "filter twice": ({**BASE, "filters": MAP, "filter__size": TEXT}, {}, "filter 'size' is given twice"),
     "filters of a type": ({**BASE, "filters": TEXT}, {}, "filters must be a map"),
     "filters of names": ({**BASE, "filters": MapType(LONG, TEXT)}, {}, "filters must be a map of text to text"),
-    "filters of values": ({**BASE, "tags": MapType(TEXT, ArrayType(TEXT))}, {"filters": "tags"}, "'tags' is map<s"),
+    "filters of values": ({**BASE, "tags": MapType(TEXT, TEXTS)}, {"filters": "tags"}, "'tags' is map<s"),
     "filter of a type": ({**BASE, "filter__size": DOUBLE}, {}, "column 'filter.size' is double"),
 }
 
@@ -127,7 +105,7 @@ def test_values_become_parts() -> None:
 
     An option gives a value to all rows, a filter may have its own column, and a moment is one in UTC.
     """
-    mapping = mapped({**BASE, "priority": INT, "delay": DayTimeIntervalType(), "metadata": MAP, "filters": MAP})
+    mapping = mapped({**BASE, "priority": INT, "delay": types.DayTimeIntervalType(), "metadata": MAP, "filters": MAP})
     kinds = {"id": pa.string(), "data": pa.binary(), "priority": pa.int32(), "delay": pa.duration("us")}
     kinds |= dict.fromkeys(("metadata", "filters"), pa.map_(pa.string(), pa.string()))
     full = {"id": "a", "data": b"\0", "priority": -3, "delay": timedelta(minutes=2), "metadata": {"k": "v"}}
@@ -203,15 +181,16 @@ def test_rows_go_in_pieces_and_each_is_counted_once(tmp_path: Path, monkeypatch:
         return Target(options, "q", mapped(BASE)).load(iter([batch]))
 
     fake = SimpleNamespace(conf=queue.conf, enqueue_new=enqueue_new)
-    ids = [f"t{n}" for n in range(PIECE_ROWS + 10)]
-    assert load(*ids, "t0", ids[-1]) == PartitionReport(0, 0, len(ids) + 2, len(ids), 2)
-    assert calls == [PIECE_ROWS, 11]
+    monkeypatch.setattr(loading, "PIECE_ROWS", 20)
+    ids = [f"t{n}" for n in range(30)]
+    assert load(*ids, "t0", ids[-1]) == PartitionReport(0, 0, 32, 30, 2)
+    assert calls == [20, 11]
 
     calls.clear()
-    errors += [OutcomeUnknown("?"), Unavailable("?")]
+    errors += [engine_errors.OutcomeUnknown("?"), engine_errors.Unavailable("?")]
     assert load("a").written == 1
-    errors += [Unavailable("?")] * 3
-    with pytest.raises(Unavailable):
+    errors += [engine_errors.Unavailable("?")] * 3
+    with pytest.raises(engine_errors.Unavailable):
         load("b")
     assert calls == [1] * 6
 
@@ -220,15 +199,11 @@ def test_rows_go_in_pieces_and_each_is_counted_once(tmp_path: Path, monkeypatch:
         load("a", "a", "b")
 
 
-def test_what_goes_to_executors_holds_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are looked up where the rows are written."""
+def test_rows_go_into_queue_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plan and the same rows; a batch is refused, as a file has none. No credentials go to executors."""
     monkeypatch.setenv("ZKMQ_AUTH", "digest:alice:sesame")
     sent = pickle.dumps(Target(Options.of({"hosts": "h:1", "queue": "q"}), "q", mapped(BASE), None, NOW))
     assert not [secret for secret in (b"sesame", b"alice") if secret in sent]
-
-
-def test_rows_go_into_queue_files_too(tmp_path: Path) -> None:
-    """The same plan and the same rows; a batch is refused, as a file has none."""
     hosts = f"textqueue://{tmp_path}/queues"
     with Zkmq.connect(hosts) as zk:
         queue = zk.queue("q")
@@ -241,7 +216,7 @@ def test_rows_go_into_queue_files_too(tmp_path: Path) -> None:
         writer.commit([told])
         assert told == PartitionReport(0, 0, 2, 1, 1)
         assert (sorted(queue.ids()), queue.task("a").filters) == (["a", "b"], {"size": "small"})
-    with pytest.raises(Unsupported, match="batches"):
+    with pytest.raises(engine_errors.Unsupported, match="batches"):
         TaskWriter(kinds, Options.of(options | {"batch": "b"}), overwrite=False)
 
 
