@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,23 +21,10 @@ from kazoo.client import KazooClient
 from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter, jars, ports
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests import zookeeper as zookeeper_module
+from tests.support import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-_STOP_LIMIT_S = 2.0
-_BARE_COMMAND = (
-    "import argparse, sys; from airflow_provider_zkmq.cli import server; p = argparse.ArgumentParser(); "
-    "server.add_arguments(p); sys.exit(server.run(p.parse_args()))"
-)
-
-
-def eventually(condition: Callable[[], object], limit: float = 20.0) -> None:
-    """Wait until ``condition`` holds; fail when it does not within ``limit`` seconds."""
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit} s"
-        time.sleep(0.02)  # the pause of a poll that has a deadline
+    from collections.abc import Iterator
 
 
 def is_gone(pid: int) -> bool:
@@ -89,24 +74,17 @@ def client(hosts: str) -> Iterator[KazooClient]:
 
 
 @contextlib.contextmanager
-def command(*options: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Run ``zkmq server`` with ``options`` as a process; kill it at the end if it still runs."""
-    whole = importlib.util.find_spec("airflow_provider_zkmq.__main__") is not None
-    start = ["-m", "airflow_provider_zkmq", "server"] if whole else ["-c", _BARE_COMMAND]
-    with subprocess.Popen(
-        [sys.executable, *start, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-    ) as process:
+def command(*options: str) -> Iterator[subprocess.Popen[str]]:
+    """Run ``zkmq server`` on free ports with ``options`` as a process; kill it at the end if it still runs."""
+    start = [sys.executable, "-m", "airflow_provider_zkmq", "server", "--port", "0", *options]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def announced(process: subprocess.Popen[str]) -> dict[str, object]:
+def announced(process: subprocess.Popen[str]) -> dict[str, Any]:
     """Return what ``zkmq server --json`` says when it is ready."""
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -114,13 +92,6 @@ def announced(process: subprocess.Popen[str]) -> dict[str, object]:
     said = json.loads(line)
     assert said["ready"] is True
     return dict(said)
-
-
-def pids_of(said: dict[str, object]) -> list[int]:
-    """Return the process ids in an announcement."""
-    pids = said["pids"]
-    assert isinstance(pids, list)
-    return pids
 
 
 class CreateTtl:
@@ -158,20 +129,15 @@ def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
         yield started
 
 
-def test_start_returns_when_requests_are_served(server: EmbeddedServer) -> None:
-    """After start() the very first request succeeds, and both four-letter words answer."""
-    with client(server.hosts) as connection:
-        assert connection.get_children("/") == ["zookeeper"]
-    assert fourletter.srvr("127.0.0.1", server.ports[0])["Mode"] == "standalone"
-    assert int(fourletter.mntr("127.0.0.1", server.ports[0])["zk_znode_count"]) >= 4
-    assert server.leader() == 0
+def test_a_started_server_serves_on_loopback_only_and_has_its_folder_to_itself(server: EmbeddedServer) -> None:
+    """The very first request succeeds, and both four-letter words answer. It takes TTL nodes and short sessions.
 
-
-def test_time_to_live_nodes_and_short_sessions_are_on(server: EmbeddedServer) -> None:
-    """The server takes TTL nodes, and grants a session timeout of one second as asked."""
+    Another address of the machine is refused, and so is a second server on the folder.
+    """
     connection = KazooClient(hosts=server.hosts, timeout=1)
     connection.start(timeout=20)
     try:
+        assert connection.get_children("/") == ["zookeeper"]
         answer = connection.handler.async_result()
         connection._call(CreateTtl("/ttl", 60_000), answer)
         assert answer.get(timeout=10) == "/ttl"
@@ -179,25 +145,34 @@ def test_time_to_live_nodes_and_short_sessions_are_on(server: EmbeddedServer) ->
     finally:
         connection.stop()
         connection.close()
-
-
-def test_it_listens_on_loopback_only(server: EmbeddedServer) -> None:
-    """The client port is bound to 127.0.0.1: another loopback address of the machine is refused."""
+    assert fourletter.srvr("127.0.0.1", server.ports[0])["Mode"] == "standalone"
+    assert int(fourletter.mntr("127.0.0.1", server.ports[0])["zk_znode_count"]) >= 4
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", server.ports[0]), 5)
+    with pytest.raises(ServerError, match=f"is in use by the ZooKeeper server of process {os.getpid()}:"):
+        EmbeddedServer(server.data_dir).start()
+    with pytest.raises(ServerError, match="is started already"):
+        server.start()
+    assert server.leader() == 0
 
 
-def test_stop_is_quick_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
-    """stop() ends Java and its guard well under two seconds; a second one does nothing."""
-    server = EmbeddedServer(tmp_path, force_sync=False)
+def test_stop_leaves_nothing_but_the_data(tmp_path: Path) -> None:
+    """Java and its guard end; a second stop does nothing; what was written is there after the next start.
+
+    Spaces, backslashes and letters outside Latin-1 in the folder's name are no trouble.
+    """
+    folder = tmp_path / "a b\\c=ü漢" / "d:e"
+    server = EmbeddedServer(folder)
     server.start()
     (pid,) = server.pids
     assert len(session_of(pid)) == 2
-    began = time.monotonic()
+    with client(server.hosts) as connection:
+        connection.create("/kept", b"value")
     server.stop()
-    assert time.monotonic() - began < _STOP_LIMIT_S
     eventually(lambda: not session_of(pid))
     server.stop()
+    with EmbeddedServer(folder) as server, client(server.hosts) as connection:
+        assert connection.get("/kept")[0] == b"value"
 
 
 def test_stop_kills_what_does_not_end(tmp_path: Path) -> None:
@@ -208,58 +183,39 @@ def test_stop_kills_what_does_not_end(tmp_path: Path) -> None:
     assert is_gone(server.pids[0])
 
 
-def test_data_survive_a_restart(tmp_path: Path) -> None:
-    """What was written is there after stop() and start() of the same folder, also on another port."""
-    with EmbeddedServer(tmp_path) as server, client(server.hosts) as connection:
-        connection.create("/kept", b"value")
-    with EmbeddedServer(tmp_path) as server, client(server.hosts) as connection:
-        assert connection.get("/kept")[0] == b"value"
+def test_a_node_is_killed_restarted_paused_and_resumed(tmp_path: Path) -> None:
+    """Killed as by a crash it comes back on its port with what it had acknowledged. Paused, it answers nothing.
 
-
-def test_a_folder_of_any_name_will_do(tmp_path: Path) -> None:
-    """Spaces, backslashes and letters outside Latin-1 in the folder's name are no trouble."""
-    with EmbeddedServer(tmp_path / "a b\\c=ü漢" / "d:e", force_sync=False) as server:
-        assert server.leader() == 0
-
-
-def test_kill_and_restart_keep_port_and_data(server: EmbeddedServer) -> None:
-    """A node killed as by a crash comes back with what it had acknowledged."""
-    with client(server.hosts) as connection:
-        connection.create("/kept")
-        before = server.pids
-        server.kill(0)
-        assert is_gone(before[0])
-        with pytest.raises(ServerError, match="ended by itself"):
-            server.check()
-        server.restart(0)
-        server.check()
-        assert server.pids != before
-        assert connection.retry(connection.exists, "/kept")
-
-
-def test_pause_and_resume(server: EmbeddedServer) -> None:
-    """A paused node is alive, takes connections and answers nothing until it is resumed."""
-    port = server.ports[0]
-    server.pause(0)
-    eventually(lambda: process_state(server.pids[0]) == "T")
-    with pytest.raises(ServerError, match="timed out"):
-        fourletter.srvr("127.0.0.1", port, timeout=0.3)
-    server.check()
-    server.resume(0)
-    assert fourletter.srvr("127.0.0.1", port, timeout=10)["Mode"] == "standalone"
-
-
-def test_a_paused_server_stops(tmp_path: Path) -> None:
-    """stop() wakes a paused node, so that it ends in order."""
+    stop() wakes a paused node, so that it ends in order.
+    """
     with EmbeddedServer(tmp_path, force_sync=False) as server:
+        port, before = server.ports[0], server.pids
+        with client(server.hosts) as connection:
+            connection.create("/kept")
+            server.kill(0)
+            assert is_gone(before[0])
+            with pytest.raises(ServerError, match="ended by itself"):
+                server.check()
+            server.restart(0)
+            server.check()
+            assert server.pids != before
+            assert connection.retry(connection.exists, "/kept")
         server.pause(0)
-        began = time.monotonic()
-    assert time.monotonic() - began < _STOP_LIMIT_S
+        eventually(lambda: process_state(server.pids[0]) == "T")
+        with pytest.raises(ServerError, match="timed out"):
+            fourletter.srvr("127.0.0.1", port, timeout=0.3)
+        server.check()
+        server.resume(0)
+        assert fourletter.srvr("127.0.0.1", port, timeout=10)["Mode"] == "standalone"
+        server.pause(0)
     assert is_gone(server.pids[0])
 
 
-def test_an_ensemble_of_three_survives_its_leader(tmp_path: Path) -> None:
-    """Three nodes elect a leader, another one when it is killed, and take it back as a follower."""
+def test_an_ensemble_survives_its_leader_and_a_restart(tmp_path: Path) -> None:
+    """Three nodes elect another leader, and take the first back as a follower; the data are there.
+
+    One node on their folder is refused: it would lose them. With two of three down, restart(wait=False) returns.
+    """
     with EmbeddedServer(tmp_path, ensemble=3, force_sync=False) as server:
         modes = [fourletter.srvr("127.0.0.1", port)["Mode"] for port in server.ports]
         assert sorted(modes) == ["follower", "follower", "leader"]
@@ -268,29 +224,18 @@ def test_an_ensemble_of_three_survives_its_leader(tmp_path: Path) -> None:
         with client(server.hosts) as connection:
             connection.create("/kept")
             server.kill(first)
-            eventually(lambda: server.leader() is not None)
-            assert server.leader() != first
+            eventually(lambda: server.leader() not in {None, first})
             server.restart(first)
             assert fourletter.srvr("127.0.0.1", server.ports[first])["Mode"] == "follower"
         with client(f"127.0.0.1:{server.ports[first]}") as connection:
             connection.sync("/")
             assert connection.exists("/kept")
-
-
-def test_an_ensemble_keeps_its_data_over_a_restart_and_its_size(tmp_path: Path) -> None:
-    """Three nodes come back with their data; one node on their folder is refused, it would lose them."""
-    with EmbeddedServer(tmp_path, ensemble=3, force_sync=False) as server, client(server.hosts) as connection:
-        connection.create("/kept")
     with pytest.raises(ServerError, match="holds the data of an ensemble of 3, not of 1"):
         EmbeddedServer(tmp_path, ensemble=1).start()
-    with EmbeddedServer(tmp_path, ensemble=3, force_sync=False) as server, client(server.hosts) as connection:
-        connection.sync("/")
-        assert connection.exists("/kept")
-
-
-def test_restart_without_a_majority_does_not_wait(tmp_path: Path) -> None:
-    """With two of three nodes down, restart(wait=False) returns, and a second one brings the majority."""
     with EmbeddedServer(tmp_path, ensemble=3, force_sync=False) as server:
+        with client(server.hosts) as connection:
+            connection.sync("/")
+            assert connection.exists("/kept")
         server.kill(0)
         server.kill(1)
         eventually(lambda: server.leader() is None)
@@ -299,64 +244,40 @@ def test_restart_without_a_majority_does_not_wait(tmp_path: Path) -> None:
         eventually(lambda: server.leader() is not None)
 
 
-def test_a_taken_port_is_one_clear_error(tmp_path: Path) -> None:
-    """The error names the port, nothing is left running, and the folder is free again."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        server = EmbeddedServer(tmp_path, port)
-        with pytest.raises(ServerError, match=f"^port {port} on 127.0.0.1 is taken: stop what listens there"):
-            server.start()
-    assert server.pids == []
-    with EmbeddedServer(tmp_path, force_sync=False):
-        pass
-
-
-def test_a_port_lost_between_choice_and_use_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another process is quicker on a port we chose, the server starts on the next choice."""
+def test_a_taken_port_is_one_clear_error_or_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names a port that was asked for; the folder is free again. One that we chose is chosen anew."""
     choose = ports.free_ports
     with socket.create_server(("127.0.0.1", 0)) as other:
-        choices = [[other.getsockname()[1]]]
+        port = other.getsockname()[1]
+        refused = EmbeddedServer(tmp_path, port)
+        with pytest.raises(ServerError, match=f"^port {port} on 127.0.0.1 is taken: stop what listens there"):
+            refused.start()
+        assert refused.pids == []
+        choices = [[port]]
         monkeypatch.setattr(ports, "free_ports", lambda host, count: choices.pop() if choices else choose(host, count))
         with EmbeddedServer(tmp_path, force_sync=False) as server:
-            assert server.ports != [other.getsockname()[1]]
-            assert server.leader() == 0
+            assert (server.ports != [port], server.leader()) == (True, 0)
 
 
-def test_a_foreign_address_is_one_clear_error(tmp_path: Path) -> None:
-    """An address that is not this machine's is named in the error."""
+def test_what_cannot_be_served_is_one_clear_error(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """A number out of range, at once; an address that is not ours; a folder that nobody may make, or that is a file."""
+    for options in ({"port": 65535, "ensemble": 2}, {"port": -1}, {"ensemble": 0}, {"heap_mb": 1}):
+        with subtests.test(msg=str(options)), pytest.raises(ConfigError, match="must be"):
+            EmbeddedServer(tmp_path / "data", **options)
+    assert not (tmp_path / "data").exists()
     with pytest.raises(ServerError, match=r"cannot listen on 192\.0\.2\.1 .*choose an address of this machine"):
         EmbeddedServer(tmp_path, host="192.0.2.1").start()
-
-
-@pytest.mark.parametrize("options", [{"port": 65535, "ensemble": 2}, {"port": -1}, {"ensemble": 0}, {"heap_mb": 1}])
-def test_a_number_out_of_range_is_refused_at_once(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Nothing is written for a configuration that cannot work."""
-    with pytest.raises(ConfigError, match="must be"):
-        EmbeddedServer(tmp_path / "data", **options)
-    assert not (tmp_path / "data").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
-    """A file in place of the folder, and a place where nobody may make one, are named in the error."""
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "data", Path("/proc/zkmq")):
-        with pytest.raises(ServerError, match=f"cannot keep ZooKeeper's data in {folder} .*choose another folder"):
+        told = f"cannot keep ZooKeeper's data in {folder} .*choose another folder"
+        with subtests.test(msg=str(folder)), pytest.raises(ServerError, match=told):
             EmbeddedServer(folder).start()
-
-
-def test_a_folder_in_use_is_refused(server: EmbeddedServer) -> None:
-    """A second server on the folder is told which process has it; the first is not disturbed."""
-    with pytest.raises(ServerError, match=f"is in use by the ZooKeeper server of process {os.getpid()}:"):
-        EmbeddedServer(server.data_dir).start()
-    with pytest.raises(ServerError, match="is started already"):
-        server.start()
-    assert server.leader() == 0
 
 
 def test_the_folder_stays_locked_while_java_runs(tmp_path: Path) -> None:
     """A folder whose owner is gone counts as in use for as long as its Java lives."""
-    with command("--json", "--port", "0", "--data-dir", str(tmp_path)) as process:
-        (pid,) = pids_of(announced(process))
+    with command("--json", "--data-dir", str(tmp_path)) as process:
+        (pid,) = announced(process)["pids"]
         (guard,) = (other for other in session_of(pid) if other != pid)
         os.kill(guard, signal.SIGKILL)
         process.kill()
@@ -389,15 +310,11 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     assert is_gone(server.pids[0])
 
 
-def test_missing_pyspark_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PySpark the error names the extra to install."""
+def test_a_pyspark_without_jars_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PySpark the error names the extra to install; one that is only a client has no jars."""
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(ServerError, match=r'pip install "airflow-provider-zkmq\[spark\]"'):
-        EmbeddedServer(tmp_path).start()
-
-
-def test_a_pyspark_without_jars_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PySpark that is only a client has no jars: the error says so."""
+        EmbeddedServer(tmp_path / "data").start()
     (tmp_path / "pyspark").mkdir()
     (tmp_path / "pyspark" / "__init__.py").touch()
     monkeypatch.delitem(sys.modules, "pyspark", raising=False)
@@ -412,10 +329,8 @@ def test_four_letter_words_fail_in_bounded_time_with_a_reason() -> None:
         fourletter.srvr("127.0.0.1", ports.free_ports("127.0.0.1", 1)[0])
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        began = time.monotonic()
         with pytest.raises(ServerError, match="timed out"):
             fourletter.mntr("127.0.0.1", port, timeout=0.2)
-        assert time.monotonic() - began < _STOP_LIMIT_S
         other.accept()[0].close()
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(fourletter.srvr, "127.0.0.1", port)
@@ -428,26 +343,31 @@ def test_four_letter_words_fail_in_bounded_time_with_a_reason() -> None:
 
 
 def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
-    """SIGTERM ends the command with 0 well under two seconds and leaves no process."""
-    with command("--json", "--port", "0", "--data-dir", str(tmp_path)) as process:
+    """SIGTERM ends the command with 0 and leaves no process."""
+    with command("--json", "--data-dir", str(tmp_path)) as process:
         said = announced(process)
-        (pid,) = pids_of(said)
+        (pid,) = said["pids"]
         assert said["data_dir"] == str(tmp_path)
-        with client(str(said["hosts"])) as connection:
+        with client(said["hosts"]) as connection:
             connection.create("/kept")
-        began = time.monotonic()
         process.terminate()
         assert process.wait(10) == 0
-        assert time.monotonic() - began < _STOP_LIMIT_S
         assert is_gone(pid)
         eventually(lambda: not session_of(pid))
         assert process.stderr is not None
         assert process.stderr.read() == ""
 
 
-def test_ctrl_c_stops_it_in_order_even_when_pressed_twice(tmp_path: Path) -> None:
-    """Without --json one line tells how to stop it; two SIGINT in a row end it with 0."""
-    with command("--port", "0", "--data-dir", str(tmp_path)) as process:
+def test_signals_stop_it_in_order_whenever_they_come(tmp_path: Path) -> None:
+    """While Java is starting, SIGTERM ends the command with 0 and frees the folder; later, two SIGINT in a row.
+
+    Without --json one line tells how to stop it.
+    """
+    with command("--data-dir", str(tmp_path)) as process:
+        eventually((tmp_path / "node-1" / "java.log").exists)
+        process.terminate()
+        assert process.wait(10) == 0
+    with command("--data-dir", str(tmp_path)) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("ZooKeeper is ready on 127.0.0.1:")
@@ -457,51 +377,34 @@ def test_ctrl_c_stops_it_in_order_even_when_pressed_twice(tmp_path: Path) -> Non
         assert process.wait(10) == 0
 
 
-def test_a_signal_before_it_is_ready_leaves_nothing(tmp_path: Path) -> None:
-    """SIGTERM while Java is starting ends the command with 0 and frees the folder."""
-    with command("--json", "--port", "0", "--data-dir", str(tmp_path)) as process:
-        eventually((tmp_path / "node-1" / "java.log").exists)
-        process.terminate()
-        assert process.wait(10) == 0
-    with EmbeddedServer(tmp_path, force_sync=False):
-        pass
-
-
 @pytest.mark.full
 def test_killing_the_command_leaves_no_java(tmp_path: Path) -> None:
     """SIGKILL of the command ends all nodes and guards too; the data are there for the next server."""
-    with command("--json", "--port", "0", "--ensemble", "3", "--data-dir", str(tmp_path)) as process:
+    with command("--json", "--ensemble", "3", "--data-dir", str(tmp_path)) as process:
         said = announced(process)
-        with client(str(said["hosts"])) as connection:
+        with client(said["hosts"]) as connection:
             connection.create("/kept")
         process.kill()
         process.wait()
-        eventually(lambda: not any(map(session_of, pids_of(said))), 5)
-        assert all(map(is_gone, pids_of(said)))
+        eventually(lambda: not any(map(session_of, said["pids"])))
+        assert all(map(is_gone, said["pids"]))
     with EmbeddedServer(tmp_path, ensemble=3) as server, client(server.hosts) as connection:
         connection.sync("/")
         assert connection.exists("/kept")
 
 
-def test_the_command_ends_with_an_error_when_a_node_dies(tmp_path: Path) -> None:
-    """A node that dies is not papered over: the command stops the rest and fails."""
-    with command("--json", "--port", "0", "--ensemble", "3", "--data-dir", str(tmp_path)) as process:
-        pids = pids_of(announced(process))
+def test_an_ensemble_on_a_given_port_ends_with_its_first_dead_node(tmp_path: Path) -> None:
+    """--port P --ensemble 3 serves on P, P+1 and P+2. A node that dies is not papered over: the command fails."""
+    first = next(port for port in range(18000, 19000, 3) if all(is_free(port + more) for more in range(3)))
+    with command("--json", "--port", str(first), "--ensemble", "3", "--data-dir", str(tmp_path)) as process:
+        said = announced(process)
+        assert said["hosts"] == ",".join(f"127.0.0.1:{first + more}" for more in range(3))
+        pids = said["pids"]
         os.kill(pids[1], signal.SIGKILL)
         _, errors = process.communicate(timeout=20)
         assert process.returncode not in {0, None}
         assert f"the ZooKeeper process {pids[1]} on port" in errors
         assert all(is_gone(pid) for pid in pids)
-
-
-def test_an_ensemble_on_a_given_port_takes_the_following_ones(tmp_path: Path) -> None:
-    """--port P --ensemble 3 serves on P, P+1 and P+2."""
-    first = next(port for port in range(18000, 19000, 3) if all(is_free(port + more) for more in range(3)))
-    with command("--json", "--port", str(first), "--ensemble", "3", "--data-dir", str(tmp_path)) as process:
-        hosts = announced(process)["hosts"]
-        assert hosts == ",".join(f"127.0.0.1:{first + more}" for more in range(3))
-        process.terminate()
-        assert process.wait(10) == 0
 
 
 def is_free(port: int) -> bool:
@@ -535,12 +438,6 @@ def test_importing_the_package_is_cheap() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_fixture_s_zookeeper_serves(zookeeper: str) -> None:
-    """The fixture yields hosts that serve requests as soon as a test has them."""
-    with client(zookeeper) as connection:
-        assert connection.exists("/")
-
-
 def test_hosts_from_the_environment_come_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -550,15 +447,11 @@ def test_hosts_from_the_environment_come_first(
         assert hosts == "example.test:2181"
 
 
-def test_a_docker_engine_that_does_not_answer_is_noticed_quickly(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """No engine behind the socket, or one that is silent, is a quick no."""
+def test_a_docker_engine_that_does_not_answer_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No engine behind the socket, or one that is silent, is a no."""
     pytest.importorskip("docker")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     assert not zookeeper_module.docker_answers()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{silent.getsockname()[1]}")
-        began = time.monotonic()
         assert not zookeeper_module.docker_answers()
-        assert time.monotonic() - began < 10
