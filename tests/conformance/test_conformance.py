@@ -10,11 +10,13 @@ import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
-from tests.conformance.scenarios import SCENARIOS
+from tests.conformance import scenarios, sessions, watching
 from tests.conformance.servers import MemoryServer, RealServer, Server
-from tests.conformance.world import World
+from tests.conformance.world import SCENARIOS, World
 
 SHOWN = 12
+#: The modules that describe the scenarios.
+DESCRIBED = (scenarios, sessions, watching)
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Op, Post, Stat, Sync, Watch
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
+from airflow_provider_zkmq.engine.core.protocol.writes import (
+    Check,
+    Create,
+    Delete,
+    Multi,
+    Outcome,
+    SetData,
+    WriteOp,
+)
 from tests.conformance.servers import Client, Server
 
 _SHOWN = 120
+Scenario = Callable[["World"], None]
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(function: Scenario) -> Scenario:
+    """What both servers are to do alike."""
+    SCENARIOS[function.__name__] = function
+    return function
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,6 +90,16 @@ class Actor:
         """One transaction."""
         outcome: Outcome = self(Multi(ops))
         return outcome
+
+    def play(self, *steps: Op | WriteOp | tuple[WriteOp, ...]) -> None:
+        """One after the other; a write is a transaction of its own, several in a tuple are one."""
+        for step in steps:
+            if isinstance(step, tuple):
+                self.do(*step)
+            elif isinstance(step, Create | Delete | SetData | Check):
+                self.do(step)
+            else:
+                self(step)
 
     def forget(self) -> None:
         """Drop every watch that was set so far."""
