@@ -250,6 +250,7 @@ def test_a_closed_connection_does_nothing(folder: Path) -> None:
 # --- the command line
 
 #: How each verb of the command line is used; what a file refuses begins with !. Capital words are put in by the test.
+#: What stands behind an arrow is the state of a task after it.
 COMMANDS = """
 queues
 configure QUEUE --lock 7 --attempts 3 --final ValueError
@@ -262,16 +263,17 @@ enqueue QUEUE data --not-before 2100-01-01T00:00:00Z
 !enqueue QUEUE data --priority 3
 !enqueue QUEUE data --task-id queued --update
 !enqueue QUEUE data --task-id claimed --requeue
-enqueue QUEUE data --task-id finished --only-new
+enqueue QUEUE data --task-id finished --only-new => finished=finished
 !enqueue QUEUE data --batch b --then more
-claim QUEUE --selector size==large --lease 5
-complete QUEUE claimed --token TOKEN --result r
-!complete QUEUE claimed --token TOKEN --dedupe 5
-fail QUEUE claimed --token TOKEN --error e --backoff 5
-release QUEUE claimed --token TOKEN
-snooze QUEUE claimed --token TOKEN --delay 5
-extend QUEUE claimed --token TOKEN --lease 5
-!progress QUEUE claimed --token TOKEN 0.5 --note half
+claim QUEUE --selector size==large --lease 5 => queued=claimed
+complete QUEUE claimed --token TOKEN --result r => claimed=finished
+!complete QUEUE claimed --token TOKEN --dedupe 5 => claimed=finished
+fail QUEUE claimed --token TOKEN --error e --backoff 5 => claimed=inserted
+fail QUEUE claimed --token TOKEN --error e --no-retry => claimed=dead
+release QUEUE claimed --token TOKEN => claimed=inserted
+snooze QUEUE claimed --token TOKEN --delay 5 => claimed=inserted
+extend QUEUE claimed --token TOKEN --lease 5 => claimed=claimed
+!progress QUEUE claimed --token TOKEN 0.5 --note half => claimed=claimed
 status QUEUE
 show QUEUE queued
 show QUEUE finished --watch
@@ -283,20 +285,20 @@ wait QUEUE claimed --event claim --timeout 5
 !batch QUEUE b
 !batch QUEUE b --wait --timeout 5
 !gc QUEUE --lifetime 0
-!redrive QUEUE dead
-!redrive QUEUE --all
+!redrive QUEUE dead => dead=inserted
+!redrive QUEUE --all => dead=inserted
 export QUEUE FILE
 export QUEUE FILE --state inserted --selector size==large --limit 1
 !import EDITED
 import EXPORTED --dry-run
-!cancel QUEUE queued
-!clear QUEUE --yes
-!clear QUEUE --yes --state dead
+!cancel QUEUE queued => queued=cancelled
+!clear QUEUE --yes => claimed=None
+!clear QUEUE --yes --state dead => dead=None
 delete QUEUE --yes --force
 !pause QUEUE
 !resume QUEUE
-worker QUEUE --exec cat --until-empty --warn-size 5
-worker QUEUE --exec cat --until-empty --lease 9
+worker QUEUE --exec cat --until-empty --warn-size 5 => queued=finished
+worker QUEUE --exec cat --until-empty --lease 9 => queued=finished
 """
 
 
@@ -325,7 +327,8 @@ def test_each_verb_of_the_command_line(
     for line, zk, as_json in itertools.product(lines, (files, on_zookeeper), (False, True)):
         with subtests.test(line, kind=type(zk).__name__, as_json=as_json):
             side, exported, edited = Side(zk), tmp_path / f"{next(numbers)}", tmp_path / f"edited{next(numbers)}"
-            verb, *words = line.lstrip("!").split()
+            told, _, after = line.lstrip("!").partition(" => ")
+            verb, *words = told.split()
             if verb == "import":
                 cli.main(["export", side.q.name, str(exported), *side.argv])
                 edited.write_text(exported.read_text().replace("\n!x\n", "\n=x\n" if as_json else "\n-x\n"))
@@ -344,6 +347,9 @@ def test_each_verb_of_the_command_line(
             else:
                 assert code == (5 if verb == "batch" and "--wait" in words else 0), answer.err
                 assert answer.out
+                if after:
+                    task_id, _, state = after.partition("=")
+                    assert str(side.states().get(task_id)) == state
             if as_json:
                 assert all(isinstance(json.loads(said), dict) for said in answer.out.splitlines())
 

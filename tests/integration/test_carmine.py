@@ -1,18 +1,14 @@
-"""Carmine's message statuses and the moves between them, through the Python API; each command once, in one story."""
+"""Carmine's message statuses and the moves between them."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import json
-import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.cli import main as command_line
 from airflow_provider_zkmq.engine import (
     ClaimLost,
     ConsumeTimes,
@@ -27,7 +23,6 @@ from tests.integration.conftest import taken
 from tests.support import eventually
 
 NOBODY = "performance_class==low"  # what no task of these tests is
-DAY = 86_400
 LONG = 60.0
 ONCE = RetryPolicy(attempts=1)
 
@@ -274,34 +269,30 @@ def test_a_requeue_waits_for_the_end_of_the_window(q: Queue, front: Any) -> None
 def test_duplicates_are_refused_with_the_status(q: Queue) -> None:
     """An id that is queued, in backoff, locked, with requeue, in its window or dead is refused, and nothing changes."""
 
-    def refuses(status_now: str, **options: Any) -> None:
-        with in_use(status_now):
-            put(q, "duplicate", **options)
-        assert status(q) == status_now
+    def refuses(status_now: str, *ways: str) -> None:
+        for way in ("", *ways):
+            with in_use(status_now):
+                put(q, "duplicate", **dict.fromkeys(way.split(), True))
+            assert status(q) == status_now
 
     put(q, "x", delay=0.5)
-    refuses("queued-with-backoff")
-    refuses("queued-with-backoff", requeue=True)
+    refuses("queued-with-backoff", "requeue")
     becomes(q, "queued")
-    refuses("queued")
-    refuses("queued", requeue=True)
+    refuses("queued", "requeue")
     claim = take(q, b"x", 1)
-    refuses("locked")
-    refuses("locked", update=True)
+    refuses("locked", "update")
     put(q, "y", requeue=True)
     refuses("locked-with-requeue")
     claim.complete(dedupe=1)
-    refuses("done-with-requeue")
-    refuses("done-with-requeue", requeue=True)
+    refuses("done-with-requeue", "requeue")
     becomes(q, "queued")
     take(q, b"y", 1).complete(dedupe=LONG)
-    refuses("done-with-backoff")
-    refuses("done-with-backoff", update=True)
-    put(q, "z", "n")
-    take(q, b"z", 1).fail("broken", retry=False)
-    with in_use("dead"):
-        put(q, "duplicate", "n", update=True, requeue=True)
+    refuses("done-with-backoff", "update")
     assert q.task("m").data == b"y"
+    q.drop("m")
+    put(q, "z")
+    take(q, b"z", 1).fail("broken", retry=False)
+    refuses("dead", "update requeue")
 
 
 def test_an_id_is_accepted_again_when_it_is_done(q: Queue) -> None:
@@ -393,18 +384,18 @@ def test_dead_and_redriven(q: Queue, second: Queue) -> None:
     assert (status(q, "o"), q.claim()) == ("dead", None)
 
 
-def _shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+def _shift_clock(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     """Have this machine's calendar be wrong."""
-    told, told_ns = time.time, time.time_ns
-    monkeypatch.setattr(time, "time", lambda: told() + seconds)
-    monkeypatch.setattr(time, "time_ns", lambda: told_ns() + seconds * 1_000_000_000)
+    for name, second in (("time", 1), ("time_ns", 1_000_000_000)):
+        told = getattr(time, name)
+        monkeypatch.setattr(time, name, lambda told=told, ahead=days * 86_400 * second: told() + ahead)
 
 
 def test_a_client_whose_clock_is_fast_ends_nothing_early(
     q: Queue, second: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A day ahead it takes no lock, no backoff, no window and no lifetime for over: the server's clock decides."""
-    _shift_clock(monkeypatch, DAY)
+    _shift_clock(monkeypatch, 1)
     put(q, "held")
     claim = take(q, b"held", 1, hold=LONG)
     put(q, "later", "n", delay=LONG)
@@ -423,7 +414,7 @@ def test_a_client_whose_clock_is_slow_ends_all_in_time(
     q: Queue, second: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A day behind it still sees locks, backoffs, windows and lifetimes end when they do."""
-    _shift_clock(monkeypatch, -DAY)
+    _shift_clock(monkeypatch, -1)
     put(q, "x")
     take(q, b"x", 1, hold=1)
     take(second, b"x", 2).fail("broken", backoff=0.5)
@@ -431,57 +422,3 @@ def test_a_client_whose_clock_is_slow_ends_all_in_time(
     eventually(lambda: status(q) == "done-awaiting-gc")
     q.collect_garbage(0)
     assert status(q) == "nil"
-
-
-def test_each_command_makes_its_move(zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One story, each command in a session of its own; what is refused ends with 1, a duplicate with its status."""
-    monkeypatch.delenv("ZKMQ_AUTH", raising=False)
-    monkeypatch.setattr(logging.getLogger("airflow_provider_zkmq.kazoo"), "propagate", False)  # as `main` leaves it
-
-    def ask(verb: str, *argv: object, code: int = 0) -> dict[str, Any]:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-            options = ["--hosts", zookeeper, "--root", root, "--json"]
-            assert command_line.main([*options, verb, q.name, *map(str, argv)]) == code
-        answer: dict[str, Any] = json.loads(out.getvalue())
-        return answer
-
-    def shown() -> tuple[str, str, int]:
-        record = ask("show", "m")
-        return record["status"], record["data"], record["attempt"]
-
-    def claim(*options: object) -> list[object]:
-        answer = ask("claim", "--timeout", 20, *(options or ("--lease", LONG)))
-        assert answer["id"] == "m"
-        return ["m", "--token", answer["token"]]
-
-    assert ask("show", "m", code=1)["error"] == "TaskNotFound"
-    assert ask("enqueue", "old", "--task-id", "m", "--delay", LONG)["id"] == "m"
-    assert shown() == ("queued-with-backoff", "old", 0)
-    assert ask("claim", "--selector", NOBODY, code=3)["id"] is None
-    ask("enqueue", "x", "--task-id", "m", "--delay", 0.1, "--lock", 1, "--attempts", 4, "--update")
-    ask("release", *claim())
-    ask("snooze", *claim(), "--delay", 0.5)
-    assert shown() == ("queued-with-backoff", "x", 0)
-    late = claim("--lease", 1)
-    run = claim()
-    assert ask("complete", *late, code=1)["error"] == "ClaimLost"
-    ask("extend", *run, "--lease", 2 * LONG)
-    ask("progress", *run, 0.5)
-    assert (shown(), ask("show", "m")["progress"]) == (("locked", "x", 2), 0.5)
-    ask("fail", *run, "--error", "broken", "--backoff", 0)
-    assert (shown(), ask("show", "m")["error"]) == (("queued", "x", 2), "broken")
-    run = claim()
-    ask("enqueue", "y", "--task-id", "m", "--requeue")
-    refusal = ask("enqueue", "z", "--task-id", "m", "--requeue", code=1)
-    assert (refusal["error"], refusal["status"]) == ("DuplicateTask", "locked-with-requeue")
-    ask("complete", *run, "--dedupe", 0.5)
-    run = claim()
-    assert shown() == ("locked", "y", 1)
-    ask("fail", *run, "--error", "broken", "--no-retry")
-    assert shown()[0] == "dead"
-    ask("redrive", "m")
-    ask("cancel", "m")
-    assert shown()[0] == "cancelled"
-    assert ask("cancel", "m", code=1)["error"] == "IllegalTransition"
-    assert ask("gc", "--lifetime", 0)["collected"] == 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import socket
+import subprocess
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import AccessDenied, ClaimLost, Queue, Unavailable, Zkmq
 from airflow_provider_zkmq.engine.errors import SessionLost, TransportError
+from tests.integration.conftest import started, taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually, python
 
@@ -77,24 +80,15 @@ def test_a_worker_whose_connection_is_closed_ends(zookeeper: str, root: str, sub
 
 def test_a_client_is_closed_although_others_begin_to_use_it(zookeeper: str, root: str) -> None:
     """Another thread's first use of a queue does not keep the session open."""
-    zk = Zkmq.connect(zookeeper, root=root, gc=False)
-    over = threading.Event()
-
-    def use() -> None:
-        number = 0
-        while not over.is_set():
-            zk.queue(f"q{number}")
-            number += 1
-
+    zk, over = Zkmq.connect(zookeeper, root=root, gc=False), threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(use)
+        pool.submit(lambda: all(zk.queue(f"q{number}") and not over.is_set() for number in itertools.count()))
         try:
             eventually(lambda: len(zk._contexts) > 100)
             zk.close()
         finally:
             over.set()
-    assert zk._session.closed
-    assert not zk._session.client.connected
+    assert (zk._session.closed, zk._session.client.connected) == (True, False)
 
 
 def test_a_forked_process_is_told_to_connect_again(q: Queue) -> None:
@@ -105,15 +99,13 @@ def test_a_forked_process_is_told_to_connect_again(q: Queue) -> None:
         while not over.is_set():
             q.counts()
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert [_forked(q) for _ in range(5)] == [0] * 5
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(use)
+        try:
+            assert [_forked(q) for _ in range(5)] == [0] * 5
+        finally:
+            over.set()
 
 
 def _forked(q: Queue) -> int:
@@ -121,40 +113,39 @@ def _forked(q: Queue) -> int:
     child = os.fork()
     if child == 0:
         try:
+            signal.alarm(20)
             q.enqueue(b"x")
         except TransportError:
             os._exit(0)
         finally:
             os._exit(1)
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            return -1
-        time.sleep(0.01)  # looks again
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 # --- processes that die
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """The next line that a process prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
 
 
 def test_a_killed_worker_s_task_is_claimed_by_another(zookeeper: str, root: str, q: Queue) -> None:
     """kill -9 in the middle of a task: another consumer gets it, attempt 2, and the old token is refused."""
     task_id = q.enqueue(b"x")
     victim = python(CLAIM_AND_HANG, zookeeper, root)
-    assert victim.stdout is not None
-    token = int(victim.stdout.readline())
-    victim.kill()
-    victim.communicate()
-    claim = q.claim(timeout=20)
-    assert claim is not None
-    assert (claim.task.id, claim.task.attempt) == (task_id, 2)
-    assert claim.task.history[0].outcome == "rescued"
+    token = said(victim)
+    kill(victim)
+    claim = taken(q, timeout=20)
+    assert (claim.task.id, claim.task.attempt, claim.task.history[0].outcome) == (task_id, 2, "rescued")
     with pytest.raises(ClaimLost):
-        q.complete(task_id, token)
+        q.complete(task_id, int(token))
     claim.complete(b"once")
     assert q.task(task_id).result == b"once"
 
@@ -163,11 +154,9 @@ def test_a_killed_worker_s_task_is_claimed_by_another(zookeeper: str, root: str,
 def test_a_killed_producer_leaves_whole_tasks_only(zookeeper: str, root: str, q: Queue, written: int) -> None:
     """kill -9 while enqueuing: every tree that is there is complete, pending, and listed exactly once."""
     victim = python(ENQUEUE_FOR_EVER, zookeeper, root)
-    assert victim.stdout is not None
-    victim.stdout.readline()
+    said(victim)
     eventually(lambda: q.counts()["inserted"] >= written)
-    victim.kill()
-    victim.communicate()
+    kill(victim)
     tasks = q.tasks()
     assert len(tasks) == q.counts()["inserted"]
     assert all(len(task.data) == 1000 and task.filters == {"performance_class": "low"} for task in tasks)
@@ -179,9 +168,9 @@ def test_a_killed_producer_leaves_whole_tasks_only(zookeeper: str, root: str, q:
 
 def test_no_server_is_one_error_that_names_the_hosts() -> None:
     """Connecting to a closed port ends within the time-out and names the hosts."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        hosts = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        hosts = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(Unavailable, match=hosts):
             Zkmq.connect(hosts, connect_timeout=1)
 
@@ -203,21 +192,15 @@ def test_waiters_and_claims_survive_a_server_restart(tmp_path: Path) -> None:
     with (
         EmbeddedServer(tmp_path, force_sync=False) as server,
         Zkmq.connect(server.hosts, session_timeout=30, gc=False) as zk,
-        ThreadPoolExecutor(2) as pool,
     ):
         q = zk.queue("q")
         task_id = q.enqueue(b"x")
-        claimed = q.claim()
-        assert claimed is not None
-        waiter = pool.submit(q.wait, [task_id], timeout=60)
-        taker = pool.submit(q.claim, timeout=60)
+        claimed = taken(q)
+        waiter, taker = started(lambda: q.wait([task_id], timeout=60)), started(lambda: taken(q, timeout=60))
         server.restart(0)
         claimed.complete()
         q.enqueue(b"y")
-        assert waiter.result()[0].state == "finished"
-        got = taker.result()
-        assert got is not None
-        assert got.task.data == b"y"
+        assert (waiter.result()[0].state, taker.result().task.data) == ("finished", b"y")
 
 
 def test_no_signal_is_caught_by_the_library() -> None:

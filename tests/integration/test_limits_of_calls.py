@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from tests.integration.conftest import taken
-from tests.integration.fronts import KINDS, connected, event_loop
+from tests.integration.fronts import connected, event_loop
 from tests.support import eventually, fresh_root
 
 CALLERS = 50
@@ -217,50 +217,31 @@ def test_fifty_callers_of_a_frozen_server_end_together(server: EmbeddedServer, k
             assert other.queue("q").counts()["inserted"] == 0
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
-def test_claims_that_meet_a_frozen_server_queue_behind_nobody(server: EmbeddedServer, kind: str) -> None:
-    """Eight that claim from one queue: none waits for another's claim to be given back, or for its registration."""
-    with connected(kind, server.hosts, root=fresh_root(), request_timeout=2, session_timeout=30, gc=False) as zk:
-        q = zk.queue("q")
-        q.enqueue_many([Message(b"x")] * 30)
-        taken(q)
-        with frozen(server):
-            for _ in range(2):
-                judge(all_at_once({f"{at}": q.claim for at in range(8)}), "request_timeout (2 s)", 2)
-        eventually(lambda: q.counts()["claimed"] <= 1)
-        taken(q)
-
-
 def test_a_call_s_own_timeout_binds_its_requests_too(server: EmbeddedServer) -> None:
-    """`timeout=1` is over after a second also where a request is under way; the error names that limit."""
-    with Zkmq.connect(server.hosts, root=fresh_root(), request_timeout=30, session_timeout=30, gc=False) as zk:
-        q = zk.queue("q")
-        task_id = q.enqueue(b"x")
-        calls: dict[str, Callable[[], Any]] = {
-            "claim": lambda: q.claim(timeout=1),
-            "wait": lambda: q.wait([task_id], timeout=1),
-            "follow": lambda: q.follow(task_id, lambda _task: None, timeout=1),
-            "transaction": lambda: zk.transaction().try_take("q", timeout=1),
-        }
-        with frozen(server):
-            judge(all_at_once(calls), "timeout (1 s)", 1)
-        assert taken(q).task.id == task_id
+    """`timeout=1` is over after a second also where a request is under way; the error names that limit.
 
-
-def test_what_one_after_the_other_meets_a_frozen_server_ends_together(server: EmbeddedServer) -> None:
-    """Calls of one transaction, which are carried out in turn: each waits for its own limit only.
-
-    An enqueue that was sent is never said not to have been: its outcome is unknown, and asked again it tells.
+    Calls of one transaction, which are carried out in turn, wait for their own limit only. An enqueue that was sent is
+    never said not to have been: its outcome is unknown, and asked again it tells.
     """
-    with Zkmq.connect(server.hosts, root=fresh_root(), request_timeout=2, session_timeout=30, gc=False) as zk:
-        q = zk.queue("q")
-        q.enqueue_many([Message(b"x")] * 10)
+    options: dict[str, Any] = {"root": fresh_root(), "session_timeout": 30, "gc": False}
+    with (
+        Zkmq.connect(server.hosts, request_timeout=30, **options) as patient,
+        Zkmq.connect(server.hosts, request_timeout=2, **options) as zk,
+    ):
+        q, there = zk.queue("q"), patient.queue("q")
+        task_id, *_ = q.enqueue_many([Message(b"x")] * 10)
         tx = zk.transaction()
         assert tx.try_take("q") is not None
-        calls: dict[str, Callable[[], Any]] = {f"{at}": lambda: tx.try_take("q") for at in range(8)}
+        own: dict[str, Callable[[], Any]] = {
+            "claim": lambda: there.claim(timeout=1),
+            "wait": lambda: there.wait([task_id], timeout=1),
+            "follow": lambda: there.follow(task_id, lambda _task: None, timeout=1),
+            "transaction": lambda: patient.transaction().try_take("q", timeout=1),
+        }
+        in_turn: dict[str, Callable[[], Any]] = {f"{at}": lambda: tx.try_take("q") for at in range(8)}
         with frozen(server):
-            ended = all_at_once(calls | {"enqueue": lambda: q.enqueue(b"y", task_id="y")})
+            judge(all_at_once(own), "timeout (1 s)", 1)
+            ended = all_at_once(in_turn | {"enqueue": lambda: q.enqueue(b"y", task_id="y")})
         judge(ended, "request_timeout (2 s)", 2)
         assert [type(one.error) for one in ended if one.name == "enqueue"] == [OutcomeUnknown]
         tx.rollback()

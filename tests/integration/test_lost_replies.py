@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import Claim, ClaimLost, Message, OutcomeUnknown, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine import Message, OutcomeUnknown, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.errors import TransportError
 from tests.faulty import CutAfter, Faulty, Once, is_write
+from tests.integration.conftest import taken as next_of
 from tests.support import eventually, fresh_root
 
 MOST_WRITES = 8
@@ -143,31 +144,5 @@ def test_a_claim_of_unknown_outcome_is_given_back_although_its_client_claims_not
         pytest.fail("a claim that nobody can tell of was returned")
     assert lost.met.is_set()
     back(door, impatient)
-    got = other.queue("q").claim(timeout=20)
-    assert got is not None
-    assert (got.task.id, got.task.attempt) == ("a", 1)
-
-
-def test_what_the_record_has_forgotten_is_told_as_such_by_token_too(
-    door: Faulty, impatient: Queue, other: Zkmq
-) -> None:
-    """A release whose reply is lost, and four others settle the task: first unknown, then lost, and never denied."""
-    q = impatient
-    q.enqueue(b"x", task_id="a")
-    claim = q.claim(lease=600)
-    assert claim is not None
-    door.plan = Once(is_write, LOST_AND_AWAY)
-    with pytest.raises(OutcomeUnknown):
-        q.release("a", claim.token)
-    for _ in range(4):
-        taken: Claim | None = other.queue("q").claim(timeout=60)
-        assert taken is not None
-        taken.release()
-    back(door, q)
-    for kind in (OutcomeUnknown, ClaimLost, ClaimLost):
-        with pytest.raises(kind, match="cannot be told any more"):
-            q.release("a", claim.token)
-    last = q.claim()
-    assert last is not None
-    assert (last.task.id, last.task.attempt) == ("a", 1)
-    last.complete()
+    task = next_of(other.queue("q"), timeout=20).task
+    assert (task.id, task.attempt) == ("a", 1)

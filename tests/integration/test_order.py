@@ -154,6 +154,7 @@ GIVING_BACK = {
 }
 
 
+@pytest.mark.full
 def test_what_is_given_back_is_next(line: Queue, other: Zkmq, subtests: pytest.Subtests) -> None:
     """Released, failed without backoff, or its session ended: it is claimed next, before what was enqueued later.
 

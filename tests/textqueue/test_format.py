@@ -45,18 +45,17 @@ def test_the_seed_s_example_reads_as_it_says(tmp_path: Path) -> None:
     """Statuses, continuations, padding, variables with their padding, comments, a last line without its newline."""
     path = written(tmp_path / "a.tq", SEED)
     found = read(path)
-    assert [status for status, _, _ in found] == [
-        "queued", "processed", "error", "queued", "comment", "comment", "queued", "queued", "comment", "queued",
-    ]  # fmt: skip
-    assert found[3][1] == "Any message can have multiple lines\nwhere each sequential line begins with a ' ' space"
-    assert (
-        found[5][1]
-        == " Multiline comments are possible using a space as the starting character on\n each sequential line."
-    )
-    assert found[6][1] == "  I have space padding  "
+    statuses = "queued processed error queued comment comment queued queued comment queued"
+    assert [status for status, _, _ in found] == statuses.split()
+    texts = {
+        3: "Any message can have multiple lines\nwhere each sequential line begins with a ' ' space",
+        5: " Multiline comments are possible using a space as the starting character on\n each sequential line.",
+        6: "  I have space padding  ",
+        9: "Last line without a newline",
+    }
+    assert {at: found[at][1] for at in texts} == texts
     assert found[7][2][1].endswith("spaces   ")
     assert found[8][2] == ("Comments can also have message variables",)
-    assert found[9][1] == "Last line without a newline"
     assert path.read_bytes() == SEED
 
 
@@ -210,20 +209,20 @@ def test_an_append_never_changes_what_was_there(
 
 def test_what_is_too_large_is_neither_read_nor_appended(tmp_path: Path) -> None:
     """A line, a message, its variables, the file: each has a limit that one error names; the file stays as it was."""
-    limits = Limits(line=100, lines=500, message=200, variables=3, file=10_000)
     path = tmp_path / "a.tq"
+    small = Limits(line=100, lines=8, message=200, variables=3, file=400)
     for data, why in (
         (b"-" + b"x" * 101, "line at byte"),
-        (b"\n" * 501, "more than 500 lines"),
-        (b"-a\n" + b" x\n" * 80, "message"),
+        (b"\n" * 9, "more than 8 lines"),
+        (b"-a\n" + b" %s\n" % (b"x" * 90) * 3, "message"),
         (b"-a\n" + b"\\\n" * 4, "variables"),
     ):
-        with TextQueue.open(written(path, data), limits=limits) as queue, pytest.raises(HostileFile, match=why):
+        with TextQueue.open(written(path, data), limits=small) as queue, pytest.raises(HostileFile, match=why):
             list(queue.messages())
-    with pytest.raises(HostileFile, match=r"10,001"):
-        TextQueue.open(written(path, b"\n" * 10_001), limits=limits)
+    with pytest.raises(HostileFile, match="401"):
+        TextQueue.open(written(path, b"\n" * 401), limits=small)
     before = written(path, b"-a\n" * 4 + b"#" + b" " * 90 + b"\n").read_bytes()
-    with TextQueue.open(path, limits=Limits(line=100, lines=8, message=200, variables=3, file=400)) as queue:
+    with TextQueue.open(path, limits=small) as queue:
         for text, variables, why in (
             ("x" * 101, [], "line"),
             ("\n".join(["x" * 90] * 3), [], "bytes"),
@@ -242,39 +241,35 @@ def test_what_is_too_large_is_neither_read_nor_appended(tmp_path: Path) -> None:
 
 def test_reading_is_bounded_and_linear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many lines are refused before any is looked at; blank ones are passed together; a long one is read once."""
-    counts = {"bytes": 0, "reads": 0, "lines": 0}
+    reads, looked_at = list[int](), list[object]()
     read, line = TextQueue.read, lines.Line
 
     def counted_read(queue: TextQueue, size: int, offset: int) -> bytes:
         data = read(queue, size, offset)
-        counts.update(bytes=counts["bytes"] + len(data), reads=counts["reads"] + 1)
+        reads.append(len(data))
         return data
 
-    def counted_line(*given: Any) -> lines.Line:
-        counts["lines"] += 1
-        return line(*given)
-
     monkeypatch.setattr(TextQueue, "read", counted_read)
-    monkeypatch.setattr(lines, "Line", counted_line)
+    monkeypatch.setattr(lines, "Line", lambda *given: looked_at.append(given) or line(*given))
     path = tmp_path / "a.tq"
-    for data, looked_at in (
+    for data, count in (
         *((end * 6_000_000, 0) for end in (b"\n", b"\r\n", b"-\n", b" \n")),
         (b"\n" * 4_900_000 + b"-x", 1),
         (b"\r\n" * 4_900_000 + b"-x", 1),
         (b"-" + b"x" * (4 << 20) + b"\n-x", 2),
     ):
         with TextQueue.open(written(path, data)) as queue:
-            counts.update(bytes=0, reads=0, lines=0)
-            if looked_at:
+            reads.clear()
+            looked_at.clear()
+            if count:
                 assert [it.text for it in queue.messages()][-1].endswith("x")
             else:
-                with pytest.raises(HostileFile, match=r"more than 5,000,000 lines"):
-                    next(queue.messages())
-                with pytest.raises(HostileFile, match=r"more than 5,000,000 lines"):
-                    queue.append("x")
-            assert counts["lines"] == looked_at
-            assert counts["bytes"] <= 4 * len(data)
-            assert counts["reads"] <= 3 * len(data) // lines.CHUNK + 20
+                for call in (lambda: next(queue.messages()), lambda: queue.append("x")):
+                    with pytest.raises(HostileFile, match=r"more than 5,000,000 lines"):
+                        call()
+            assert len(looked_at) == count
+            assert sum(reads) <= 4 * len(data)
+            assert len(reads) <= 3 * len(data) // lines.CHUNK + 20
 
 
 def test_a_file_is_its_owner_s_and_no_link(tmp_path: Path) -> None:
@@ -335,19 +330,14 @@ def test_random_bytes_are_read_and_only_marks_change_them(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:
     """No bytes break the reader, which writes none; marking all that is queued changes those bytes alone."""
-    path = tmp_path_factory.mktemp("tq") / "a.tq"
-    path.write_bytes(data)
+    path, expected = written(tmp_path_factory.mktemp("tq") / "a.tq", data), bytearray(data)
     with TextQueue.open(path) as queue:
-        everything = list(queue.messages("all"))
+        queued = [it for it in queue.messages("all") if it.status == "queued"]
         assert path.read_bytes() == data
-        offsets = [it.offset for it in everything if it.status == "queued"]
-        for message in everything:
-            if message.status == "queued":
-                message.mark_processed()
-    expected = bytearray(data)
-    for offset in offsets:
-        assert expected[offset : offset + 1] == b"-"
-        expected[offset : offset + 1] = b"="
+        for message in queued:
+            assert expected[message.offset : message.offset + 1] == b"-"
+            expected[message.offset : message.offset + 1] = b"="
+            message.mark_processed()
     assert path.read_bytes() == bytes(expected)
 
 
