@@ -16,16 +16,17 @@ from kazoo.client import KazooClient
 
 from airflow_provider_zkmq.bench.catalogue import catalogue
 from airflow_provider_zkmq.bench.page import MARKS
+from tests.integration.command import carry_out
 
 LIMIT_S = 600
 TINY = ("--tasks", "6", "--rounds", "1", "--depth", "120")
 
 
-def bench(temporary: Path, *options: str) -> subprocess.Popen[str]:
+def bench(temporary: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
     """A benchmark whose folders are made in `temporary`."""
     return subprocess.Popen(
         [sys.executable, "-m", "airflow_provider_zkmq", "bench", *options],
-        env={**os.environ, "TMPDIR": str(temporary)},
+        env={**os.environ, "TMPDIR": str(temporary), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,25 +77,15 @@ def test_each_way_of_each_row_has_a_figure_or_says_why_not(zookeeper: str, folde
     assert rows.keys() == {row.key for row in catalogue()}
     ways = [way for row in rows.values() for way in row["ways"].values()]
     assert all(way.get("skipped") or way["rate"]["median"] > 0 for way in ways)
+    enqueue = rows["enqueue"]["ways"]["enqueue()"]  # an enqueue is one transaction, as the servers count
+    assert enqueue["transactions"]["median"] >= 1
+    assert enqueue["requests"]["median"] >= 1
     for row in catalogue():
         assert (tmp_path / "plots" / f"{row.key}.svg").is_file()
         assert f"](plots/{row.key}.svg)" in page.read_text()
     assert roots(zookeeper) == []
     assert alive(folder) == []
     assert list(folder.iterdir()) == []
-
-
-@pytest.mark.full
-def test_requests_are_counted_by_the_server(zookeeper: str, folder: Path) -> None:
-    """An enqueue is one transaction, whoever asks; what reading the counters and pings cost is little."""
-    with bench(
-        folder, "--hosts", zookeeper, "--rows", "enqueue", "--tasks", "40", "--rounds", "1", "--json"
-    ) as process:
-        out, errors = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, errors
-    ((enqueue),) = [way for name, way in json.loads(out)["rows"][0]["ways"].items() if name == "enqueue()"]
-    assert enqueue["transactions"]["median"] >= 1
-    assert enqueue["requests"]["median"] >= 1
 
 
 @pytest.mark.full
@@ -115,28 +106,23 @@ def test_an_interrupted_benchmark_leaves_nothing(zookeeper: str, folder: Path, n
 
 def test_without_hosts_a_server_is_started(folder: Path) -> None:
     """Also where the environment names some: a benchmark is no work for servers that others use."""
-    environment = {**os.environ, "TMPDIR": str(folder), "ZKMQ_HOSTS": "127.0.0.1:1"}
-    command = [sys.executable, "-m", "airflow_provider_zkmq", "bench", "--rows", "gc", *TINY, "--no-sync"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    assert "collect_garbage()" in done.stdout
+    with bench(folder, "--rows", "gc", *TINY, "--no-sync", ZKMQ_HOSTS="127.0.0.1:1") as process:
+        out, errors = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, "collect_garbage()" in out) == (0, True), errors
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_what_is_asked_for_wrongly_is_refused_in_one_line(subtests: pytest.Subtests) -> None:
+    for options, words in (
         (("--rows", "claimm"), "no row 'claimm'"),
         (("--rounds", "0"), "at least one round"),
         (("--auth", "a:b"), "without TLS and credentials"),
         (("--page", "no-such-page.md"), "no-such-page.md is no file"),
-    ],
-)
-def test_what_is_asked_for_wrongly_is_refused_in_one_line(folder: Path, options: tuple[str, ...], words: str) -> None:
-    with bench(folder, *options) as process:
-        out, errors = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, out, len(errors.splitlines())) == (2, "", 1)
-    assert words in errors
+    ):
+        with subtests.test(msg=words):
+            ended = carry_out(("bench", *options), {**os.environ})
+            assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 1)
+            assert words in ended.stderr
 
 
 @pytest.mark.full

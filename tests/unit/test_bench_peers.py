@@ -27,23 +27,21 @@ def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket
         yield listening
 
 
-@pytest.mark.parametrize(
-    ("sent", "reply"),
-    [
-        (b":7\r\n", 7),
-        (b"+PONG\r\n", b"PONG"),
-        (b"$-1\r\n", None),
-        (b"$4\r\na\r\nb\r\n", b"a\r\nb"),
-        (b"$0\r\n\r\n", b""),
-    ],
-)
-def test_a_reply_of_redis_is_read_to_its_end(listener: socket.socket, sent: bytes, reply: redis.Reply) -> None:
+def test_a_reply_of_redis_is_read_to_its_end(listener: socket.socket) -> None:
     """Also one with ends of lines in it; the next one begins after it."""
-    with redis.Connection(Path("socket")) as connection, closing(listener.accept()[0]) as server:
-        server.sendall(sent + b":1\r\n")
-        assert connection.call(b"LPUSH", b"tasks", b"a\r\nb") == reply
-        assert connection.call(b"PING") == 1
-        assert server.recv(len(ASKED)) == ASKED
+    replies = {
+        b":7\r\n": 7,
+        b"+PONG\r\n": b"PONG",
+        b"$-1\r\n": None,
+        b"$4\r\na\r\nb\r\n": b"a\r\nb",
+        b"$0\r\n\r\n": b"",
+    }
+    for sent, reply in replies.items():
+        with redis.Connection(Path("socket")) as connection, closing(listener.accept()[0]) as server:
+            server.sendall(sent + b":1\r\n")
+            assert connection.call(b"LPUSH", b"tasks", b"a\r\nb") == reply
+            assert connection.call(b"PING") == 1
+            assert server.recv(len(ASKED)) == ASKED
 
 
 def test_what_redis_refuses_is_said(listener: socket.socket) -> None:
@@ -64,18 +62,13 @@ def test_a_connection_that_ends_is_no_reply(listener: socket.socket) -> None:
                     connection.call(b"LMOVE")
 
 
-def test_without_its_server_redis_is_skipped_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SkippedError, match="apt install redis-server"):
-        with redis.running():
-            pass
-
-
-def test_without_its_server_or_its_client_rabbitmq_is_skipped_with_what_to_install(
+def test_without_its_server_or_its_client_a_peer_is_skipped_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(rabbit, "_DEBIAN", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SkippedError, match="apt install redis-server"), redis.running():
+        pass
     with pytest.raises(SkippedError, match="apt install rabbitmq-server"), rabbit.running():
         pass
     for name in ("rabbitmq-server", "epmd"):
@@ -95,17 +88,15 @@ class Fake:
     def clear(self) -> None:
         self.asked.append("clear")
 
-    def put(self, tasks: int) -> int:
-        self.asked.append(f"put {tasks}")
-        return tasks
+    def put(self, tasks: int, verb: str = "put", done: int | None = None) -> int:
+        self.asked.append(f"{verb} {tasks}")
+        return tasks if done is None else done
 
     def put_many(self, tasks: int) -> int:
-        self.asked.append(f"put-many {tasks}")
-        return tasks
+        return self.put(tasks, "put-many")
 
     def consume(self, tasks: int) -> int:
-        self.asked.append(f"consume {tasks}")
-        return 2
+        return self.put(tasks, "consume", 2)
 
 
 def test_threads_share_what_is_put_and_what_is_there() -> None:

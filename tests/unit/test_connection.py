@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import io
 import socket
 import struct
 import threading
@@ -177,7 +179,8 @@ async def test_what_is_posted_in_one_round_of_a_loop_is_written_at_once(session:
 def test_what_arrives_is_the_same_wherever_it_is_split(session: Session, line: Wire) -> None:
     """A ping's answer, an event, the reply to the write that caused it, and another: in this order, once each."""
     stream = frame(PING) + changed("/a") + got(1, b"A" * 300) + got(2, b"")
-    for at in range(1, len(stream)):
+    halves = ((stream[:at], stream[at:]) for at in range(1, len(stream)))
+    for pieces in (*halves, [bytes([byte]) for byte in stream]):
         open_line(session, line)
         seen: list[str] = []
         watch, connection = Watch(ThreadSignal()), session.client._connection
@@ -189,15 +192,9 @@ def test_what_arrives_is_the_same_wherever_it_is_split(session: Session, line: W
         replies = [ask(session, Get("/a")), ask(session, Get("/b"))]
         flush(session)
         replies[0].rawlink(lambda _reply, seen=seen: seen.append("reply"))
-        arrives(session, line, stream[:at], stream[at:])
+        arrives(session, line, *pieces)
         assert ([reply.get_nowait()[0] for reply in replies], seen) == ([b"A" * 300, b""], ["event", "reply"])
         assert not connection.ping_outstanding.is_set()
-
-
-def test_a_reply_comes_byte_by_byte(session: Session, line: Wire) -> None:
-    reply = ask(session, Get("/a"))
-    arrives(session, line, *(bytes([byte]) for byte in got(1, b"data")))
-    assert reply.get_nowait()[0] == b"data"
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5, BlockingIOError(), OSError(errno.ENOBUFS, "no buffer space")])
@@ -243,21 +240,6 @@ def test_an_interrupt_while_a_request_is_written_costs_the_connection(session: S
     assert line.requests == [(1, 4)]
 
 
-def test_a_signal_s_handler_may_send_while_its_thread_is_sending(session: Session, line: Wire) -> None:
-    """Its request follows."""
-    send = line.send
-
-    def interrupted(data: bytes) -> int:
-        line.send = send  # type: ignore[method-assign]
-        ask(session, Get("/handler"))
-        return send(data)
-
-    line.send = interrupted  # type: ignore[method-assign]
-    ask(session, Exists("/a"))
-    flush(session)
-    assert line.requests == [(1, 3), (2, 4)]
-
-
 def of_the_outbox(code: CodeType) -> bool:
     return code.co_filename == outbox.__file__
 
@@ -265,6 +247,14 @@ def of_the_outbox(code: CodeType) -> bool:
 def at_line(number: int, act: Callable[[], object], job: Callable[[], object]) -> bool:
     """Do something before one of the outbox's lines that a job runs, as a signal does; whether there are so many."""
     return interrupted(job, number, of_the_outbox, act=act, events=frozenset({"line", "return"}))
+
+
+def begin_anew(session: Session, line: Wire, takes: Any) -> None:
+    """An open line on which nothing was written, and which takes so much of the first write."""
+    session.client.outbox.close()
+    open_line(session, line)
+    flush(session)
+    line.sent, line.takes = b"", [takes]
 
 
 def ask_several(session: Session) -> None:
@@ -283,42 +273,52 @@ def test_wherever_an_interrupt_comes_the_connection_s_thread_is_woken(
     """It writes what is left, or drops the connection: nothing waits until somebody sends the next request."""
     job = session.client.flush if posted else lambda: ask(session, Exists("/c"))
     for number in count(2 if posted else 0):  # before its first lines nothing has begun
-        session.client.outbox.close()
-        open_line(session, line)
-        flush(session)
-        line.sent, line.takes = b"", [takes]
+        begin_anew(session, line, takes)
         for _ in range(posted):
             submit(session, Exists("/a"), more=True)
         if not at_line(number, keyboard, job):
             return
         line.takes.clear()
-        dropped = False
-        try:
+        with contextlib.suppress(ConnectionDropped):
             flush(session)
-        except ConnectionDropped:
-            dropped = True
-        assert dropped or len(line.requests) == session.client.unanswered
+            assert len(line.requests) == session.client.unanswered
 
 
 @pytest.mark.parametrize("takes", [1_000, 5, BlockingIOError()])
 def test_wherever_a_signal_s_handler_sends_everything_is_written_once(session: Session, line: Wire, takes: Any) -> None:
     for number in count():
-        session.client.outbox.close()
-        open_line(session, line)
-        flush(session)
-        line.sent, line.takes = b"", [takes]
+        begin_anew(session, line, takes)
         if not at_line(number, lambda: ask(session, Get("/handler")), lambda: ask_several(session)):
             break
         line.takes.clear()
         flush(session)
         assert [each for each, _ in line.requests] == [1, 2, 3, 4]
         assert sorted(kind for _, kind in line.requests) == [3, 3, 3, 4]
+    begin_anew(session, line, takes)
+    send = line.send
+
+    def interrupted_send(data: bytes) -> int:
+        line.send = send  # type: ignore[method-assign]
+        ask(session, Get("/handler"))
+        return send(data)
+
+    line.send = interrupted_send  # type: ignore[method-assign]
+    ask(session, Exists("/a"))
+    flush(session)
+    assert line.requests == [(1, 3), (2, 4)]
 
 
-def test_a_request_that_cannot_be_encoded_is_its_caller_s_error(session: Session, line: Wire) -> None:
+def test_what_is_not_understood_is_its_caller_s_error(session: Session, line: Wire) -> None:
+    """A request that cannot be encoded, and a reply that is too short: the connection goes on."""
     with pytest.raises(UnicodeEncodeError):
         ask(session, Get("/\ud800"))
     assert (line.sent, session.client.unanswered) == (b"", 0)
+    replies = [ask(session, Get("/a")), ask(session, Get("/b"))]
+    flush(session)
+    arrives(session, line, frame(1, b"\0") + got(2, b"B"))
+    with pytest.raises(struct.error):
+        replies[0].get_nowait()
+    assert replies[1].get_nowait()[0] == b"B"
 
 
 @pytest.mark.parametrize(
@@ -331,16 +331,6 @@ def test_nonsense_drops_the_connection(session: Session, line: Wire, nonsense: b
         arrives(session, line, nonsense)
     session.client._notify_pending(KeeperState.CONNECTING)
     assert reply.ready()
-
-
-def test_a_reply_that_is_not_understood_is_its_caller_s_error(session: Session, line: Wire) -> None:
-    """The connection goes on."""
-    replies = [ask(session, Get("/a")), ask(session, Get("/b"))]
-    flush(session)
-    arrives(session, line, frame(1, b"\0") + got(2, b"B"))
-    with pytest.raises(struct.error):
-        replies[0].get_nowait()
-    assert replies[1].get_nowait()[0] == b"B"
 
 
 def test_much_is_written_in_several_pieces(session: Session, line: Wire) -> None:
@@ -383,42 +373,34 @@ class Server:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._listening.settimeout(PATIENCE)
         self.hosts = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self.connection: socket.socket | None = None
+        self._stream: Any = io.BytesIO()
 
     def accept(self, timeout_ms: int = 10_000) -> None:
         """Take a connection and give it a session; 0: its session has ended."""
-        self.connection = self._listening.accept()[0]
-        self.connection.settimeout(PATIENCE)
+        with self._listening.accept()[0] as connection:
+            connection.settimeout(PATIENCE)
+            self._stream = connection.makefile("rwb")  # which holds it open
         self.read()
         body = wire.int_int_long_struct.pack(0, timeout_ms, 99) + wire.write_buffer(b"p" * 16)
         self.send(wire.write_buffer(body))
 
     def read(self) -> bytes:
         """A request."""
-        return self._read(*wire.int_struct.unpack(self._read(4)))
-
-    def _read(self, size: int) -> bytes:
-        assert self.connection is not None
-        data = b""
-        while len(data) < size:
-            piece = self.connection.recv(size - len(data))
-            assert piece
-            data += piece
-        return data
+        request: bytes = self._stream.read(*wire.int_struct.unpack(self._stream.read(4)))
+        return request
 
     def send(self, data: bytes) -> None:
-        assert self.connection is not None
-        self.connection.sendall(data)
+        self._stream.write(data)
+        self._stream.flush()
+
+    def drop(self) -> None:
+        """Drop the connection."""
+        self._stream.close()
 
     def close(self) -> None:
         """Drop the connection, and take no other."""
         self.drop()
         self._listening.close()
-
-    def drop(self) -> None:
-        """Drop the connection."""
-        if self.connection is not None:
-            self.connection.close()
 
 
 @pytest.fixture
@@ -437,6 +419,14 @@ def opened(server: Server) -> Iterator[Session]:
     yield made
     server.close()
     made.close()
+
+
+def lose(opened: Session, server: Server) -> None:
+    """The connection is lost, and a request with it."""
+    lost = ask(opened, Get("/lost"))
+    server.drop()
+    with pytest.raises(ConnectionLoss):
+        lost.get(timeout=PATIENCE)
 
 
 def numbers(requests: list[bytes]) -> list[int]:
@@ -462,51 +452,35 @@ def test_a_lost_connection_fails_what_is_under_way_and_the_next_begins_anew(open
 
 
 def test_what_is_asked_while_the_connection_is_away_is_sent_when_it_stands(opened: Session, server: Server) -> None:
-    lost = ask(opened, Get("/a"))
-    server.drop()
-    with pytest.raises(ConnectionLoss):
-        lost.get(timeout=PATIENCE)
+    """It fails where the session has ended meanwhile."""
+    lose(opened, server)
     waiting = [ask(opened, Get("/b")) for _ in range(100)]
     server.accept()
     assert numbers([server.read() for _ in waiting]) == list(range(1, 101))
     server.send(b"".join(got(number, b"B") for number in range(1, 101)))
     assert {reply.get(timeout=PATIENCE)[0] for reply in waiting} == {b"B"}
 
-
-def test_what_waits_for_a_session_that_has_ended_fails(opened: Session, server: Server) -> None:
-    lost = ask(opened, Get("/a"))
-    server.drop()
-    with pytest.raises(ConnectionLoss):
-        lost.get(timeout=PATIENCE)
-    waiting = ask(opened, Get("/b"))
+    lose(opened, server)
+    waiting = [ask(opened, Get("/b"))]
     server.accept(timeout_ms=0)
     with pytest.raises(SessionExpiredError):
-        waiting.get(timeout=PATIENCE)
+        waiting[0].get(timeout=PATIENCE)
 
 
 def test_a_session_is_ended_in_order(opened: Session, server: Server) -> None:
-    """What was asked before is answered, then the end; what is asked afterwards is refused."""
+    """What was asked before is answered, be it larger than any buffer, then the end; then all is refused."""
+    much = b"x" * 3_000_000
     reply = ask(opened, Get("/a"))
     closing = threading.Thread(target=opened.close, kwargs={"patience": PATIENCE})
     closing.start()
     assert numbers([server.read(), server.read()]) == [1, 2]
-    server.send(got(1, b"A") + frame(2))
+    server.send(got(1, much) + frame(2))
     closing.join(PATIENCE)
-    assert (closing.is_alive(), reply.get_nowait()[0]) == (False, b"A")
+    assert (closing.is_alive(), reply.get_nowait()[0]) == (False, much)
     assert opened.client._connection.connection_stopped.is_set()
     refused = Reply()
     opened.client.post(wire.Sync("/"), refused)
     assert refused.ready()
-
-
-def test_a_reply_larger_than_any_buffer(opened: Session, server: Server) -> None:
-    reply = ask(opened, Get("/a"))
-    server.read()
-    server.send(got(1, b"x" * 3_000_000))
-    assert len(reply.get(timeout=PATIENCE)[0]) == 3_000_000
-
-
-# --- the switch
 
 
 def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
