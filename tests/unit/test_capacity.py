@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.unit.queueing import Simulation, Staff, constant, exponential, two_si
 
 SQUARED = {exponential: 1.0, constant: 0.0, two_sided: 4.0}
 ARRIVALS = 60_000
+LONG = partial(pytest.param, marks=pytest.mark.full)
 ONE_POOL = [(1, 0.5), (1, 0.8), (3, 0.7), (5, 0.7), (5, 0.9), (10, 0.8), (20, 0.85)]
 #: Classes by what accepts them: nested as `at_least` nests them, apart as `absolute` parts them, and overlapping.
 SEVERAL = [
@@ -62,7 +64,7 @@ def test_the_mean_wait_of_each_class_is_that_of_a_simulated_one(rates, staff, dr
         assert near(told[name].mean, simulation.mean(name), slack=0.02), (name, told[name], simulation.mean(name))
 
 
-@pytest.mark.parametrize(("rates", "slow"), [({"a": 2.0, "b": 0.4}, 2.0), ({"a": 1.8, "b": 0.5}, 0.5)])
+@pytest.mark.parametrize(("rates", "slow"), [({"a": 2.0, "b": 0.4}, 2.0), LONG({"a": 1.8, "b": 0.5}, 0.5)])
 def test_run_times_that_go_by_the_class_are_met_by_how_they_vary(rates, slow) -> None:
     """The model knows the run times of each crew only; classes that take longer are variation, and within 20 % too."""
     staff = [Staff("a", 2, 1.0), Staff("ab", 2, 1.0)]
@@ -82,8 +84,8 @@ def _observed(simulation: Simulation, member: Staff) -> Crew:
 
 
 @pytest.mark.parametrize("wanted", [0.5, 3.0])
-@pytest.mark.parametrize("draw", [exponential, two_sided], ids=lambda draw: draw.__name__)
-@pytest.mark.parametrize("load", [0.8, 4.5, 12.0])
+@pytest.mark.parametrize("draw", [exponential, LONG(two_sided)], ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("load", [0.8, 4.5, LONG(12.0)])
 def test_as_many_consumers_are_asked_for_as_a_simulated_queue_needs(load, draw, wanted) -> None:
     """The least number that keeps 95 of 100 waits short, within 20 % of the one that is found by trying."""
     told = model([Staff("a", 1, 1.0)], SQUARED[draw]).needs({"a": load}, Target(wanted))["a"].needed
@@ -99,37 +101,27 @@ def test_as_many_consumers_are_asked_for_as_a_simulated_queue_needs(load, draw, 
 @pytest.mark.parametrize("busy", [0.5, 1.5, 2.6])
 def test_as_many_high_performance_nodes_are_asked_for_as_a_simulated_queue_needs(busy) -> None:
     """Of consumers that take all classes, beside others that take only the lower one, which stay as they are."""
-    rates = {"a": 3.0, "b": busy}
-    told = model([Staff("a", 3, 1.0), Staff("ab", 1, 1.0)]).needs(rates, Target(2.0))["b"]
-    tried = next(
-        servers
-        for servers in range(1, 20)
-        if sum(rates.values()) < servers + 3
-        and Simulation(rates, [Staff("a", 3, 1.0), Staff("ab", servers, 1.0)], seed=5)
-        .run(ARRIVALS // 2)
-        .quantile("b", 0.95)
-        <= 2.0
+    rates, lower = {"a": 3.0, "b": busy}, Staff("a", 3, 1.0)
+    told = model([lower, Staff("ab", 1, 1.0)]).needs(rates, Target(2.0))["b"]
+    late = lambda more: (
+        Simulation(rates, [lower, Staff("ab", more, 1.0)], seed=5).run(ARRIVALS // 2).quantile("b", 0.95)
     )
+    tried = next(more for more in range(1, 20) if sum(rates.values()) < more + 3 and late(more) <= 2.0)
     assert (told.servers, told.grow) == (1, {"a", "b"})
     assert told.needed == pytest.approx(tried, rel=0.2)
 
 
-def test_a_system_of_several_kinds_is_erlang_s_where_all_accept_all() -> None:
-    """The sum over the kinds is the formula of one pool when the classes do not matter."""
-    kinds = [Kind(frozenset("ab"), 2, 1.0), Kind(frozenset("ab"), 3, 1.0)]
-    told = waits({"a": 3.0, "b": 1.0}, kinds)
-    assert told["a"].mean == told["b"].mean == pytest.approx(pool(4.0, 1.0, 5).mean)
-    assert told["a"].chance == pytest.approx(erlang_c(4.0, 5))
-
-
 def test_erlang_s_formula_is_the_one_of_the_tables() -> None:
-    """Values that are printed in textbooks: M/M/1, where the chance to wait is the load, and two busy telephones."""
+    """M/M/1, where the chance to wait is the load, and two busy telephones; also where several kinds accept all."""
     assert erlang_c(0.5, 1) == pytest.approx(0.5)
     assert erlang_c(1.0, 2) == pytest.approx(1 / 3)
     assert pool(2.0, 0.25, 1).mean == pytest.approx(0.25)
     assert variation(0.0, 0.8, 1) == 0.5
     assert variation(3.0, 0.8, 1) == pytest.approx(2.0)
     assert variation(1.0, 0.5, 9) == pytest.approx(1.0)
+    told = waits({"a": 3.0, "b": 1.0}, [Kind(frozenset("ab"), 2, 1.0), Kind(frozenset("ab"), 3, 1.0)])
+    assert told["a"].mean == told["b"].mean == pytest.approx(pool(4.0, 1.0, 5).mean)
+    assert told["a"].chance == pytest.approx(erlang_c(4.0, 5))
 
 
 def test_what_piles_up_is_told_of_its_own_class_alone() -> None:
@@ -144,8 +136,12 @@ def test_what_piles_up_is_told_of_its_own_class_alone() -> None:
     assert needs["a"].needed <= needs["a"].servers
 
 
-def test_a_class_that_nobody_serves_needs_somebody() -> None:
-    """No number can be told, as nobody knows how fast they would be."""
+def test_what_only_some_or_nobody_accepts_is_held_against_those() -> None:
+    """The tightest group tells how busy a class's consumers are; nobody knows how fast those would be that are none."""
+    kinds = [Kind(frozenset("a"), 2, 1.0), Kind(frozenset("ab"), 2, 1.0)]
+    busy = utilisations({"a": 0.5, "b": 1.8}, kinds)
+    assert busy == {"a": pytest.approx(2.3 / 4), "b": pytest.approx(0.9)}
+    assert sorted(len(own) for own, _, _ in circles({"a": 0.5, "b": 1.8}, kinds)) == [1, 2]
     need = model([Staff("a", 1, 1.0)]).needs({"a": 0.5, "z": 1.0}, Target())["z"]
     assert (need.wait, need.servers, need.needed) == (ENDLESS, 0, None)
     assert model([]).needs({"z": 1.0}, Target())["z"].wait == ENDLESS
@@ -154,10 +150,9 @@ def test_a_class_that_nobody_serves_needs_somebody() -> None:
 
 def test_a_target_may_be_how_busy_they_are() -> None:
     """Then no wait is asked for, or both are."""
-    busy = model([Staff("a", 9, 1.0)]).needs({"a": 7.0}, Target(None, 0.7))["a"]
-    assert busy.needed == 10
-    assert model([Staff("a", 9, 1.0)]).needs({"a": 7.0}, Target(None))["a"].needed == 8
-    assert model([Staff("a", 9, 1.0)]).needs({"a": 7.0}, Target(0.01, 0.7))["a"].needed > 10
+    needed = lambda *target: model([Staff("a", 9, 1.0)]).needs({"a": 7.0}, Target(*target))["a"].needed
+    assert (needed(None, 0.7), needed(None)) == (10, 8)
+    assert needed(0.01, 0.7) > 10
 
 
 def test_hundreds_of_consumers_are_reckoned_within_bounds() -> None:
@@ -171,14 +166,6 @@ def test_hundreds_of_consumers_are_reckoned_within_bounds() -> None:
     assert model(many).waits({"a": 5.0, "b": 1.0})["b"].mean > 0
 
 
-def test_what_only_some_accept_is_held_against_those() -> None:
-    """The tightest group tells how busy a class's consumers are."""
-    kinds = [Kind(frozenset("a"), 2, 1.0), Kind(frozenset("ab"), 2, 1.0)]
-    busy = utilisations({"a": 0.5, "b": 1.8}, kinds)
-    assert busy == {"a": pytest.approx(2.3 / 4), "b": pytest.approx(0.9)}
-    assert sorted(len(own) for own, _, _ in circles({"a": 0.5, "b": 1.8}, kinds)) == [1, 2]
-
-
 def test_consumers_that_served_little_are_counted_with_those_they_resemble() -> None:
     """Three tasks tell little about what a consumer accepts; a thousand do. Restarted ones are the same kind."""
     many = Crew({"a": 900, "b": 100}, 2, 2, 1.0, 1.0)
@@ -189,9 +176,5 @@ def test_consumers_that_served_little_are_counted_with_those_they_resemble() -> 
     assert joined.service == pytest.approx((1_000 + 18) / 1_009)
     assert [crew.servers for crew in crews([sure, many])] == [2, 2]
     assert len(crews([sure, replace(sure, servers=1), few])) == 1
-
-
-def test_run_times_of_crews_that_are_joined_vary_as_all_of_them() -> None:
-    """The variation between them counts, too."""
     joined = Crew({"a": 1}, 1, 1, 1.0, 0.0).joined(Crew({"a": 1}, 1, 1, 3.0, 0.0))
-    assert (joined.service, joined.squared) == (2.0, pytest.approx(0.25))
+    assert (joined.service, joined.squared) == (2.0, pytest.approx(0.25)), "the variation between them counts, too"

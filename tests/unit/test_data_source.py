@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -125,21 +126,19 @@ def test_a_schema_that_was_given_chooses_columns(hosts: str) -> None:
             TaskReader(given, Options.of({"hosts": hosts}))
 
 
-def test_ids_are_shared_out_evenly() -> None:
-    """Each once, a queue's among themselves; as many partitions as asked for, else none of them too large or small."""
+def test_ids_are_shared_out_evenly_and_batches_go_by_the_payloads() -> None:
+    """Each once, a queue's among themselves; as many partitions as asked for, else none of them too large or small.
+
+    Large payloads are read a few at a time.
+    """
     listed = [Share("a", [f"a{n}" for n in range(100)]), Share("b", ["b"], ["dead"]), Share("c", ())]
     made = shares(listed, 4)
     assert [share.number for share in made] == list(range(len(made)))
     assert [each for share in made for each in share.ids] == [*listed[0].ids, "b"]
     assert {len(share.ids) for share in made if share.queue == "a"} <= {26, 22}
-    assert made[-1].states == ["dead"]
-    assert len(shares(listed[:1], 0)) == 1
+    assert (made[-1].states, len(shares(listed[:1], 0))) == (["dead"], 1)
     assert {len(share.ids) for share in shares([Share("a", range(100_000))], 0)} <= {25_000}  # type: ignore[arg-type]
     assert [share.ids for share in shares([], 0)] == [()]
-
-
-def test_batches_grow_and_shrink_with_the_payloads() -> None:
-    """Large payloads are read a few at a time."""
     small, large = Scanned({"data": [b"x"] * 256}, (), ()), Scanned({"data": [b"x" * (1 << 20)] * 256}, (), ())
     assert [reading._next_size(now, small) for now in (256, 4_096)] == [512, 4_096]
     assert reading._next_size(256, large) == 8
@@ -174,11 +173,14 @@ def test_what_vanished_or_is_corrupt_is_counted_and_told(
         reader(hosts, "task_id", report=str(tmp_path / "file")).partitions()
 
 
+@dataclass
 class _Moving:
     """A queue in which tasks move while they are listed, and to `later` when the first list has been read."""
 
-    def __init__(self, lists: dict[str | None, list[str]], now: dict[str, str], later: Any = None) -> None:
-        self.lists, self.now, self.later, self.scanned = lists, now, later or lists, []
+    lists: dict[str | None, list[str]]
+    now: dict[str, str]
+    later: dict[str | None, list[str]]
+    scanned: list[str] = field(default_factory=list)
 
     def ids(self, state: str | None = None) -> list[str]:
         listed = self.lists.get(None if state is None else str(state), [])
@@ -200,7 +202,7 @@ def test_a_task_in_transition_is_a_row_once() -> None:
         "inserted": ["a", "on"], "claimed": ["on", "b"], "finished": ["c", "gone"],
         None: ["a", "b", "back", "c", "deleted", "on"],
     }  # fmt: skip
-    queue: Any = _Moving(lists, {"on": "finished", "back": "inserted"})
+    queue: Any = _Moving(lists, {"on": "finished", "back": "inserted"}, lists)
     known = {"a": "inserted", "b": "claimed", "c": "finished", "on": "finished", "back": "inserted"}
     assert list_states(queue, ()) == known
     assert sorted(queue.scanned) == ["back", "deleted", "on"]
@@ -214,8 +216,16 @@ def test_a_task_in_transition_is_a_row_once() -> None:
         assert list_ids(redriven[1], states) == ["d"]
 
 
-def test_credentials_are_looked_up_where_a_connection_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In that process's environment; a reader that is pickled holds none. Options win over hosts and root there."""
+def test_a_process_has_one_connection_for_each_way_to_connect(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is opened again where it was closed. Credentials are looked up there, in that process's environment.
+
+    A reader that is pickled holds none. Options win over hosts and root of the environment.
+    """
+    first = access.cached(Options.of({"hosts": hosts}))
+    assert access.cached(Options.of({"hosts": hosts, "queues": "q"})) is first
+    assert access.cached(Options.of({"hosts": f"{hosts}/others"})) is not first
+    first.close()
+    assert access.cached(Options.of({"hosts": hosts})) is not first
     for name, value in (("AUTH", "ann:s3cr3t"), ("HOSTS", "elsewhere:2181"), ("ROOT", "/elsewhere")):
         monkeypatch.setenv(f"ZKMQ_{name}", value)
     shipped = reader("127.0.0.1:2181", "task_id")
@@ -231,15 +241,6 @@ def test_credentials_are_looked_up_where_a_connection_is_opened(monkeypatch: pyt
     monkeypatch.setenv("ZKMQ_TLS_KEY_PASSWORD_FILE", "/nowhere/password")
     with pytest.raises(ConfigError, match="/nowhere/password cannot be read"):
         access.connection(Options.of({}))
-
-
-def test_one_connection_for_each_process_and_for_each_way_to_connect(hosts: str) -> None:
-    """It is opened again where it was closed."""
-    first = access.cached(Options.of({"hosts": hosts}))
-    assert access.cached(Options.of({"hosts": hosts, "queues": "q"})) is first
-    assert access.cached(Options.of({"hosts": f"{hosts}/others"})) is not first
-    first.close()
-    assert access.cached(Options.of({"hosts": hosts})) is not first
 
 
 def test_errors_in_a_worker_are_all_that_spark_shows(monkeypatch: pytest.MonkeyPatch) -> None:
