@@ -8,7 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import pytest
@@ -55,8 +55,9 @@ from tests.unit.world import Client, new_queue
 MOST = 250
 #: What an idle consumer may send in a minute: it looks at what was refused again, after ever longer pauses.
 IDLE = 400
-#: Of the contents every fourth is tried; all where they are asked for: `ZKMQ_EVERY_DAMAGE=1`.
-SHARE = 1 if os.environ.get("ZKMQ_EVERY_DAMAGE") else 4
+#: Of the damages every so many are tried: few in `make test`; more otherwise, or all: `ZKMQ_EVERY_DAMAGE=1`.
+MANY = 1 if os.environ.get("ZKMQ_EVERY_DAMAGE") else 4
+SHARE = pytest.mark.parametrize("share", [4 * MANY, pytest.param(MANY, marks=pytest.mark.full)])
 BASE = world().base
 #: Permanent znodes that somebody needs, whatever the queue is used for: one that is missing is made anew.
 NEEDED = {
@@ -97,10 +98,14 @@ def damaged(damage: Damage, order: str = "default", *, dies: bool = False, knows
         zk.expire(world(order).client.session)
     client = Counting(zk, "witness")
     if knows:
-        client.put(task_id="before", priority=99)
+        put(client, "before", priority=99)
         client.complete(client.claimed())
     damage.apply(zk)
     return client
+
+
+def put(client: Counting, task_id: str, **options: Any) -> None:
+    client.within(MOST, enqueue.enqueue(client.context, Message(b"x", task_id=task_id, **options)))
 
 
 def names(error: Exception, damage: Damage) -> bool:
@@ -109,9 +114,20 @@ def names(error: Exception, damage: Damage) -> bool:
     return isinstance(error, CorruptRecord) and (damage.path in str(error) or beside in str(error))
 
 
-def is_task_s(damage: Damage, task_id: str) -> bool:
-    """Whether a damaged znode belongs to a task: stands in its tree, lists it, or holds what lists it."""
-    return f"/tasks/{task_id}" in damage.path or damage.path.endswith(f"~{task_id}")
+def tasks_of(damage: Damage, task_ids: Iterable[str]) -> Iterator[str]:
+    """Those of the tasks that a damaged znode belongs to: it stands in its tree, lists it, or holds what lists it."""
+    return (each for each in task_ids if f"/tasks/{each}" in damage.path or damage.path.endswith(f"~{each}"))
+
+
+def tolerated(client: Counting, procedure: Any, damage: Damage, *others: type, most: int = MOST) -> bool:
+    """Whether a procedure gives a result; if not, it says what is damaged, or ends with one of the other errors."""
+    try:
+        client.within(most, procedure)
+    except ZkmqError as error:
+        if not (names(error, damage) or isinstance(error, others)):
+            raise
+        return False
+    return True
 
 
 def each(subtests: pytest.Subtests, cases: Iterable[Damage], check: Callable[[Damage], None]) -> None:
@@ -127,11 +143,11 @@ def each(subtests: pytest.Subtests, cases: Iterable[Damage], check: Callable[[Da
             assert not failures, f"{len(failures)} cases:\n" + "\n".join(failures[:40])
 
 
-def some(cases: Iterable[Damage]) -> Iterator[Damage]:
-    """A share of the cases: the same ones each time."""
+def some(cases: Iterable[Damage], share: int) -> Iterator[Damage]:
+    """A share of the cases, the same ones each time; of what is missing more."""
     for damage in cases:
         number = zlib.crc32(str(damage)[len(BASE) + 1 :].encode())
-        if damage.data is None or number % SHARE == 0:
+        if number % (share if damage.data is not None else max(1, share // 4)) == 0:
             yield damage
 
 
@@ -152,10 +168,6 @@ def readable(cases: Iterable[Damage]) -> Iterator[Damage]:
 # --- workers, upkeep and clean-up
 
 
-def put(client: Counting, task_id: str, **options: Any) -> None:
-    client.within(MOST, enqueue.enqueue(client.context, Message(b"x", task_id=task_id, **options)))
-
-
 def claiming(client: Counting, timeout: float = 0) -> Any:
     return claim.claim(client.context, Wanted(EVERYTHING), timeout)
 
@@ -167,24 +179,11 @@ def work(client: Counting, damage: Damage) -> set[str]:
         claimed = client.within(MOST, claiming(client))
         if claimed is None:
             return done
-        try:
-            outcome = Error("no") if claimed.task_id == "fails" else Success(b"r")
-            client.within(MOST, settle_outcome(client.context, claimed, outcome, None, Settlement()))
+        outcome = Error("no") if claimed.task_id == "fails" else Success(b"r")
+        if tolerated(client, settle_outcome(client.context, claimed, outcome, None, Settlement()), damage):
             done.add(claimed.task_id)
-        except ZkmqError as error:
-            if not names(error, damage):
-                raise
     msg = "the same tasks come again and again"
     raise AssertionError(msg)
-
-
-def look(client: Counting, procedure: Any, damage: Damage) -> None:
-    """Something that people do: it gives a result, or says what is damaged."""
-    try:
-        client.within(MOST, procedure)
-    except CorruptRecord as error:
-        if not names(error, damage):
-            raise
 
 
 def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> None:
@@ -210,7 +209,7 @@ def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> Non
     for procedure in (counts.counts(context), inspect.list_tasks(context)):
         client.within(2 * MOST, procedure)
     for procedure in (register.consumers(context), explain.explain(context, "good"), settings.conf(context)):
-        look(client, procedure, damage)
+        tolerated(client, procedure, damage)
     for lifetime in (1000, 0):
         client.within(MOST, collect.collect_garbage(context, lifetime))
     client.within(MOST, rescue.tend(context))
@@ -218,7 +217,7 @@ def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> Non
     assert "later" in work(client, damage)
     told_once(client, damage)
     assert damage.data is not None or damage.path not in NEEDED or damage.path in client.zk.nodes, "not made anew"
-    look(client, operate.clear(context), damage)
+    tolerated(client, operate.clear(context), damage)
     heir = Counting(client.zk, "heir")
     assert heir.within(MOST, collect.collect_garbage(heir.context, 0)).ran or "/lock" in damage.path
     put(heir, "last")
@@ -234,41 +233,39 @@ def told_once(client: Counting, damage: Damage) -> None:
     assert len(told) <= 1, told
 
 
-def is_readable(path: str) -> bool:
-    """Whether workers can tell at all whether they may write to the queue."""
-    return path not in {f"{BASE}/conf", f"{BASE}/conf/layout"}
-
-
 def readable_queue() -> Iterator[str]:
-    return filter(is_readable, kinds())
+    """But for what tells workers at all whether they may write to the queue."""
+    return (path for path in kinds() if path not in {f"{BASE}/conf", f"{BASE}/conf/layout"})
 
 
-@pytest.mark.full
+@SHARE
 @pytest.mark.parametrize("dies", [True, False])
-def test_a_missing_or_strange_znode_stops_nobody(subtests: pytest.Subtests, dies: bool) -> None:
+def test_a_missing_or_strange_znode_stops_nobody(subtests: pytest.Subtests, share: int, dies: bool) -> None:
     """A client that knew the queue before, or one that comes later, where consumers have died: to be rescued is much.
 
     What everybody needs is made anew.
     """
     cases = (damage for path in readable_queue() for damage in damages(path) if damage.of_the_tree)
-    each(subtests, cases if dies else some(cases), partial(survive, dies=dies))
+    each(subtests, some(cases, share // (MANY if dies else 1)), partial(survive, dies=dies))
 
 
-def test_a_damaged_znode_stops_nobody(subtests: pytest.Subtests) -> None:
+@SHARE
+def test_a_damaged_znode_stops_nobody(subtests: pytest.Subtests, share: int) -> None:
     """Healthy tasks are claimed and finished, clean-up runs, requests are bounded, and each path is reported once.
 
     So it is in strict order.
     """
-    cases = (damage for path in readable_queue() for damage in some(damages(path)) if not damage.of_the_tree)
-    each(subtests, cases, survive)
+    cases = (damage for path in readable_queue() for damage in damages(path) if not damage.of_the_tree)
+    each(subtests, some(cases, share), survive)
     paths = (path for path in kinds("fifo") if "/queue/" in path or "released" in path)
-    each(subtests, (damage for path in paths for damage in some(damages(path, "fifo"))), partial(survive, order="fifo"))
+    cases = (damage for path in paths for damage in damages(path, "fifo"))
+    each(subtests, some(cases, share), partial(survive, order="fifo"))
 
 
 @pytest.mark.full
 def test_a_damaged_field_stops_nobody(subtests: pytest.Subtests) -> None:
     """Every field of every record, and what is nested in it, with numbers, texts and shapes that it cannot have."""
-    each(subtests, (damage for path in readable_queue() for damage in some(readable(fields(path)))), survive)
+    each(subtests, (damage for path in readable_queue() for damage in some(readable(fields(path)), MANY)), survive)
 
 
 # --- verbs
@@ -344,7 +341,7 @@ def answer(damage: Damage) -> None:
     client.zk.advance(3)
     for name, verb in OF_QUEUES.items():
         ask(client, name, verb(client.context), damage)
-    for task_id in filter(partial(is_task_s, damage), client_tasks()):
+    for task_id in tasks_of(damage, world().zk.names(f"{BASE}/tasks")):
         client = damaged(damage)
         for name, read in READS.items():
             ask(client, name, read(client.context, task_id), damage)
@@ -353,13 +350,10 @@ def answer(damage: Damage) -> None:
             ask(client, name, write(client.context, task_id), damage)
 
 
-def client_tasks() -> list[str]:
-    return world().zk.names(f"{BASE}/tasks")
-
-
-def test_each_verb_that_meets_a_damaged_znode_answers(subtests: pytest.Subtests) -> None:
+@SHARE
+def test_each_verb_that_meets_a_damaged_znode_answers(subtests: pytest.Subtests, share: int) -> None:
     """With a result or with one clear error that names the path, after a bounded number of requests."""
-    each(subtests, (damage for path in readable_queue() for damage in some(damages(path))), answer)
+    each(subtests, some((damage for path in readable_queue() for damage in damages(path)), share), answer)
 
 
 # --- holders of claims
@@ -369,31 +363,26 @@ OUTCOMES = (Success(b"r"), Retry("again"), Error("no"), Snooze(1))
 
 def settle_in_hand(damage: Damage) -> None:
     """A worker has the task in hand when the znode is damaged: it settles it, loses it, or says what is damaged."""
-    for task_id in filter(partial(is_task_s, damage), world().tokens):
-        for outcome in OUTCOMES:
-            zk = world().copy()
-            client = Counting(zk, "witness")
-            client.session = world().client.session
-            claimed = client.do(current_claim(client.context, task_id, world().tokens[task_id]))
-            damage.apply(zk)
-            for procedure in (
-                holding.extend(client.context, claimed, 50),
-                holding.progress(client.context, claimed, 0.5),
-                settle_outcome(client.context, claimed, outcome, None, Settlement()),
-            ):
-                try:
-                    client.within(MOST, procedure)
-                except ZkmqError as error:
-                    if not (names(error, damage) or isinstance(error, ClaimLost | TaskNotFound)):
-                        raise
-            told_once(client, damage)
-            put(client, "good")
-            assert "good" in work(client, damage)
+    for task_id, outcome in product(tasks_of(damage, world().tokens), OUTCOMES):
+        client = Counting(world().copy(), "witness")
+        client.session = world().client.session
+        claimed = client.do(current_claim(client.context, task_id, world().tokens[task_id]))
+        damage.apply(client.zk)
+        for procedure in (
+            holding.extend(client.context, claimed, 50),
+            holding.progress(client.context, claimed, 0.5),
+            settle_outcome(client.context, claimed, outcome, None, Settlement()),
+        ):
+            tolerated(client, procedure, damage, ClaimLost, TaskNotFound)
+        told_once(client, damage)
+        put(client, "good")
+        assert "good" in work(client, damage)
 
 
-def test_a_holder_of_a_claim_settles_it_or_is_told_what_is_damaged(subtests: pytest.Subtests) -> None:
+@SHARE
+def test_a_holder_of_a_claim_settles_it_or_is_told_what_is_damaged(subtests: pytest.Subtests, share: int) -> None:
     """Whatever is damaged while the task is in hand, and however it is settled."""
-    each(subtests, (damage for path in kinds() for damage in some(damages(path))), settle_in_hand)
+    each(subtests, some((damage for path in kinds() for damage in damages(path)), share), settle_in_hand)
 
 
 @pytest.mark.parametrize("data", [None, b"", b"garbage", b"7"])
@@ -425,41 +414,34 @@ WRONG_FIELDS: tuple[dict[str, Any], ...] = (
 LANES = (b'{"filters":3}', b'{"priority":"x"}', b'{"filters":["a"]}', b'{"filters":{"a":1}}', DEEP)
 
 
-def corrupt(subtests: pytest.Subtests, decode: Callable[[str, bytes], Any], *records: bytes) -> None:
-    for record in records:
+def test_a_record_with_a_wrong_field_is_corrupt(subtests: pytest.Subtests) -> None:
+    """Whatever field of a task or a lane is malformed, and however deep it is nested: the error names the path.
+
+    No text that is no part of a path becomes one: such a path ends the thread of a connection, or is refused by the
+    server in a way that looks like no refusal.
+    """
+    odd: list[dict[str, Any]] = []
+    for text in ("a\ud800", "..", "a/../b", "a\x00", "\ufffe", "", "\ue000"):
+        odd += [{"place": f"p09999/00000001/{text}"}, {"index": f"dlq/{text}"}, {"filters": {text: "x"}}]
+        odd += [{name: text} for name in ("consumer", "lease", "batch")]
+    TaskState.decode("/path", json.dumps(GOOD).encode())
+    cases = [(TaskState.decode, json.dumps(GOOD | field).encode()) for field in (*WRONG_FIELDS, *odd)]
+    cases += [(Lane.decode, record) for record in LANES]
+    cases += [(decode, DEEP) for decode in (TaskState.decode, RetryPolicy.decode, decode_types)]
+    for decode, record in cases:
         with subtests.test(record=record[:99]), pytest.raises(CorruptRecord, match="/path"):
             decode("/path", record)
 
 
-def test_a_record_with_a_wrong_field_is_corrupt(subtests: pytest.Subtests) -> None:
-    """Whatever field of a task or a lane is malformed, and however deep it is nested: the error names the path."""
-    TaskState.decode("/path", json.dumps(GOOD).encode())
-    corrupt(subtests, TaskState.decode, DEEP, *(json.dumps(GOOD | field).encode() for field in WRONG_FIELDS))
-    corrupt(subtests, Lane.decode, *LANES)
-    for decode in (RetryPolicy.decode, decode_types):
-        corrupt(subtests, decode, DEEP)
-
-
-def test_no_text_that_is_no_part_of_a_path_becomes_one(subtests: pytest.Subtests) -> None:
-    """Such a path ends the thread of a connection, or is refused by the server in a way that looks like no refusal."""
-    for text in ("a\ud800", "..", "a/../b", "a\x00", "\ufffe", "", "\ue000"):
-        odd: dict[str, Any] = {"place": f"p09999/00000001/{text}", "index": f"dlq/{text}", "filters": {text: "x"}}
-        odd |= dict.fromkeys(("consumer", "lease", "batch"), text)
-        records = (json.dumps(GOOD | {field: value}).encode() for field, value in odd.items())
-        corrupt(subtests, TaskState.decode, *records)
-
-
-@pytest.mark.parametrize("depth", [99, 101, 5_000])
-def test_metadata_that_could_not_be_read_again_are_refused(depth: int) -> None:
+def test_metadata_that_could_not_be_read_again_are_refused() -> None:
     """What an enqueue accepts is read by everybody: nesting has the same bound for both."""
-    nested: dict[str, Any] = {}
-    for _ in range(depth - 1):
-        nested = {"a": nested}
+    nested: list[dict[str, Any]] = [{}]
+    while len(nested) <= 5_000:
+        nested.append({"a": nested[-1]})
     client = new_queue()
-    if depth > 100:
+    for depth in (100, 5_000):
         with pytest.raises(ConfigError, match="metadata"):
-            client.put(metadata=nested)
-        assert client.check() == {}
-        return
-    client.put(task_id="a", metadata=nested)
-    assert client.claimed().metadata == nested
+            client.put(metadata=nested[depth])
+    assert client.check() == {}
+    client.put(task_id="a", metadata=nested[98])
+    assert client.claimed().metadata == nested[98]

@@ -20,19 +20,8 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
-    CreateContainer,
-    EnsureRoot,
-    Node,
-    Op,
-    Pipeline,
-    Post,
-    Reconnect,
-    Sync,
-    Tell,
-    Wait,
-    Within,
-)
+from airflow_provider_zkmq.engine.core.protocol import ops
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Op
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi, Outcome
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
@@ -92,7 +81,13 @@ class FakeZooKeeper(Ensemble):
     def copy(self) -> FakeZooKeeper:
         """The same tree and sessions on a server of its own, which nobody watches."""
         made = FakeZooKeeper()
-        made.leader.nodes = {path: replace(node, children=set(node.children)) for path, node in self.nodes.items()}
+        made.leader.nodes = {
+            path: Znode(
+                node.data, node.czxid, node.mzxid, node.ctime, node.mtime, node.owner, node.version,
+                set(node.children), node.container, node.used, node.made, node.pzxid,
+            )
+            for path, node in self.nodes.items()
+        }  # fmt: skip
         made.ms, made.zxid, made._sessions = self.ms, self.zxid, self._sessions
         made.at, made.ephemerals = dict(self.at), {session: set(mine) for session, mine in self.ephemerals.items()}
         return made
@@ -115,46 +110,34 @@ class Faults:
         return self.kind if self.seen - 1 == self.at else ""
 
 
-class RandomLoss(Faults):
-    """Lose replies at random."""
-
-    def __init__(self, rand: random.Random, share: float) -> None:
-        super().__init__()
-        self.rand, self.share = rand, share
-
-    def draw(self) -> str:
-        return self.rand.choice(LOST) if self.rand.random() < self.share else ""
-
-
 def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
     match op:
-        case Within() | Reconnect() | Sync():
+        case ops.Within() | ops.Reconnect() | ops.Sync():
             return None
-        case Wait(signal, seen, timeout):
+        case ops.Wait(signal, seen, timeout):
             if signal.count <= seen:
                 assert timeout is not None, "waits for ever: nobody else runs"
                 zk.advance(timeout + 0.001)
             return signal.count > seen
-        case Pipeline(ops):
-            return [execute(zk, session, item, faults) for item in ops]
-        case Tell(call):
+        case ops.Pipeline(parts):
+            return [execute(zk, session, item, faults) for item in parts]
+        case ops.Tell(call):
             return call()
-        case EnsureRoot(path):
-            parts = path.strip("/").split("/")
-            for depth in range(1, len(parts) + 1):
-                zk.multi(session, (Create("/" + "/".join(parts[:depth])),))
+        case ops.EnsureRoot(path):
+            names = path.strip("/").split("/")
+            for depth in range(1, len(names) + 1):
+                zk.multi(session, (Create("/" + "/".join(names[:depth])),))
             return None
-        case Multi() | CreateContainer():
+        case Multi() | ops.CreateContainer():
             return _write(zk, session, op, faults)
-        case Post(multi, lost):
+        case ops.Post(multi, lost):
             if not _write(zk, session, multi, faults).committed:
                 lost()
             return True
-        case _:
-            return zk.perform(session, op)
+    return zk.perform(session, op)
 
 
-def _write(zk: FakeZooKeeper, session: int, op: Multi | CreateContainer, faults: Faults) -> Outcome:
+def _write(zk: FakeZooKeeper, session: int, op: Multi | ops.CreateContainer, faults: Faults) -> Outcome:
     fault = faults.draw()
     if fault == "crash before":
         raise Crash
@@ -167,16 +150,6 @@ def _write(zk: FakeZooKeeper, session: int, op: Multi | CreateContainer, faults:
     if fault == "crash after":
         raise Crash
     return UNKNOWN if fault else outcome
-
-
-def drive(zk: FakeZooKeeper, session: int, procedure: Any, faults: Faults | None = None) -> Any:
-    """Carry a procedure out; a `Crash` leaves it where it is."""
-    chosen = faults or Faults()
-    try:
-        return carry_out(procedure, lambda op: execute(zk, session, op, chosen))
-    finally:
-        while chosen.late:
-            zk.perform(session, chosen.late.pop())
 
 
 def carry_out(procedure: Any, each: Callable[[Any], Any]) -> Any:
@@ -230,18 +203,22 @@ class Client:
         return context
 
     def do(self, procedure: Any, fault: Fault | Faults = lambda _op: None) -> Any:
-        """Carry a procedure out."""
-        if isinstance(fault, Faults):
-            return drive(self.zk, self.session, procedure, fault)
-        return carry_out(procedure, lambda op: self._execute(op, fault))
+        """Carry a procedure out; a `Crash` leaves it where it is."""
+        if not isinstance(fault, Faults):
+            return carry_out(procedure, lambda op: self._execute(op, fault))
+        try:
+            return carry_out(procedure, lambda op: execute(self.zk, self.session, op, fault))
+        finally:
+            while fault.late:
+                self.zk.perform(self.session, fault.late.pop())
 
     def _execute(self, op: Any, fault: Fault) -> Any:
-        if isinstance(op, Pipeline):
+        if isinstance(op, ops.Pipeline):
             return [self._execute(item, fault) for item in op.ops]
         effect = fault(op)
         if isinstance(effect, Exception):
             raise effect
-        if effect == NOT_SENT and isinstance(op, Post):
+        if effect == NOT_SENT and isinstance(op, ops.Post):
             return False
         result = execute(self.zk, self.session, op, Faults(0, effect or ""))
         if effect == BROKEN_OFF:
