@@ -13,22 +13,13 @@ from airflow_provider_zkmq.engine.core.claiming import claim
 from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Op, Pipeline
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Op
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import claims, existence, roots
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, putting, settle, transaction
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, rescue
 from tests.stepping import Stepper
-from tests.unit.world import (
-    BROKEN_OFF,
-    LOST_REPLY,
-    LOST_REQUEST,
-    Client,
-    Crash,
-    FakeZooKeeper,
-    new_context,
-    new_queue,
-)
+from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Crash, FakeZooKeeper, new_context, new_queue
 
 ROOT, BASE = "/zkmq", "/zkmq/q"
 
@@ -147,18 +138,14 @@ def test_a_queue_with_strange_znodes_or_without_a_part_is_deleted_by_force(
             client = Client(used.copy())
             if path.startswith("deleting"):  # a deletion that was cut off, and then somebody's znodes below its mark
                 write(client, Delete(BASE + "/conf/layout"), Create(BASE + "/deleting"))
-            above = BASE
-            for name in path.split("/"):
-                above = f"{above}/{name}"
-                if above not in client.zk.nodes:
-                    write(client, Create(above))
+            for above in itertools.accumulate(path.split("/"), "{}/{}".format, initial=BASE):
+                write(client, Create(above))  # refused where it is there
             deleted_by_force(client)
     for name in ("conf", "queue", "tasks"):
         with subtests.test(lost=name):
             client = Client(used.copy())
-            if name != "conf":
-                write(client, Delete(BASE + "/conf/layout"))
-            write(client, *map(Delete, sorted(below(client, f"{BASE}/{name}"), reverse=True)))
+            lost = {f"{BASE}/conf/layout"} | below(client, f"{BASE}/{name}")
+            write(client, *map(Delete, sorted(lost, reverse=True)))
             with pytest.raises(QueueNotFound):
                 client.do(delete(client))
             deleted_by_force(client)
@@ -166,8 +153,7 @@ def test_a_queue_with_strange_znodes_or_without_a_part_is_deleted_by_force(
 
 def test_an_archived_queue_is_deleted_without_force() -> None:
     """What it keeps for its archive is its own: dead letters that left it, and how far the archive has come."""
-    client = new_queue()
-    client.do(configure.configure(client.context, archive=True))
+    client = new_queue(archive=True)
     client.put(task_id="letter")
     client.fail(client.claimed(), retry=False)
     client.do(operate.drop(client.context, "letter"))
@@ -178,16 +164,23 @@ def test_an_archived_queue_is_deleted_without_force() -> None:
     assert below(client) == set()
 
 
-def test_its_transactions_are_of_a_bounded_size() -> None:
-    """However many tasks there are; and many tasks share each of its requests."""
-    client = new_queue()
+def test_its_transactions_are_of_a_bounded_size_and_it_ends_while_others_write() -> None:
+    """However many tasks there are, many share each request; those of a producer that does not know yet go, too."""
+    client, multis, seen = new_queue(), list[int](), iter(range(3))
     client.do(enqueue.enqueue_many(client.context, [Message(b"x")] * 600))
-    stepper = Stepper(client.zk, client.session, delete(client))
-    stepper.finish()
-    sent = [op for step in stepper.done for op in (step.ops if isinstance(step, Pipeline) else (step,))]
-    assert max(len(op.ops) for op in sent if isinstance(op, Multi)) <= deletion.DELETES_PER_MULTI + 1
-    assert len(stepper.done) < 150
+
+    def interfere(op: Op) -> None:
+        if isinstance(op, Multi):
+            multis.append(len(op.ops))
+        if isinstance(op, Children) and op.path.endswith("/tasks") and next(seen, None) is not None:
+            write(client, Create(BASE + "/queue/late"), Create(BASE + "/queue/late/0000000001"))
+
+    client.do(delete(client), interfere)
+    assert max(multis) <= deletion.DELETES_PER_MULTI + 1
+    assert len(multis) < 100
     assert below(client) == set()
+    with pytest.raises(QueueNotFound):
+        Client(client.zk, "consumer").take()
 
 
 def refused_meanwhile(client: Client) -> None:
@@ -203,15 +196,11 @@ def refused_meanwhile(client: Client) -> None:
 def test_a_deletion_that_is_cut_off_is_ended_by_the_same_call(used: FakeZooKeeper, fault: str) -> None:
     """After any of its operations, by a crash or a lost connection: whoever asks again ends it."""
     for number in itertools.count():
-        client, sent = Client(used.copy()), list[Op]()
-
-        def cut(op: Op, number: int = number, sent: list[Op] = sent) -> Any:
-            sent.extend([op] if isinstance(op, Multi) else [])
-            return fault if isinstance(op, Multi) and len(sent) == number + 1 else None
-
+        client, sent = Client(used.copy()), itertools.count()
+        cut = lambda op, sent=sent, at=number: fault if isinstance(op, Multi) and next(sent) == at else None
         with contextlib.suppress(Crash):
             client.do(delete(client, force=True), cut)
-        if len(sent) <= number:
+        if next(sent) <= number:
             break
         if BASE in client.zk.nodes:
             if BASE + "/deleting" in client.zk.nodes:
@@ -225,39 +214,26 @@ def test_a_deletion_that_is_cut_off_is_ended_by_the_same_call(used: FakeZooKeepe
 
 def test_a_late_deletion_spares_a_queue_that_was_created_since(used: FakeZooKeeper) -> None:
     """Overtaken by another one after any of its operations, it deletes nothing of the new queue of the same name."""
-    number, over = 0, False
-    while not over:
+    for number in itertools.count():
         client = Client(used.copy())
         late = Stepper(client.zk, client.session, delete(client, force=True))
-        for _ in range(number):
-            if not late.over:
-                late.step()
-        over = late.over
-        if not over and BASE + "/deleting" in client.zk.nodes:
+        go_on(late, number)
+        if late.over:
+            break
+        if BASE + "/deleting" in client.zk.nodes:
             other = Client(client.zk, "other")
             other.do(delete(other))
             other.put(task_id="new")
             late.finish()
             assert other.work() == ["new"]
             other.check()
-        number += 1
     assert number > 20
 
 
-def test_what_is_written_while_it_goes_on_is_deleted_too() -> None:
-    """A producer that does not know yet: its tasks go as well, and the deletion comes to its end."""
-    client, seen = new_queue(), iter(range(3))
-    producer = Client(client.zk, "producer")
-    producer.put()
-
-    def interfere(op: Op) -> None:
-        if isinstance(op, Children) and op.path.endswith("/tasks") and next(seen, None) is not None:
-            write(client, Create(BASE + "/queue/late"), Create(BASE + "/queue/late/0000000001"))
-
-    client.do(delete(client), interfere)
-    assert below(client) == set()
-    with pytest.raises(QueueNotFound):
-        producer.take()
+def go_on(stepper: Stepper, steps: int) -> None:
+    for _ in range(steps):
+        if not stepper.over:
+            stepper.step()
 
 
 def committed(client: Client, held: Any) -> Any:
@@ -299,8 +275,7 @@ def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(subte
     the deletion is handled, and the client goes on in a new queue.
     """
     for (name, (make, creates)), (come, requests) in itertools.product(BESIDE.items(), COME.items()):
-        number, over = 0, False
-        while not over:
+        for number in itertools.count():
             with subtests.test(beside=name, after=number, deletion=come):
                 client = new_queue()
                 client.put(lock=60)
@@ -310,10 +285,8 @@ def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(subte
                 procedure = existence.unless_missing(client.context, make(client, held))
                 beside, other = Stepper(client.zk, client.session, procedure), Client(client.zk, "other")
                 deleting = Stepper(client.zk, other.session, delete(other, force=True))
-                for stepper, steps in ((beside, number), (deleting, requests)):
-                    for _ in range(steps):
-                        if not stepper.over:
-                            stepper.step()
+                go_on(beside, number)
+                go_on(deleting, requests)
                 over, deleted = beside.over, deleting.over
                 new = {other.put(task_id="anew")} if come == "created anew" else set()
                 gone = (ConfigError,) if name == "batch" else ()  # it is not open for new tasks any more
@@ -330,5 +303,6 @@ def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(subte
                     client.complete(taken)
                     new.remove("anew")
                 assert new <= set(client.work())
-            number += 1
-        assert number > 1
+            if over:
+                break
+        assert number > 0
