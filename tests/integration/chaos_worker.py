@@ -1,4 +1,4 @@
-"""A producer or a consumer of `test_chaos`: ``python -m tests.integration.chaos_worker produce|consume <json>``."""
+"""What is killed in tests: ``python -m tests.integration.chaos_worker produce|consume|ahead <json>``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from airflow_provider_zkmq.engine import Message, Task, UnitOfWork, Zkmq
+from airflow_provider_zkmq.engine import Message, Running, Task, UnitOfWork, Zkmq
+from airflow_provider_zkmq.engine.working import ahead as taken_ahead
 
 POISON = "poison"
 SIZES = (1, 1, 1, 5, 40)
 KINDS = (None, "a", "b")
 WORK_SECONDS = 0.01
+#: What a task holds whose handler never returns.
+STUCK = b"stuck"
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Told:
     tasks: int = 0
     session_timeout: float = 10.0
     failing: float = 0.0
+    threads: int = 1
+    lease: float | None = None
 
     def argument(self) -> str:
         """As the command line holds it."""
@@ -85,12 +91,26 @@ def consume(told: Told, log: int) -> None:
         worker.run()
 
 
+def ahead(told: Told, log: int) -> None:
+    """Handle tasks of ``in`` for ever, many taken ahead; what is begun is logged."""
+    taken_ahead.HELD_SECONDS = 3600.0  # type: ignore[misc]  what waits behind a stuck handler is to be there at the end
+
+    def handler(task: Running) -> str:
+        append(log, task.id, task.data == STUCK)
+        if task.data == STUCK:
+            threading.Event().wait()
+        return "done"
+
+    with Zkmq.connect(told.hosts, root=told.root, session_timeout=told.session_timeout) as zk:
+        zk.queue("in").worker(handler, threads=told.threads, lease=told.lease, prefetch=32).run()
+
+
 def main() -> None:
     """Do what the command line says."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(threadName)s %(message)s")
     role, told = sys.argv[1], Told(**json.loads(sys.argv[2]))
     log = os.open(Path(told.log), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    {"produce": produce, "consume": consume}[role](told, log)
+    {"produce": produce, "consume": consume, "ahead": ahead}[role](told, log)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,58 @@
-"""Workers that take tasks ahead, on a real server: killed, stopped, and beside others."""
+"""Tasks taken ahead, on a real server: what had begun counts when a process is killed or cut off, the rest does not."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine import Claim, ClaimLost, Integer, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine.core.writing.pieces import mark_path
+from tests.faulty import Chance, CutAfter, CutBefore, Faulty, Late, Once, Request
+from tests.integration.chaos_worker import STUCK, Told
 from tests.integration.clients import spent
-from tests.integration.prefetch_worker import STUCK, Told
+from tests.integration.conftest import taken
+from tests.integration.fronts import connected
 from tests.support import eventually
 
 ROOT_FOLDER = Path(__file__).parents[2]
-QUICK = 30
-BEHIND = 60
-Start = Callable[..., "subprocess.Popen[bytes]"]
+#: A consumer that takes three tasks ahead, begins the second one, and is gone before anything else of it runs.
+KILLED = """
+import os, signal, sys
+from airflow_provider_zkmq.engine import Zkmq
+hosts, root, lease = sys.argv[1:]
+with Zkmq.connect(hosts, root=root, session_timeout=1.5) as zk:
+    claims = zk.queue("in").claim_many(3, ahead=True, lease=float(lease) or None, timeout=10)
+    claims[1].begin()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
-@pytest.fixture
-def queue(zk: Zkmq) -> Queue:
-    made = zk.queue("in")
+def filled(zk: Zkmq, *names: str, queue: str = "in") -> Queue:
+    """A queue of these tasks, or of three."""
+    made = zk.queue(queue)
     made.configure(policy=RetryPolicy(attempts=3, factor=0), filters={"wanted": Integer()})
+    data = {name: STUCK if name.startswith("stuck") else b"x" for name in names or ("t0", "t1", "t2")}
+    made.enqueue_many([Message(data[name], task_id=name) for name in data])
     return made
+
+
+def rescued(queue: Queue) -> None:
+    """Look after the queue, as a claim does that finds nothing to its taste, until nothing is claimed any more."""
+    eventually(lambda: (queue.claim(selector="wanted==1"), queue.counts()["claimed"] == 0)[1], within=60)
+
+
+def attempts(queue: Queue) -> list[int]:
+    return [queue.task(f"t{number}").attempt for number in range(3)]
+
+
+# --- killed
 
 
 @pytest.fixture
@@ -33,14 +61,14 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(zookeeper: str, root: str, log: Path) -> Iterator[Start]:
+def start(zookeeper: str, root: str, log: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts a worker in a process of its own; whatever happens, it is killed in the end."""
     started: list[subprocess.Popen[bytes]] = []
 
     def process(threads: int, lease: float | None) -> subprocess.Popen[bytes]:
-        told = Told(zookeeper, root, str(log), threads, lease)
+        told = Told(zookeeper, root, 0, str(log), session_timeout=3.0, threads=threads, lease=lease)
+        command = [sys.executable, "-m", "tests.integration.chaos_worker", "ahead", told.argument()]
         with log.with_suffix(".out").open("ab") as out:
-            command = [sys.executable, "-m", "tests.integration.prefetch_worker", told.argument()]
             started.append(subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT_FOLDER, start_new_session=True))
         return started[-1]
 
@@ -51,56 +79,68 @@ def start(zookeeper: str, root: str, log: Path) -> Iterator[Start]:
 
 
 def begun(log: Path) -> list[list[str]]:
-    """What was begun: the task, the attempt, and whether its handler is stuck."""
+    """What was begun: the task, and whether its handler is stuck."""
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("threads", "lease"), [(1, None), (2, None), (1, 4.0)], ids=["one", "two", "leased"])
 def test_only_what_had_begun_counts_after_a_kill(
-    queue: Queue, log: Path, start: Start, threads: int, lease: float | None
+    zk: Zkmq, log: Path, start: Callable[..., subprocess.Popen[bytes]], threads: int, lease: float | None
 ) -> None:
     """A worker with many tasks taken ahead is killed: what its handlers had begun counts, the rest does not.
 
     None is lost. What was handled in its last moments may not be completed yet: it had begun, and is handled again.
     """
-    stuck = [f"stuck{number}" for number in range(threads)]
-    quick, behind = ([f"{name}{number:02}" for number in range(count)] for name, count in (("a", QUICK), ("z", BEHIND)))
-    queue.enqueue_many([Message(b"x", task_id=each) for each in quick])
-    queue.enqueue_many([Message(STUCK, task_id=each) for each in stuck])
-    queue.enqueue_many([Message(b"x", task_id=each) for each in behind])
+    stuck = {f"stuck{number}" for number in range(threads)}
+    quick, behind = ([f"{name}{number:02}" for number in range(count)] for name, count in (("a", 30), ("z", 60)))
+    everything = [*quick, *sorted(stuck), *behind]
+    queue = filled(zk, *everything)
     process = start(threads, lease)
-    eventually(lambda: sum(line[2] == "True" for line in begun(log)) == threads, within=60)
-    held = [task.id for task in queue.tasks(state="claimed")]
-    assert set(stuck) <= set(held)
-    assert len(held) > threads, "nothing was taken ahead"
+    eventually(lambda: sum(line[1] == "True" for line in begun(log)) == threads, within=60)
+    held = {task.id for task in queue.tasks(state="claimed")}
+    assert held > stuck, "nothing was taken ahead"
     process.kill()
     process.wait(10)
     done = {task.id for task in queue.tasks(state="finished")}
-    eventually(lambda: (look(queue), queue.counts()["claimed"] == 0)[1], within=60)
-    all_of_them = {each: queue.task(each) for each in (*quick, *stuck, *behind)}
+    rescued(queue)
     had_begun = {line[0] for line in begun(log)}
-    for name, task in all_of_them.items():
-        assert (task.attempt, len(task.history)) == (name in had_begun, name in had_begun - done), name
-    assert had_begun >= done | set(stuck)
+    for task in queue.read_many(everything):
+        expected = (task.id in had_begun, task.id in had_begun - done)
+        assert (task.attempt, len(task.history)) == expected, task.id
+    assert had_begun >= done | stuck
     handled: list[str] = []
     queue.worker(lambda task: handled.append(task.id)).run(until_empty=True)
-    assert sorted(handled) == sorted(set(all_of_them) - done)
-    again = had_begun - done
-    assert {task.id: task.attempt for task in queue.tasks(state="finished")} == {
-        name: 2 if name in again else 1 for name in all_of_them
-    }
+    assert sorted(handled) == sorted(set(everything) - done)
+    again = {task.id: task.attempt for task in queue.tasks(state="finished")}
+    assert again == {name: 2 if name in had_begun - done else 1 for name in everything}
 
 
-def look(queue: Queue) -> None:
-    """Look after the queue as a claim does that finds nothing to its taste."""
-    assert queue.claim(selector="wanted==1") is None
-
-
-def test_a_stop_gives_back_what_was_taken_ahead(queue: Queue) -> None:
-    """What never began is pending again with no attempt, at once; what had begun is finished."""
-    queue.enqueue_many([Message(b"x", task_id=f"t{number:03}") for number in range(200)])
+@pytest.mark.full
+@pytest.mark.parametrize("lease", [0.0, 4.0], ids=["bound", "leased"])
+def test_a_kill_right_after_the_beginning_counts_it(zk: Zkmq, zookeeper: str, root: str, lease: float) -> None:
+    """What a task does that kills its process in its first statement: it counts each time, or would come for ever."""
+    queue = filled(zk)
+    for times in (1, 2):
+        command = [sys.executable, "-c", KILLED, zookeeper, root, str(lease)]
+        done = subprocess.run(command, cwd=ROOT_FOLDER, timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL
+        rescued(queue)
+        assert sum(attempts(queue)) == 2 * times, "the first begins with its claim, the third never"
     handled: list[str] = []
+    queue.worker(lambda task: handled.append(task.id)).run(until_empty=True)
+    assert sorted(handled) == ["t0", "t1", "t2"]
+
+
+# --- stopped, and what it costs
+
+
+def test_a_stop_gives_back_what_was_taken_ahead(zk: Zkmq) -> None:
+    """What never began is pending again with no attempt, at once; what had begun is finished.
+
+    What settles a task begins the next, and claims go together: a worker of one thread sends less than two each.
+    """
+    queue, handled = filled(zk, *(f"t{number:03}" for number in range(300))), list[str]()
 
     def handler(task: object) -> None:
         handled.append(task.id)  # type: ignore[attr-defined]
@@ -110,15 +150,110 @@ def test_a_stop_gives_back_what_was_taken_ahead(queue: Queue) -> None:
     worker = queue.worker(handler)
     worker.run()
     counts = queue.counts()
-    assert (counts["claimed"], counts["finished"], counts["inserted"]) == (0, 60, 140)
+    assert (counts["claimed"], counts["finished"], counts["inserted"]) == (0, 60, 240)
     assert {task.attempt for task in queue.tasks(state="inserted")} == {0}
     assert (worker.finished, worker.failed) == (60, 0)
+    another = queue.worker(lambda _task: None)
+    sent = spent(zk, lambda: another.run(until_empty=True))
+    assert another.finished == 240
+    assert sum(sent.values()) < 2 * 240
 
 
-def test_taking_ahead_costs_about_one_request_a_task(zk: Zkmq, queue: Queue) -> None:
-    """What settles a task begins the next, and claims go together: a worker of one thread sends less than two each."""
-    queue.enqueue_many([Message(b"x") for _ in range(200)])
-    worker = queue.worker(lambda _task: None)
-    sent = spent(zk, lambda: worker.run(until_empty=True))
-    assert worker.finished == 200
-    assert sum(sent.values()) < 2 * 200
+def test_beginning_costs_a_request(zookeeper: str, root: str, zk: Zkmq) -> None:
+    """One transaction, posted or not; where nothing can be posted, by kazoo's own connection, it is waited for."""
+    for fast in (True, False):
+        queue = filled(zk, queue=f"fast-{fast}")
+        with Zkmq.connect(zookeeper, root=root, gc=False, fast_connection=fast) as client:
+            claims = client.queue(queue.name).claim_many(3, ahead=True, timeout=10)
+            before = client.requests["Multi"]
+            for claim in claims:
+                claim.begin()
+            assert client.requests["Multi"] - before == 2
+            for claim in claims:
+                claim.complete()
+        assert queue.counts()["finished"] == 3
+
+
+# --- cut off
+
+
+def begins(request: Request) -> bool:
+    """Whether a request says that a handler begins, and nothing else: no other transaction sets a note of a claim."""
+    kinds = [kind for kind, _ in request.operations]
+    return bool(kinds) and set(kinds) == {"check", "setData"}
+
+
+def is_marked(queue: Queue, claim: Any) -> bool:
+    """Whether it stands that the handler of a claim has begun."""
+    claimed = claim._claimed
+    data, _ = queue._session.client.get(mark_path(queue._context, claimed.task_id, claimed.state))
+    return b'"ahead"' not in data
+
+
+def test_a_connection_cut_right_after_the_beginning(
+    zk: Zkmq, door: Faulty, root: str, subtests: pytest.Subtests
+) -> None:
+    """Nobody waits for it, and the mark is written again as the handler goes on; it completes, once: either front.
+
+    Nothing is owed any more then, and what waits has not begun.
+    """
+    faults = [CutBefore(), CutAfter(), Late(0.2), CutBefore(away=1.0)]
+    cases = [("blocking", fault, None) for fault in faults] + [("blocking", CutBefore(), 60.0)]
+    for number, (front, fault, lease) in enumerate([*cases, ("asynchronous", CutBefore(), None)]):
+        with subtests.test(front=front, fault=fault, lease=lease):
+            queue = filled(zk, queue=f"q{number}")
+            with connected(front, door.hosts, root=root, session_timeout=10, gc=False) as client:
+                mine = client.queue(queue.name)
+                claims = mine.claim_many(3, ahead=True, lease=lease, timeout=10)
+                door.plan = plan = Once(begins, fault)
+                claims[1].begin()
+                assert not claims[1].ahead
+                assert plan.met.wait(20)
+                eventually(lambda queue=queue, claim=claims[1]: is_marked(queue, claim))
+                eventually(lambda mine=mine: not mine._context.debts.unmarked)
+                assert not is_marked(queue, claims[2])
+                for each in claims[:2]:
+                    each.complete()
+                claims[2].release()
+            assert attempts(queue) == [1, 1, 0]
+            claim = taken(queue, timeout=10)
+            assert claim.task.id == "t2"
+            claim.complete()
+            assert queue.counts()["finished"] == 3
+
+
+def test_threads_whose_connection_is_cut_at_their_beginnings(zk: Zkmq, door: Faulty, root: str) -> None:
+    """Again and again: each task is completed by its first attempt, and nothing is owed in the end."""
+    queue = filled(zk, *(f"t{number:03}" for number in range(120)))
+    print(f"seed {(seed := 11)}")  # noqa: T201
+    door.plan = Chance(seed, 0.2, (CutBefore(), CutAfter()), begins)
+
+    def handle(claim: Claim) -> None:
+        claim.begin()
+        claim.complete()
+
+    with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as client, ThreadPoolExecutor(4) as threads:
+        mine = client.queue("in")
+        while claims := mine.claim_many(40, ahead=True, timeout=0):
+            list(threads.map(handle, claims))
+        eventually(lambda: not mine._context.debts.unmarked)
+    assert door.cuts
+    tasks = list(queue.tasks())
+    assert (len(tasks), {(str(task.state), task.attempt) for task in tasks}) == (120, {("finished", 1)})
+
+
+def test_claims_are_begun_by_token_from_another_process(zk: Zkmq, front: Any) -> None:
+    """By both fronts; what is given back is uncounted, and its token begins nothing any more."""
+    for lease in (None, 60.0):
+        queue = filled(zk, queue=f"q{lease}")
+        claims = queue.claim_many(3, ahead="all", lease=lease)
+        assert [claim.ahead for claim in claims] == [True] * 3
+        other = front.queue(queue.name)
+        other.begin(claims[0].task.id, claims[0].token)
+        queue.begin(claims[1].task.id, claims[1].token)
+        assert [is_marked(queue, claim) for claim in claims] == [True, True, False]
+        for claim in claims:
+            other.release(claim.task.id, claim.token)
+            with pytest.raises(ClaimLost):
+                other.begin(claim.task.id, claim.token)
+        assert attempts(queue) == [0, 0, 0]

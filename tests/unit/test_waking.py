@@ -1,4 +1,4 @@
-"""Replies and the waking of event loops: nobody is woken for nothing, nobody is forgotten."""
+"""Replies, the waking of event loops and their rounds: nobody is woken for nothing, nobody is forgotten."""
 
 from __future__ import annotations
 
@@ -11,63 +11,55 @@ from weakref import ref
 import pytest
 from kazoo.handlers.threading import KazooTimeoutError
 
+from airflow_provider_zkmq.engine.zk import rounds
 from airflow_provider_zkmq.engine.zk.reply import Reply
+from airflow_provider_zkmq.engine.zk.rounds import Rounds
 from airflow_provider_zkmq.engine.zk.waking import Wakes
+from tests.integration.clients import together
 
 PATIENCE = 20.0
 
 
-def in_thread(job: Any) -> None:
-    thread = threading.Thread(target=job)
-    thread.start()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+def futures(count: int) -> list[asyncio.Future[Any]]:
+    loop = asyncio.get_running_loop()
+    return [loop.create_future() for _ in range(count)]
 
 
 async def test_threads_wake_each_waiter_once() -> None:
-    wakes, loop = Wakes(), asyncio.get_running_loop()
-    futures = [loop.create_future() for _ in range(2_000)]
-    calls = [wakes.line().waker(future) for future in futures]
+    wakes, waiters = Wakes(), futures(2_000)
+    calls = [wakes.line().waker(future) for future in waiters]
 
     def wake(part: int) -> None:
         for call in (*calls[part::4], *calls[part::2]):  # half of them twice
             call()
 
-    threads = [threading.Thread(target=wake, args=(part,)) for part in range(4)]
-    for thread in threads:
-        thread.start()
-    assert all(await asyncio.wait_for(asyncio.gather(*futures), PATIENCE))
-    for thread in threads:
-        thread.join(PATIENCE)
+    waking = asyncio.to_thread(together, *(lambda part=part: wake(part) for part in range(4)))  # type: ignore[misc]
+    assert all((await asyncio.wait_for(asyncio.gather(waking, *waiters), PATIENCE))[1:])
 
 
 async def test_what_is_gathered_wakes_at_the_end_and_others_meanwhile() -> None:
-    wakes, loop = Wakes(), asyncio.get_running_loop()
-    gathered, other = loop.create_future(), loop.create_future()
-    inside, go_on = threading.Event(), threading.Event()
-    line, second = wakes.line(), Wakes().line()
+    wakes, (gathered, other) = Wakes(), futures(2)
+    inside, go_on = asyncio.Event(), threading.Event()
+    loop, line, second = asyncio.get_running_loop(), wakes.line(), Wakes().line()
 
     def gather() -> None:
         with wakes.together():
             line.waker(gathered)()
-            inside.set()
-            go_on.wait(PATIENCE)
+            loop.call_soon_threadsafe(inside.set)
+            assert go_on.wait(PATIENCE)
 
-    thread = threading.Thread(target=gather)
-    thread.start()
-    inside.wait(PATIENCE)
+    gathering = asyncio.create_task(asyncio.to_thread(gather))
+    await asyncio.wait_for(inside.wait(), PATIENCE)
     second.waker(other)()
     assert await other
     assert not gathered.done()
     go_on.set()
     assert await gathered
-    thread.join(PATIENCE)
+    await gathering
 
 
 async def test_a_waiter_that_has_gone_is_passed_over() -> None:
-    wakes, loop = Wakes(), asyncio.get_running_loop()
-    gone, there = loop.create_future(), loop.create_future()
-    line = wakes.line()
+    line, (gone, there) = Wakes().line(), futures(2)
     line.waker(gone)()
     line.waker(there)()
     gone.cancel()
@@ -75,9 +67,9 @@ async def test_a_waiter_that_has_gone_is_passed_over() -> None:
 
 
 async def test_an_interrupt_leaves_the_next_to_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    wakes, loop = Wakes(), asyncio.get_running_loop()
-    first, second = loop.create_future(), loop.create_future()
-    line, call = wakes.line(), loop.call_soon_threadsafe
+    line, (first, second) = Wakes().line(), futures(2)
+    loop = asyncio.get_running_loop()
+    call = loop.call_soon_threadsafe
 
     def interrupted(*_args: Any) -> None:
         monkeypatch.setattr(loop, "call_soon_threadsafe", call)
@@ -95,8 +87,7 @@ def test_a_loop_that_was_closed_concerns_nobody_and_is_not_kept() -> None:
     wakes, kept = Wakes(), []
 
     async def leave() -> None:
-        future = asyncio.get_running_loop().create_future()
-        kept.append(wakes.line().waker(future))
+        kept.append(wakes.line().waker(futures(1)[0]))
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(leave())
@@ -117,15 +108,11 @@ async def test_what_is_called_soon_is_called_once_a_round() -> None:
     assert calls == [1, 1]
 
 
-def test_a_reply_is_waited_for_by_several_threads_and_told_to_all() -> None:
+def test_a_reply_is_told_to_all_who_wait_for_it() -> None:
+    """Several threads, who has linked to it, and who does so afterwards."""
     reply, told = Reply(), []
-    threads = [threading.Thread(target=lambda: told.append(reply.get(timeout=PATIENCE))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
     reply.rawlink(lambda one: told.append(one.get_nowait()))
-    in_thread(lambda: reply.set("answer"))
-    for thread in threads:
-        thread.join(PATIENCE)
+    together(*[lambda: told.append(reply.get(timeout=PATIENCE))] * 3, lambda: reply.set("answer"))
     reply.rawlink(lambda one: told.append(one.get_nowait()))
     assert told == ["answer"] * 5
 
@@ -143,3 +130,42 @@ def test_a_reply_that_does_not_come_or_is_an_error() -> None:
     with pytest.raises(KeyError):
         reply.get()
     assert (reply.ready(), called) == (True, [])
+
+
+# --- procedures' part of an event loop's round
+
+
+async def test_a_round_that_is_long_enough_goes_on_without_those_who_come_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each gets its turn: all in one round while there is time left of it, else one in a round."""
+    for share, taken in ((0.0, 10), (3600.0, 1)):
+        monkeypatch.setattr(rounds, "SHARE", share)
+        shared, went, now = Rounds(), list[int](), 0
+
+        async def go(shared: Rounds = shared, went: list[int] = went) -> None:
+            await shared.turn()
+            went.append(now)  # noqa: B023  the round in which it has its turn
+
+        everybody = [asyncio.create_task(go()) for _ in range(10)]
+        while not all(each.done() for each in everybody):
+            await asyncio.sleep(0)
+            now += 1
+        assert len(set(went)) == taken
+
+
+def test_a_loop_that_ended_in_a_round_keeps_nobody_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's rounds are those of whichever loop runs; who is cancelled before its turn leaves others theirs."""
+    monkeypatch.setattr(rounds, "SHARE", 0.0)
+    shared = Rounds()
+
+    async def second_of_three_is_cancelled() -> None:
+        first, second, third = (asyncio.create_task(shared.turn()) for _ in range(3))
+        await first
+        second.cancel()
+        await asyncio.wait_for(third, PATIENCE)
+        assert second.cancelled()
+
+    for _ in range(3):
+        asyncio.run(asyncio.wait_for(shared.turn(), PATIENCE))
+        asyncio.run(second_of_three_is_cancelled())
