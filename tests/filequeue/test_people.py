@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -121,8 +120,8 @@ def test_a_copy_is_a_task_of_its_own(q: FileQueue) -> None:
 
 def test_a_move_that_was_cut_off_is_carried_on_with(files: FileClient) -> None:
     """A crash between the steps of a move leaves one task, not two, and not none."""
-    for step in ("appended", "commented out"):
-        q = files.queue(step.replace(" ", "-"))
+    for step in ("appended", "commented-out"):
+        q = files.queue(step)
         q.path.write_text("-do this\n-and this\n")
         offset = q.path.stat().st_size
         with TextQueue.open(q.path) as file:
@@ -131,15 +130,12 @@ def test_a_move_that_was_cut_off_is_carried_on_with(files: FileClient) -> None:
                 book._end_move = lambda *_: None  # type: ignore[method-assign]  # what a crash leaves
                 with pytest.raises(AssertionError):
                     assert not book.whole(book.tasks["line-0"])
-            first = next(file.messages(ALL))
-            if step == "commented out":
-                first._mark(Status.COMMENT)
+            if step == "commented-out":
+                next(file.messages(ALL))._mark(Status.COMMENT)
         assert q.path.stat().st_size > offset
         claims = [taken(q), taken(q)]
         assert q.claim() is None
-        assert sorted((claim.task.id, claim.task.data) for claim in claims) == [
-            ("line-0", b"do this"), ("line-9", b"and this"),
-        ]  # fmt: skip
+        assert sorted((it.task.id, it.task.data) for it in claims) == [("line-0", b"do this"), ("line-9", b"and this")]
         assert q.path.read_text().startswith("#do this\n")
 
 
@@ -149,30 +145,25 @@ def test_an_editor_may_replace_the_file_and_delete_lines(q: FileQueue) -> None:
     A worker goes on with the next task.
     """
     q.enqueue("x", task_id="a")
-    claim = taken(q)
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(taken(q, timeout=30).task.data.decode()))
+    claim, found = taken(q), list[bytes]()
+    thread = threading.Thread(target=lambda: found.append(taken(q, timeout=30).task.data))
     thread.start()
     beside = q.path.with_name("saved")
     beside.write_bytes(q.path.read_bytes() + b"-one more\n")
     beside.replace(q.path)
     thread.join(30)
-    assert found == ["one more"]
+    assert found == [b"one more"]
     claim.complete("r")
     assert q.task("a").result == b"r"
-
     q.enqueue("x", task_id="b")
     claim = taken(q)
     q.path.write_text("-other\n")
     with pytest.raises(ClaimLost, match="deleted"):
         claim.complete()
     assert q.path.read_text() == "-other\n"
-
-    def handler(task: Any) -> None:
-        if task.data == b"other":
-            q.path.write_text("-next\n")
-
-    q.worker(handler).run(until_empty=True)
+    q.worker(lambda task: q.path.write_text("-next\n") and None if task.data == b"other" else None).run(
+        until_empty=True
+    )
     assert [(task.data, str(task.state)) for task in q.tasks()] == [(b"next", "finished")]
 
 
@@ -190,15 +181,11 @@ def test_lines_may_end_as_on_windows(q: FileQueue) -> None:
 def test_a_long_error_is_cut_and_a_long_result_has_a_file_of_its_own(q: FileQueue) -> None:
     """An error is cut between characters and ends with …; a result stands beside the file, which says so."""
     q.enqueue("x", task_id="a")
-    claim = taken(q)
-    size = q.path.stat().st_size
-    claim.fail('ä"\n' * 1000, retry=False)
-    error = q.task("a").error
-    assert error is not None
-    assert error.endswith("…")
-    assert ('ä"\n' * 1000).startswith(error[:-1])
-    assert (len(error) > 60, q.path.stat().st_size) == (True, size)
-
+    claim, size, text = taken(q), q.path.stat().st_size, 'ä"\n' * 1000
+    claim.fail(text, retry=False)
+    error = q.task("a").error or ""
+    assert (error[-1], text.startswith(error[:-1]), len(error) > 60) == ("…", True, True)
+    assert q.path.stat().st_size == size
     beside = q.path.with_name("census.results") / "b"
     for result in (b"\xff\x00", b"x" * 500, "ö" * 120):
         raw = result if isinstance(result, bytes) else result.encode()
@@ -210,8 +197,11 @@ def test_a_long_error_is_cut_and_a_long_result_has_a_file_of_its_own(q: FileQueu
         assert q.task("b").result is None
 
 
-def test_the_configuration_is_a_file_that_people_may_edit(q: FileQueue, files: FileClient) -> None:
-    """What stands in it counts at once; what is not understood is an error that names it."""
+def test_the_configuration_is_a_file_that_people_may_edit(q: FileQueue, files: FileClient, tmp_path: Path) -> None:
+    """What stands in it counts at once; what is not understood is an error that names it.
+
+    So does a folder in place of a queue's file, or a file in place of the folder.
+    """
     conf = q.path.with_name("census.conf.json")
     conf.write_text('{"filters": {"size": {"type": "Integer"}}, "policy": {"attempts": 1}, "lock": 5}')
     q.enqueue("x", {"size": 3}, task_id="a")
@@ -225,11 +215,7 @@ def test_the_configuration_is_a_file_that_people_may_edit(q: FileQueue, files: F
     assert not q.path.with_name("plain.conf.json").exists()
     files.queue("other").configure(filters={"kind": String()})
     assert files.queues() == ["census", "other", "plain"]
-
-
-def test_what_cannot_be_opened_is_said(folder: Path, files: FileClient, tmp_path: Path) -> None:
-    """A folder in place of a file, a file in place of the folder."""
-    (folder / "a.tq").mkdir(parents=True)
+    q.path.with_name("a.tq").mkdir()
     with pytest.raises(Unavailable, match=r"a\.tq"):
         files.queue("a").counts()
     (tmp_path / "file").write_text("")
@@ -238,20 +224,19 @@ def test_what_cannot_be_opened_is_said(folder: Path, files: FileClient, tmp_path
 
 
 def test_the_last_claim_that_expires_ends_the_task(q: FileQueue) -> None:
-    """It is dead for who looks and who waits; the next claim marks it so."""
+    """It is dead for who looks and who waits; the next claim marks it so.
+
+    One that has failed for the last time gets one more try by hand: a `-` for its `!`.
+    """
     q.enqueue("x", task_id="a", policy=ConsumeTimes(1), lock=0.3)
     claim = taken(q)
     assert str(q.wait(["a"], timeout=20)[0].state) == "dead"
     with pytest.raises(ClaimLost):
         claim.complete()
     assert (q.counts()["dead"], q.path.read_bytes()[:1]) == (1, b"-")
-    assert q.claim() is None
-    assert q.path.read_bytes()[:1] == b"!"
+    assert (q.claim(), q.path.read_bytes()[:1]) == (None, b"!")
     assert "not extended" in (q.task("a").error or "")
-
-
-def test_a_dead_task_is_revived_by_hand(q: FileQueue) -> None:
-    """A `-` for its `!` gives it one more try."""
+    q.path.write_bytes(b"")
     q.enqueue("x", task_id="a", policy=ConsumeTimes(1))
     taken(q).fail("broken")
     q.path.write_bytes(b"-" + q.path.read_bytes()[1:])
