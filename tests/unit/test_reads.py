@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +73,12 @@ def damage(client: Client, task_id: str, znode: str = "state", data: bytes = b"\
     return path
 
 
-def scan(client: Client, names: list[str], columns: Any = ALL, **options: Any) -> scanning.Scanned:
-    return client.do(scanning.scan(client.context, names, columns, **options))
+def scan(client: Client, names: list[str], columns: Any = ALL, fault: Any = None, **options: Any) -> scanning.Scanned:
+    return client.do(scanning.scan(client.context, names, columns, **options), fault or Log())
 
 
-def ran_twice() -> Client:
-    """Task `again` ran, and was enqueued again later; task `once` ran."""
-    client = new_queue()
-    client.put(task_id="again", metadata={"run": 1})
-    client.put(task_id="once")
-    for _ in range(2):
-        client.complete(client.claimed())
-    client.zk.advance(10)
-    client.put(task_id="again")
-    return client
+def reported(client: Client) -> list[str]:
+    return [path for path, _ in client.reports]
 
 
 # --- ids
@@ -96,29 +87,25 @@ def ran_twice() -> Client:
 def test_ids_are_those_of_a_state_or_of_all() -> None:
     """Each state has its tasks, whichever way they are listed; without one all are told; the unknown is refused."""
     client = one_in_each_state()
-    found = {state: client.do(ids.ids(client.context, state)) for state in State}
-    assert {state: names for state, names in found.items() if state != State.INSERTED} == {
-        state: [str(state)] for state in State if state != State.INSERTED
-    }
-    assert sorted(found[State.INSERTED]) == ["delayed", "queued"]
-    assert client.do(ids.ids(client.context)) == sorted(NAMES)
+    listed = lambda *state, **options: client.do(ids.ids(client.context, *state, **options))
+    expected = {state: [str(state)] for state in State} | {State.INSERTED: ["delayed", "queued"]}
+    assert {state: sorted(listed(state)) for state in State} == expected
+    assert sorted(listed()) == sorted(NAMES)
     with pytest.raises(ConfigError, match="state 'lost' is unknown"):
-        client.do(ids.ids(client.context, "lost"))
+        listed("lost")
     with pytest.raises(ConfigError, match="'kind' is not declared"):
-        client.do(ids.ids(client.context, selector="kind==1"))
+        listed(selector="kind==1")
 
 
 def test_a_selector_chooses_ids_by_their_records_alone() -> None:
     """Only records are read, in chunks; what cannot be read is reported and left out."""
-    client = new_queue(filters={"size": Integer()})
+    client, log = new_queue(filters={"size": Integer()}), Log()
     for number in range(BEYOND_A_CHUNK):
         client.put(task_id=f"t{number:03}", filters={"size": number % 2})
     path = damage(client, "t001")
-    log = Log()
     found = client.do(ids.ids(client.context, "inserted", "size==1"), log)
     assert sorted(found) == [f"t{number:03}" for number in range(3, BEYOND_A_CHUNK, 2)]
-    assert log.read() == {"state"}
-    assert [where for where, _ in client.reports] == [path]
+    assert (log.read(), reported(client)) == ({"state"}, [path])
 
 
 def test_a_task_whose_time_comes_while_tasks_are_listed_is_listed_once() -> None:
@@ -138,17 +125,18 @@ def test_a_limit_is_a_whole_number_of_nought_or_more(tmp_path: Path, subtests: p
     """A negative limit would leave out the last tasks: refused, in ZooKeeper and in files; 0 gives none."""
     client = one_in_each_state()
     with Zkmq.connect(f"textqueue://{tmp_path}") as zk:
-        q = zk.queue("q")
-        q.enqueue("x")
-        reads = {
-            "server": lambda most: client.do(list_tasks(client.context, limit=most)),
-            "files": lambda most: q.tasks(limit=most),
-        }
-        for (name, read), wrong in product(reads.items(), (-1, -(10**6), 1.5, True, "1")):
-            with subtests.test(name, limit=wrong):
-                with pytest.raises(ConfigError, match="limit .* is not allowed: a whole number, 0 or more"):
+        zk.queue("q").enqueue("x")
+        for read in (
+            lambda most: client.do(list_tasks(client.context, limit=most)),
+            lambda most: zk.queue("q").tasks(limit=most),
+        ):
+            for wrong in (-1, -(10**6), 1.5, True, "1"):
+                with (
+                    subtests.test(limit=wrong),
+                    pytest.raises(ConfigError, match="limit .* is not allowed: a whole number, 0 or more"),
+                ):
                     read(wrong)
-                assert [len(read(most)) for most in (0, 1)] == [0, 1]
+            assert [len(read(most)) for most in (0, 1)] == [0, 1]
 
 
 # --- many tasks
@@ -156,16 +144,12 @@ def test_a_limit_is_a_whole_number_of_nought_or_more(tmp_path: Path, subtests: p
 
 def test_many_tasks_come_each_once_in_the_order_of_their_ids() -> None:
     """What does not exist is left out, after the server was asked to catch up; what is corrupt is reported."""
-    client = new_queue()
+    client, log, few = new_queue(), Log(), Log()
     names = [client.put(data=f"{number}".encode()) for number in range(BEYOND_A_CHUNK)]
     damage(client, names[7])
-    log = Log()
     tasks = client.do(many.read_many(client.context, [*reversed(names), names[0], "never"]), log)
     assert [task.id for task in tasks] == [name for name in reversed(names) if name != names[7]]
-    assert tasks[-1] == one(client, names[0])
-    assert log.of(Sync)
-    assert len(client.reports) == 1
-    few = Log()
+    assert (tasks[-1], len(client.reports), len(log.of(Sync))) == (one(client, names[0]), 1, 1)
     client.do(many.read_many(client.context, names[8:108], parts=("metadata",)), few)
     # All are there: nothing needs to catch up. One request, and what tells the payloads' times in flight together.
     assert (len(few.of(GetMany)), len(few.of(Exists)), few.of(Sync)) == (1, 100, [])
@@ -199,15 +183,21 @@ def test_parts_that_are_left_out_are_empty_and_not_read(subtests: pytest.Subtest
 
 
 def test_a_run_of_an_id_that_ran_before_has_its_own_time() -> None:
-    """Its metadata were written again, so that the payload is asked when it came, but for its bytes."""
-    client, log = ran_twice(), Log()
-    whole = [one(client, name) for name in ("again", "once")]
-    assert whole[0].enqueued_ms == client.zk.ms > whole[1].enqueued_ms
-    scanned = client.do(scanning.scan(client.context, ["again", "once"], ["enqueued_ms"]), log)
-    assert scanned.columns["enqueued_ms"] == [task.enqueued_ms for task in whole]
+    """Where its metadata were written again, the payload is asked when it came, but for its bytes; others are not."""
+    client, log = new_queue(), Log()
+    names = ["again", "thin", "once"]
+    for name in names:
+        client.put(task_id=name, metadata={"run": 1} if name == "again" else {})
+    client.work()
+    client.zk.advance(10)
+    for name in ("again", "thin"):
+        client.put(task_id=name)
+    came = [one(client, name).enqueued_ms for name in names]
+    assert (came[0], came[1]) == (client.zk.ms, client.zk.ms) > (came[2], came[2])
+    assert scan(client, names, ["enqueued_ms"], log).columns["enqueued_ms"] == came
     assert [op.path for op in log.of(Exists)] == ["/zkmq/q/tasks/again/data"]
     (bare,) = client.do(many.read_many(client.context, ["again"], parts=()))
-    assert bare.enqueued_ms == whole[0].enqueued_ms
+    assert bare.enqueued_ms == came[0]
 
 
 # --- scans: columns of many tasks
@@ -237,10 +227,9 @@ def test_only_what_is_asked_for_is_read(subtests: pytest.Subtests) -> None:
     }.items():
         with subtests.test(columns=columns):
             log, nothing = Log(), Log()
-            client.do(scanning.scan(client.context, NAMES, columns), log)
+            scan(client, NAMES, columns, log)
             assert (log.read(), log.of(Exists)) == (znodes, [])
-            scanned = client.do(scanning.scan(client.context, [], columns), nothing)
-            assert scanned == scanning.Scanned({name: [] for name in columns}, (), ())
+            assert scan(client, [], columns, nothing) == scanning.Scanned({name: [] for name in columns}, (), ())
             assert nothing.of(GetMany) == []
 
 
@@ -254,50 +243,45 @@ def test_only_what_is_asked_for_is_decoded() -> None:
     assert (scanned.columns["id"], scanned.corrupt) == ([name for name in NAMES if name != "dead"], ("dead",))
     path = damage(client, "finished", "metadata", b"[")
     assert scan(client, ["finished"], ["metadata"]).columns == {"metadata": [{}]}
-    assert path in [where for where, _ in client.reports]
+    assert path in reported(client)
 
 
 def test_what_vanished_is_told_and_what_is_corrupt_is_told_and_reported() -> None:
-    """Neither ends the scan; before something counts as vanished, the server is asked to catch up."""
+    """Neither ends the scan; before something counts as vanished, the server is asked to catch up, as one may lag."""
     client, log = one_in_each_state(), Log()
     path = damage(client, "queued", data=b"{")
-    scanned = client.do(scanning.scan(client.context, ["never", *NAMES, "finished"], ["id"]), log)
+    scanned = scan(client, ["never", *NAMES, "finished"], ["id"], log)
     assert scanned.columns["id"] == [name for name in NAMES if name != "queued"]
-    assert (scanned.vanished, scanned.corrupt) == (("never",), ("queued",))
-    assert [where for where, _ in client.reports] == [path]
+    assert (scanned.vanished, scanned.corrupt, reported(client)) == (("never",), ("queued",), [path])
     assert len(log.of(Sync)) == 1
-    assert scan(client, NAMES, ["id"]).columns["id"], "and everybody goes on"
-
-
-def test_a_server_that_lags_behind_is_asked_again() -> None:
-    """What was there all the time is no vanished task."""
-    client, late = new_queue(), []
-    client.put(task_id="a")
-    path = client.context.paths.task("a", "state")
-    state = client.zk.nodes[path]
+    path, late = client.context.paths.task("dead", "state"), list[Any]()
 
     def lagging(op: Op) -> None:
         if isinstance(op, GetMany) and not late:
             late.append(client.zk.nodes.pop(path))
         elif isinstance(op, Sync):
-            client.zk.nodes[path] = state
+            client.zk.nodes[path] = late[0]
 
-    scanned = client.do(scanning.scan(client.context, ["a"], ["id"]), lagging)
-    assert (scanned.columns, scanned.vanished) == ({"id": ["a"]}, ())
+    scanned = scan(client, ["dead"], ["id"], lagging)
+    assert (scanned.columns, scanned.vanished) == ({"id": ["dead"]}, ())
 
 
-def test_tasks_are_left_out_by_what_is_read() -> None:
+def test_tasks_are_left_out_by_what_is_read(subtests: pytest.Subtests) -> None:
     """States, a selector, and a moment; all of them together; none of it is counted as vanished."""
     client = one_in_each_state()
-    begin = client.zk.ms / 1000
+    later = datetime.fromtimestamp(client.zk.ms / 1000 + 1, UTC)
     client.zk.advance(5)
     client.put(task_id="late", filters={"size": "large"})
-    asked, later = [*NAMES, "late"], datetime.fromtimestamp(begin + 1, UTC)
-    assert scan(client, asked, ["id"], states=["dead", State.CLAIMED]).columns["id"] == ["dead", "claimed"]
-    assert scan(client, asked, ["id"], selector="size>=large").columns["id"] == ["queued", "late"]
-    assert scan(client, asked, ["id"], since=later).columns["id"] == ["late"]
-    scanned = scan(client, asked, ["id"], states=["inserted"], selector="size==large", since=later)
-    assert (scanned.columns["id"], scanned.vanished) == (["late"], ())
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({"states": ["dead", State.CLAIMED]}, ["dead", "claimed"]),
+        ({"selector": "size>=large"}, ["queued", "late"]),
+        ({"since": later}, ["late"]),
+        ({"states": ["inserted"], "selector": "size==large", "since": later}, ["late"]),
+    ]
+    for options, left in cases:
+        with subtests.test(**options):
+            scanned = scan(client, [*NAMES, "late"], ["id"], **options)
+            assert (scanned.columns["id"], scanned.vanished) == (left, ())
 
 
 def test_requests_are_bounded_and_so_is_what_is_in_flight() -> None:
@@ -305,25 +289,24 @@ def test_requests_are_bounded_and_so_is_what_is_in_flight() -> None:
 
     A server holds all the replies that are in flight in its memory: large payloads are asked for a few at a time.
     """
-    client = new_queue()
+    client, small, payloads, large = new_queue(), Log(), Log(), Log()
     names = [client.put(task_id=f"t{number}") for number in range(700)]
-    small, payloads, large = Log(), Log(), Log()
-    client.do(scanning.scan(client.context, names, ["id"]), small)
-    client.do(scanning.scan(client.context, names, ["data"]), payloads)
+    scan(client, names, ["id"], small)
+    scan(client, names, ["data"], payloads)
     assert [len(op.paths) for op in small.of(GetMany)] == [256, 256, 188]
     assert [len(op.paths) // 2 for op in payloads.of(GetMany)] == [32, 128, 128, 128, 128, 128, 28]
     stepper = Stepper(client.zk, client.session, scanning.scan(client.context, names, ["data"], in_flight=3))
     stepper.finish()
     assert max(len(op.ops) for op in stepper.done if isinstance(op, Pipeline)) == 3
     names = [client.put(b"x" * (1_000_000 if number else 1), task_id=f"l{number}") for number in range(80)]
-    scanned = client.do(scanning.scan(client.context, names, ["data"]), large)
+    scanned = scan(client, names, ["data"], large)
     assert [len(each) for each in scanned.columns["data"]] == [1] + [1_000_000] * 79
     assert [len(op.paths) // 2 for op in large.of(GetMany)] == [32, 17, 16, 15]
 
 
 def test_a_scan_that_is_not_understood_is_refused(subtests: pytest.Subtests) -> None:
     """Before anything is read."""
-    client = new_queue()
+    client, log = new_queue(), Log()
     refused: dict[str, tuple[Any, dict[str, Any]]] = {
         "columns": ([], {}),
         "columns.*id": ("id", {}),
@@ -335,7 +318,8 @@ def test_a_scan_that_is_not_understood_is_refused(subtests: pytest.Subtests) -> 
     }
     for match, (columns, options) in refused.items():
         with subtests.test(match), pytest.raises(ConfigError, match=match):
-            scan(client, ["a"], columns, **options)
+            scan(client, ["a"], columns, log, **options)
+    assert log.of(GetMany) == []
 
 
 # --- configuration and consumers
@@ -362,8 +346,7 @@ def test_consumers_tell_who_they_are_and_what_they_have_in_hand() -> None:
     third.claimed(lease=60)
     client.zk.expire(dead.session)
     told = client.do(register.consumers(client.context))
-    assert told[0].id.startswith("first-")
-    assert told[0].accepts == ("all()",)
+    assert (told[0].id.startswith("first-"), told[0].accepts) == (True, ("all()",))
     assert [(each.name, each.host, each.pid, each.in_hand, each.alive) for each in told] == [
         ("first", "here", 7, (mine,), True),
         ("second", None, None, (theirs,), False),
@@ -382,22 +365,17 @@ def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> Non
         (found,) = client.do(register.consumers(client.context))
         assert (found.name, found.host, found.pid, found.accepts) == (None, None, None, ())
         assert (found.id, found.in_hand, found.alive) == (consumer, ("a",), True)
-    assert [where for where, _ in client.reports] == [path]
-
-    def leaves(op: Op) -> None:
-        if isinstance(op, GetMany) and op.paths == (path,):
-            client.zk.nodes.pop(path)
-
+    assert reported(client) == [path]
+    leaves = lambda op: client.zk.nodes.pop(path) and None if isinstance(op, GetMany) and op.paths == (path,) else None
     assert client.do(register.consumers(client.context), leaves) == []
 
 
 def test_a_long_register_is_read_in_chunks() -> None:
     """However many consumers there are, a request names a bounded number of them."""
-    client = new_queue()
+    client, log = new_queue(), Log()
     for number in range(BEYOND_A_CHUNK):
         client.put()
         Client(client.zk, f"c{number:03}").claimed()
-    log = Log()
     assert len(client.do(register.consumers(client.context), log)) == BEYOND_A_CHUNK
     assert max(len(op.paths) for op in log.of(GetMany)) <= nodes.AT_ONCE
 
