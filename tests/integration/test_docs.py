@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,93 +25,55 @@ def blocks(name: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (TOP / name).read_text(), re.DOTALL | re.MULTILINE)
 
 
-def environment(hosts: str) -> dict[str, str]:
-    """The test's ZooKeeper, and this interpreter's commands first on the path."""
+def ran(*command: str, hosts: str = "", folder: Path | None = None, stdin: str = "") -> str:
+    """What a command prints: with the test's ZooKeeper, and this interpreter's commands first on the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "ZKMQ_HOSTS": hosts, "ZKMQ_ROOT": fresh_root(), "PATH": path}
+    env = {**os.environ, "ZKMQ_HOSTS": hosts, "ZKMQ_ROOT": fresh_root(), "PATH": path}
+    done = subprocess.run(
+        command, env=env, cwd=folder, input=stdin, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
-def test_the_quickstart_s_shell_commands_run(zookeeper: str) -> None:
-    """Every line of the shell section succeeds, and the task ends as the page says."""
+def python(code: str, **options: Any) -> str:
+    """What a piece of a page prints, in a process of its own."""
+    return ran(sys.executable, "-c", code, **options)
+
+
+def test_the_quickstart_runs(zookeeper: str) -> None:
+    """Every line of the shell section succeeds, and the task ends as the page says; Python runs as it stands."""
     (script,) = blocks("docs/quickstart.md", "sh")
-    done = subprocess.run(
-        ["sh", "-eu", "-c", script],
-        env=environment(zookeeper),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"finished"' in done.stdout
-
-
-def test_the_quickstart_s_python_runs(zookeeper: str) -> None:
-    """The Python section runs as it stands."""
+    assert '"finished"' in ran("sh", "-eu", "-c", script, hosts=zookeeper)
     (code,) = blocks("docs/quickstart.md", "python")
-    code = code.replace("/quickstart", fresh_root())
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(zookeeper),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("done-awaiting-gc")
+    assert python(code.replace("/quickstart", fresh_root()), hosts=zookeeper).startswith("done-awaiting-gc")
 
 
-def test_the_guide_runs(zookeeper: str) -> None:
-    """The blocks of the guide are one program, and it runs as it stands."""
-    code = "".join(blocks("docs/guide.md", "python")).replace("/guide", fresh_root())
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(zookeeper),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the queue is paused" in done.stdout
+def test_pages_that_are_one_program_run(zookeeper: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """As they stand. The command of the page on scale is run by `test_scale.py`."""
+    for page, told in (
+        ("docs/guide.md", "the queue is paused"),
+        ("docs/scale.md", "groups move"),
+        ("docs/textqueue.md", ""),
+    ):
+        with subtests.test(msg=page):
+            code = "".join(blocks(page, "python")).replace("/guide", fresh_root())
+            assert told in python(code, hosts=zookeeper, folder=tmp_path)
 
 
 def test_the_page_on_queue_files_redrives(zookeeper: str, tmp_path: Path) -> None:
-    """Its shell commands export a dead letter, fix it with an editor's means, and import it."""
+    """Its shell commands export a dead letter, fix it with an editor's means, and import it.
+
+    The first example reads as its words say.
+    """
     (script,) = blocks("docs/textqueue.md", "sh")
-    done = subprocess.run(
-        ["sh", "-eu", "-c", script],
-        env=environment(zookeeper),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"queued"' in done.stdout
-    assert "Elm Street 7" in done.stdout
-
-
-def test_the_page_on_queue_files_runs(tmp_path: Path) -> None:
-    """The blocks are one program, and the first example reads as its words say."""
-    code = "".join(blocks("docs/textqueue.md", "python"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    told = ran("sh", "-eu", "-c", script, hosts=zookeeper, folder=tmp_path)
+    assert ('"queued"' in told, "Elm Street 7" in told) == (True, True)
     (tmp_path / "shown.tq").write_text("".join(blocks("docs/textqueue.md", "text")))
     with TextQueue.open(tmp_path / "shown.tq") as queue:
         shown = list(queue.messages("all"))
     assert [str(it.status) for it in shown] == ["queued", "processed", "error", "queued", "comment"]
     assert shown[3].variables[0].endswith("    ")
-
-
-def test_the_page_on_scale_runs() -> None:
-    """Queues are spread over ensembles as it says; its command is run by `test_scale.py`."""
-    done = subprocess.run(
-        [sys.executable, "-c", "".join(blocks("docs/scale.md", "python"))], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "groups move" in done.stdout
 
 
 #: By what its test finds each block of the page on Spark, and where that test is.
@@ -131,32 +94,15 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
         assert mark in Path(__file__).with_name(name).read_text()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/quickstart.md",
-        "docs/acknowledge.md",
-        "docs/guide.md",
-        "docs/performance.md",
-        "docs/architecture.md",
-        "docs/contributing.md",
-        "docs/airflow-provider.md",
-        "docs/events.md",
-        "docs/patterns.md",
-        "docs/scale.md",
-        "docs/semantics.md",
-        "docs/simulator.md",
-        "docs/spark.md",
-        "docs/textqueue.md",
-        "docs/tree.md",
-    ],
-)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_lead_somewhere(subtests: pytest.Subtests) -> None:
     """Every relative link of a page names a file of the repository."""
-    text = (TOP / page).read_text()
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    assert all((TOP / page).parent.joinpath(link).exists() for link in links), links
+    pages = [TOP / "README.md", *(TOP / "docs").glob("*.md")]
+    assert len(pages) >= 16
+    for page in pages:
+        with subtests.test(msg=page.name):
+            links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
+            missing = [link for link in links if not page.parent.joinpath(link.partition("#")[0]).exists()]
+            assert not missing
 
 
 def test_tests_named_in_the_architecture_exist() -> None:
@@ -201,41 +147,45 @@ def test_every_call_of_the_semantics_exists() -> None:
         assert known or f"class {home}(" in airflow, call
 
 
-def test_the_readme_s_first_dag_is_a_dag() -> None:
-    """The DAG of the README parses with the installed Airflow and has the tasks it shows."""
-    (code,) = blocks("README.md", "python")
-    assert shown(code + "print(sorted(send.dag.task_ids))\n").endswith("['send', 'wait']")
+#: Runs pieces of pages, each by itself, and tells what their expressions are.
+_EACH = """
+import json, sys
+told = []
+for page, code, expression in json.load(sys.stdin):
+    names = {"__name__": page}
+    exec(compile(code, page, "exec"), names)
+    told.append(eval(expression, names))
+print(json.dumps(told))
+"""
 
 
-def test_the_event_driven_dag_of_its_page_is_a_dag() -> None:
-    """It parses with the installed Airflow, and our trigger watches its asset."""
-    code, _ = blocks("docs/events.md", "python")
-    told = shown(code + "print(type(orders.watchers[0].trigger).__name__, take_orders().task_ids)\n")
-    assert told.endswith("ZkmqEventTrigger ['handle']")
-
-
-@pytest.mark.full
-def test_the_dags_of_the_page_on_patterns_are_dags() -> None:
-    """Each parses with the installed Airflow, and `@task.zkmq` is known to it."""
+def test_the_dags_of_the_pages_are_dags(subtests: pytest.Subtests) -> None:
+    """They parse with the installed Airflow: tasks, our trigger of an asset, `@task.zkmq`, groups, a callback."""
+    (readme,), (event, _), (mail,) = (
+        blocks(page, "python") for page in ("README.md", "docs/events.md", "docs/airflow-provider.md")
+    )
     fan_out, consume, _, pipeline = blocks("docs/patterns.md", "python")
-    assert shown(fan_out + "print(sorted(fan_out().task_ids))\n").endswith("['send', 'wait']")
-    told = shown(consume + "print([each.task_type for each in consume().tasks])\n")
-    assert told.endswith("['ZkmqDecoratedOperator']")
-    assert shown(pipeline + "print(sorted(pipeline().task_ids))\n").endswith("['check', 'store']")
-
-
-def test_the_acknowledging_dags_of_their_page_are_dags() -> None:
-    """They parse with the installed Airflow, and the group has laid what the page says around the work."""
-    for code, names in zip(
-        blocks("docs/acknowledge.md", "python"),
+    grouped, single = blocks("docs/acknowledge.md", "python")
+    asset = "[type(orders.watchers[0].trigger).__name__, *take_orders().task_ids]"
+    cases = (
+        ("README.md", readme, "sorted(send.dag.task_ids)", ["send", "wait"]),
+        ("events.md", event, asset, ["ZkmqEventTrigger", "handle"]),
+        ("patterns.md", fan_out, "sorted(fan_out().task_ids)", ["send", "wait"]),
+        ("patterns.md", consume, "[each.task_type for each in consume().tasks]", ["ZkmqDecoratedOperator"]),
+        ("patterns.md", pipeline, "sorted(pipeline().task_ids)", ["check", "store"]),
         (
-            "ship_orders().task_ids, ['orders.claim', 'orders.ship', 'orders.settle', 'orders.keep']",
-            "claim.dag.task_ids, ['claim', 'keep', 'ship', 'settle']",
+            "acknowledge.md",
+            grouped,
+            "sorted(ship_orders().task_ids)",
+            ["orders.claim", "orders.keep", "orders.settle", "orders.ship"],
         ),
-        strict=True,
-    ):
-        told = shown(f"{code}ids, wanted = {names}\nprint(sorted(ids) == sorted(wanted))\n")
-        assert told.endswith("True"), told
+        ("acknowledge.md", single, "sorted(claim.dag.task_ids)", ["claim", "keep", "settle", "ship"]),
+        ("airflow-provider.md", mail, "[type(mail).__name__, *letters_by_mail().task_ids]", ["SmtpNotifier", "look"]),
+    )
+    told = json.loads(python(_EACH, stdin=json.dumps([case[:3] for case in cases])).splitlines()[-1])
+    for (page, _, expression, wanted), value in zip(cases, told, strict=True):
+        with subtests.test(msg=f"{page}: {expression}"):
+            assert value == wanted
 
 
 def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +201,7 @@ def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkey
         claims = q.claim_many(2, lease=60, ahead="all")
         told = [{"queue": "orders", "id": claim.task.id, "token": claim.token} for claim in claims]
         lost = [{**told[0], "token": 1}, {**told[0], "id": "gone"}]
-        shown(
+        python(
             f"{code}\nfrom types import SimpleNamespace\n"
             f"events = [SimpleNamespace(extra={{'payload': {{'claims': {lost + told}}}}})]\n"
             "accept(events, bytes.upper)\n"
@@ -260,23 +210,9 @@ def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkey
         assert {(task.state, task.attempt, task.result) for task in tasks} == {("finished", 1, b"X")}
 
 
-def test_the_notifier_s_dag_of_its_page_is_a_dag() -> None:
-    """It parses with the installed Airflow, and its callback is our notifier with the other one in it."""
-    (code,) = blocks("docs/airflow-provider.md", "python")
-    told = shown(code + "print(type(mail).__name__, letters_by_mail().task_ids)\n")
-    assert told.endswith("SmtpNotifier ['look']")
-
-
 def test_the_page_on_the_provider_names_what_there_is() -> None:
     """Its tables have every option of the section ``[zkmq]`` and every metric, and no others."""
     named = [row[0].strip("`") for row in rows("docs/airflow-provider.md")]
     metrics = re.findall(r"^``(zkmq\.\w+)``", telemetry.__doc__ or "", re.MULTILINE)
     assert [name for name in named if name.startswith("zkmq.")] == metrics
     assert [name for name in named if name in settings.DEFAULTS] == list(settings.DEFAULTS)
-
-
-def shown(code: str) -> str:
-    """What a piece of a page prints, in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()

@@ -53,54 +53,76 @@ def figures() -> Figures:
     )
 
 
-def test_each_goal_is_about_ways_of_its_row() -> None:
-    for row in catalogue():
+def test_the_catalogue_is_sound() -> None:
+    """Each goal is about ways of its row, each way in Python is something that agents know, each row has a key.
+
+    The long rows are asked for by name; those about depth ask for no more requests, and go as deep as is asked for.
+    """
+    rows = catalogue(500)
+    for row in rows:
         names = [way.name for way in row.ways]
         assert len(set(names)) == len(names)
         assert {goal.way for goal in row.goals} | {goal.against for goal in row.goals if goal.against} <= {*names}
-
-
-def test_each_way_in_python_is_something_that_agents_know() -> None:
-    verbs = {way.verb for row in catalogue() for way in row.ways if way.agent is python_agent}
+    verbs = {way.verb for row in rows for way in row.ways if way.agent is python_agent}
     assert verbs == agent.VERBS.keys()
-
-
-def test_rows_have_keys_of_their_own_and_the_long_ones_are_asked_for_by_name() -> None:
-    rows = catalogue(500)
     assert len({row.key for row in rows}) == len(rows) == len(list_rows())
     assert "depth" not in [row.key for row in chosen(rows, ())]
     assert [row.key for row in chosen(rows, ("depth", "claim"))] == ["claim", "depth"]
     assert chosen(rows, ("all",)) == [*rows]
+    keyed = {row.key: row for row in rows}
+    assert [way.number for way in keyed["waiters-many"].ways] == [1, 50]
+    for key in ("depth", "depth-cold", "start", "filtered"):
+        assert keyed[key].ways[1].number == 500
+        assert {goal.unit for goal in keyed[key].goals} == {"rate", "requests"}
 
 
-def test_a_row_that_is_not_there_is_refused_with_those_of_similar_names() -> None:
+def test_what_cannot_be_measured_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A row that is not there, with those of similar names; too few; plots without matplotlib."""
     with pytest.raises(ConfigError, match=r"no row 'enque'.*enqueue"):
         chosen(catalogue(), ("enque",))
+    for order in (Order(rounds=0), Order(tasks=1), Order(ensemble=0), Order(depth=0)):
+        with pytest.raises(ConfigError, match="at least one round"):
+            carry_out(order, print)
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _name: None)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"pip install 'airflow-provider-zkmq\[spark\]'"):
+        carry_out(Order(plots=tmp_path), print)
 
 
-@pytest.mark.parametrize("order", [Order(rounds=0), Order(tasks=1), Order(ensemble=0), Order(depth=0)])
-def test_what_cannot_be_measured_is_refused_before_anything_starts(order: Order) -> None:
-    with pytest.raises(ConfigError, match="at least one round"):
-        carry_out(order, print)
+def median(figures: Figures, way: str, unit: str) -> tuple[float, float, float]:
+    """The lowest, the median and the highest figure of a way."""
+    spread = of_way(figures, way, unit)
+    assert spread is not None
+    return spread.low, spread.median, spread.high
 
 
 def test_ratios_are_those_of_the_same_round(figures: Figures) -> None:
-    """So a round in which everything was slow does not spoil them."""
+    """So a round in which everything was slow does not spoil them. System calls are those of the traced sample.
+
+    Which is slow, and counts for nothing else.
+    """
+    figures.traced["fast"] = a_sample(60) | {"syscalls": 700.0}
     spread = ratio(figures, "fast", "slow")
     assert spread is not None
     assert (spread.low, spread.median, spread.high) == pytest.approx((2, 3, 4))
-    rate = of_way(figures, "fast", "rate")
-    assert rate is not None
-    assert (rate.low, rate.median, rate.high) == pytest.approx((10, 50, 100))
+    assert median(figures, "fast", "rate") == pytest.approx((10, 50, 100))
+    assert median(figures, "fast", "syscalls")[1] == 7
+    assert of_way(figures, "slow", "syscalls") is None
 
 
 def test_goals_are_met_missed_or_not_measured(figures: Figures) -> None:
+    """As sentences, and in the record, which has every sample."""
     assert [verdict.met for verdict in verdicts(figures)] == [True, True, False, None]
     said = [sentence(verdict) for verdict in verdicts(figures)]
-    assert said[0] == "fast ≥ 2 × slow: 3.00 (2.00–4.00), met"
-    assert said[1] == "fast ≤ 1.2 requests: 1.20 (1.10–1.30), met"
+    assert said[:2] == ["fast ≥ 2 × slow: 3.00 (2.00–4.00), met", "fast ≤ 1.2 requests: 1.20 (1.10–1.30), met"]
     assert said[2].endswith("missed")
     assert said[3] == "absent ≥ 3 × slow: not measured"
+    (row,) = record([figures], {"rounds": 3})["rows"]
+    assert row["ways"]["fast"]["samples"] == figures.samples["fast"]
+    assert row["ways"]["slow"]["requests"] is None
+    assert row["ways"]["absent"] == {"skipped": "it is not installed"}
+    assert [goal["met"] for goal in row["goals"]] == [True, True, False, None]
 
 
 def test_the_text_has_a_line_for_each_way(figures: Figures) -> None:
@@ -113,45 +135,38 @@ def test_the_text_has_a_line_for_each_way(figures: Figures) -> None:
     assert lines[4].endswith("skipped: it is not installed")
 
 
-def test_the_record_has_every_sample(figures: Figures) -> None:
-    (row,) = record([figures], {"rounds": 3})["rows"]
-    assert row["ways"]["fast"]["samples"] == figures.samples["fast"]
-    assert row["ways"]["slow"]["requests"] is None
-    assert row["ways"]["absent"] == {"skipped": "it is not installed"}
-    assert [goal["met"] for goal in row["goals"]] == [True, True, False, None]
+def test_profiles_and_memory_are_said_in_a_sentence_where_they_were_measured(figures: Figures) -> None:
+    figures.shares["fast"] = {"kazoo": 0.6, "engine/zk": 0.38, "others": 0.02}
+    for sample, memory in zip(figures.samples["fast"], (9_000.0, 8_000.0, 9_500.0), strict=True):
+        sample["memory"] = memory
+    said = "client CPU of fast: kazoo 60%, engine/zk 38%"
+    lines = text([figures]).splitlines()
+    assert f"  {said}" in lines
+    assert f"- {said}" in markdown([figures]).splitlines()
+    assert "  client memory of fast: 9 000 bytes for each" in lines
+    assert "memory of slow" not in text([figures])
+    (row,) = record([figures], {})["rows"]
+    assert row["ways"]["fast"]["memory"]["low"] == 8_000
 
 
 def test_a_page_keeps_what_its_author_wrote(figures: Figures, tmp_path: Path) -> None:
+    """One without its marks is refused before anything starts."""
     page = tmp_path / "page.md"
+    with pytest.raises(ConfigError, match=r"page\.md"):
+        carry_out(Order(page=page), print)
+    assert not page.exists()
+    for content in ("nothing", f"{MARKS[1]}\n{MARKS[0]}", f"{MARKS[0]}\n{MARKS[0]}\n{MARKS[1]}"):
+        page.write_text(content)
+        with pytest.raises(ConfigError, match=r"page\.md"):
+            carry_out(Order(page=page), print)
+        assert page.read_text() == content
     page.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
     for _ in range(2):
         write_page(page, markdown([figures], "plots"))
     written = page.read_text()
-    assert written.startswith("before\n")
-    assert written.endswith("\nafter\n")
-    assert "old" not in written
+    assert (written.startswith("before\n"), written.endswith("\nafter\n"), "old" in written) == (True, True, False)
     assert written.count("### A race") == 1
     assert "![a race: tasks per second](plots/race.svg)" in written
-
-
-@pytest.mark.parametrize("content", [None, "nothing", f"{MARKS[1]}\n{MARKS[0]}", f"{MARKS[0]}\n{MARKS[0]}\n{MARKS[1]}"])
-def test_a_page_without_its_marks_is_refused_before_anything_starts(tmp_path: Path, content: str | None) -> None:
-    page = tmp_path / "page.md"
-    if content is not None:
-        page.write_text(content)
-    with pytest.raises(ConfigError, match=r"page\.md"):
-        carry_out(Order(page=page), print)
-    assert content is None or page.read_text() == content
-
-
-def test_system_calls_are_those_of_the_traced_sample(figures: Figures) -> None:
-    """Which is slow, and counts for nothing else."""
-    figures.traced["fast"] = a_sample(60) | {"syscalls": 700.0}
-    spread, rate = of_way(figures, "fast", "syscalls"), of_way(figures, "fast", "rate")
-    assert spread is not None
-    assert rate is not None
-    assert (spread.median, rate.low) == (7, 10)
-    assert of_way(figures, "slow", "syscalls") is None
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
@@ -190,31 +205,6 @@ print(json.dumps(shares(before, profile.entries())))
     assert sum(parts.values()) == pytest.approx(1)
 
 
-def test_profiles_are_said_in_a_sentence(figures: Figures) -> None:
-    figures.shares["fast"] = {"kazoo": 0.6, "engine/zk": 0.38, "others": 0.02}
-    said = "client CPU of fast: kazoo 60%, engine/zk 38%"
-    assert f"  {said}" in text([figures]).splitlines()
-    assert f"- {said}" in markdown([figures]).splitlines()
-
-
-def test_the_memory_of_those_who_wait_is_said_in_a_sentence(figures: Figures) -> None:
-    """Where it was measured; and it is in the record."""
-    for sample, memory in zip(figures.samples["fast"], (9_000.0, 8_000.0, 9_500.0), strict=True):
-        sample["memory"] = memory
-    assert "  client memory of fast: 9 000 bytes for each" in text([figures]).splitlines()
-    assert "memory of slow" not in text([figures])
-    (row,) = record([figures], {})["rows"]
-    assert row["ways"]["fast"]["memory"]["low"] == 8_000
-
-
-def test_rows_about_depth_ask_for_no_more_requests_and_go_as_deep_as_is_asked_for() -> None:
-    rows = {row.key: row for row in catalogue(500)}
-    assert [way.number for way in rows["waiters-many"].ways] == [1, 50]
-    for key in ("depth", "depth-cold", "start", "filtered"):
-        assert rows[key].ways[1].number == 500
-        assert {goal.unit for goal in rows[key].goals} == {"rate", "requests"}
-
-
 def test_the_commands_of_the_page_are_understood() -> None:
     """And each row that they name is there."""
     text = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
@@ -233,25 +223,15 @@ def test_plots_of_the_same_figures_are_the_same_files(figures: Figures, tmp_path
     assert "a race" in written[0][1].read_text()
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _name: None)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"pip install 'airflow-provider-zkmq\[spark\]'"):
-        carry_out(Order(plots=tmp_path), print)
-
-
 def test_a_way_that_fails_is_named_with_its_row(tmp_path: Path) -> None:
-    """Its agent says why, and ends with the others."""
-    row = Row("race", "a race", (Way("fast", "no-such-verb"),))
-    with Crews("127.0.0.1:1", "/none", str(tmp_path)) as crews:
-        with pytest.raises(BenchError, match=r"race, fast: KeyError: 'no-such-verb'"):
-            measure([row], crews, Gauge("127.0.0.1:1"), 2, 1, lambda _line: None)
-
-
-def test_an_agent_that_has_ended_is_said_with_its_exit_code(tmp_path: Path) -> None:
-    row = Row("race", "a race", (Way("fast", "f", agent=lambda *_: [sys.executable, "-c", "raise SystemExit(3)"]),))
-    with Crews("127.0.0.1:1", "/none", str(tmp_path)) as crews:
-        with pytest.raises(BenchError, match="exit code 3"):
-            measure([row], crews, Gauge("127.0.0.1:1"), 2, 1, lambda _line: None)
+    """Its agent says why, and ends with the others; one that has ended is said with its exit code."""
+    ended = [sys.executable, "-c", "raise SystemExit(3)"]
+    for way, said in (
+        (Way("fast", "no-such-verb"), r"race, fast: KeyError: 'no-such-verb'"),
+        (Way("fast", "f", agent=lambda *_: ended), "exit code 3"),
+    ):
+        with Crews("127.0.0.1:1", "/none", str(tmp_path)) as crews, pytest.raises(BenchError, match=said):
+            measure([Row("race", "a race", (way,))], crews, Gauge("127.0.0.1:1"), 2, 1, lambda _line: None)
 
 
 def test_servers_that_say_nothing_leave_blanks() -> None:
