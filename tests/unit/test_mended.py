@@ -46,6 +46,11 @@ def reported(client: Client) -> list[str]:
     return [path for path, _ in client.reports]
 
 
+def claimed_one(client: Client, **options: Any) -> Claimed:
+    client.put(task_id="a", **options)
+    return client.claimed()
+
+
 # --- mended
 
 
@@ -75,8 +80,7 @@ def test_a_claim_whose_note_is_missing_is_settled_all_the_same(subtests: pytest.
 def test_a_result_is_kept_whether_one_stands_there_or_not(there: bool) -> None:
     """The record tells otherwise: the task is finished with its result, and the damage is reported."""
     client = new_queue()
-    client.put(task_id="a")
-    claimed = client.claimed()
+    claimed = claimed_one(client)
     path = client.context.paths.task("a", "result")
     if there:
         write(client, Create(path, b"strange"))
@@ -86,9 +90,7 @@ def test_a_result_is_kept_whether_one_stands_there_or_not(there: bool) -> None:
         claimed = client.claimed()
         delete(client.zk, path)
     client.complete(claimed, result=b"mine")
-    assert client.check()["a"].result
-    assert client.zk.nodes[path].data == b"mine"
-    assert reported(client) == [path]
+    assert (client.check()["a"].result, client.zk.nodes[path].data, reported(client)) == (True, b"mine", [path])
 
 
 def test_three_refusals_alike_are_no_race() -> None:
@@ -107,17 +109,28 @@ def test_three_refusals_alike_are_no_race() -> None:
     assert [type(op) for op in ops] == [Multi, Multi, Sync, Multi]
 
 
-def test_a_claim_whose_deadline_is_missing_is_given_back_when_its_consumer_dies() -> None:
-    """The lock of a session-bound claim is gone: its consumer's death alone gives the task back."""
+def test_a_claim_that_has_lost_its_deadline_or_its_znode_is_given_back() -> None:
+    """Without the lock of a session-bound claim its consumer's death alone gives the task back.
+
+    Without its znode its holder is told that it was lost; the same client's next look gives the task back, counted.
+    """
     owner = new_queue()
-    owner.put(task_id="a", lock=100)
-    lock = notes_of(owner.context, "a", owner.claimed().state)[1]
+    lock = notes_of(owner.context, "a", claimed_one(owner, lock=100).state)[1]
     write(owner, Delete(lock))
     owner.zk.expire(owner.session)
     client = Client(owner.zk, "other")
-    assert client.work() == ["a"]
+    assert (client.work(), reported(client)) == (["a"], [lock])
     client.check()
-    assert reported(client) == [lock]
+    client = new_queue()
+    claimed = claimed_one(client)
+    delete(client.zk, client.context.paths.task("a", "claim"))
+    with pytest.raises(ClaimLost):
+        client.complete(claimed)
+    again = client.claimed()
+    assert (again.task_id, again.state.attempt, again.state.history[0].outcome) == ("a", 2, "rescued")
+    client.complete(again)
+    client.check()
+    assert (client.context.debts.orphans, client.take()) == ({}, None)
 
 
 def test_what_was_delivered_before_waits_for_a_policy_that_can_be_read() -> None:
@@ -162,21 +175,6 @@ def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch)
     assert told == ["/q/conf/layout", "odd", "odd"]
 
 
-def test_a_claim_whose_znode_was_deleted_comes_back_while_its_session_lives() -> None:
-    """Its holder is told that it was lost; the next look of the same client gives the task back, counted."""
-    client = new_queue()
-    client.put(task_id="a")
-    claimed = client.claimed()
-    delete(client.zk, client.context.paths.task("a", "claim"))
-    with pytest.raises(ClaimLost):
-        client.complete(claimed)
-    again = client.claimed()
-    assert (again.task_id, again.state.attempt, again.state.history[0].outcome) == ("a", 2, "rescued")
-    client.complete(again)
-    client.check()
-    assert (client.context.debts.orphans, client.take()) == ({}, None)
-
-
 def test_a_promotion_leaves_another_task_of_the_same_id_alone() -> None:
     """Dropped and enqueued anew while it is promoted: the new one's record has the old version, and is left alone."""
     client = new_queue()
@@ -205,8 +203,7 @@ BAD_PRIORITY = OTHER_RUN.replace(b'"b"', b'"a"').replace(b'"priority":0', b'"pri
 def escrowed(data: bytes | None, *, window: float | None = None) -> tuple[Client, Claimed]:
     """A claim whose task has a damaged run in escrow."""
     client = new_queue()
-    client.put(task_id="a")
-    claimed = client.claimed()
+    claimed = claimed_one(client)
     client.put(b"again", task_id="a", requeue=True)
     if window:
         client.complete(claimed, dedupe=window)
@@ -235,8 +232,7 @@ def test_a_task_with_a_damaged_run_in_escrow_ends_as_it_would_without(data: byte
     client, _ = escrowed(data, window=5)
     client.zk.advance(6)
     client.put(task_id="b")
-    assert client.work() == ["b"]
-    assert client.check()["a"].state is State.FINISHED
+    assert (client.work(), client.check()["a"].state) == (["b"], State.FINISHED)
     client.zk.advance(10)
     assert client.do(collect.collect_garbage(client.context, 0)).collected == 2
     assert client.check() == {}
@@ -244,8 +240,7 @@ def test_a_task_with_a_damaged_run_in_escrow_ends_as_it_would_without(data: byte
 
 def test_a_run_that_cannot_be_inserted_is_given_up() -> None:
     """A stranger under the task's data leaves no room for the next run: the present one is finished all the same."""
-    maker = new_queue()
-    [run] = maker.do(enqueue.prepare_many(maker.context, [Message(b"x", task_id="a")]))
+    [run] = (maker := new_queue()).do(enqueue.prepare_many(maker.context, [Message(b"x", task_id="a")]))
     client, claimed = escrowed(escrow.pack(run))
     write(client, Create(client.context.paths.task("a", "data") + "/foreign"))
     client.complete(claimed)
@@ -261,7 +256,10 @@ def batch(client: Client, name: str, then: Message | None = None) -> str:
 
 @pytest.mark.parametrize("data", [b"", b"not json", b'{"total":"x"}', b'{"then":5}'])
 def test_a_damaged_batch_is_named_by_who_waits_for_it_and_by_nobody_else(data: bytes) -> None:
-    """An empty ``open`` beside a damaged record: claims and clean-up go on, `wait_batch` names the path."""
+    """An empty ``open`` beside a damaged record: claims and clean-up go on, `wait_batch` names the path.
+
+    Among batches that nobody closed it is stepped over: the one after it is closed.
+    """
     client = new_queue()
     base = batch(client, "b")
     claimed = client.claimed()
@@ -271,6 +269,9 @@ def test_a_damaged_batch_is_named_by_who_waits_for_it_and_by_nobody_else(data: b
     assert client.work() == ["c"]
     assert client.do(collect.collect_garbage(client.context)).ran
     assert reported(client) == [base]
+    write(client, Delete(f"{batch(client, 'next')}/open/next1"))
+    client.do(closing.close_batches(client.context))
+    assert client.do(batches.read_batch(client.context, "next")).done
     with pytest.raises(CorruptRecord, match=base):
         client.do(batches.wait_batch(client.context, "b", 1))
 
@@ -288,16 +289,6 @@ def test_a_batch_whose_follower_is_damaged_ends_without_it(data: bytes | None) -
     client.zk.advance(200)
     client.do(collect.collect_garbage(client.context, 0))
     assert client.zk.names(client.context.paths.at("batches")) == []
-
-
-def test_the_end_of_one_batch_is_not_held_up_by_another() -> None:
-    """Among batches that nobody closed a damaged one is stepped over: the one after it is closed."""
-    client = new_queue()
-    for name in ("a", "b"):
-        write(client, Delete(f"{batch(client, name)}/open/{name}1"))
-    damage(client, client.context.paths.batch("a"), b"")
-    client.do(closing.close_batches(client.context))
-    assert client.do(batches.read_batch(client.context, "b")).done
 
 
 def test_what_lacks_a_part_is_reported_by_clean_up_and_kept() -> None:
@@ -340,13 +331,15 @@ def picked(client: Client) -> Pick:
 
 
 def test_a_task_that_came_back_is_not_stepped_over() -> None:
-    """Not when its entry was listed since its record was read, nor when it comes and goes while it is looked at."""
-    client = new_queue()
+    """Not when its entry was listed since its record was read, nor when it comes and goes while it is looked at.
+
+    A copy of an entry, left by a hand, of a task that is finished is reported, once: nobody tries it for ever.
+    """
+    client, hands = new_queue(), list[Claimed]()
     client.put(task_id="a")
     pick, other = picked(client), Client(client.zk, "other")
     client.do(step_over_if_there(client.context, pick))
     assert (client.reports, pick.path in client.context.quarantine) == ([], False)
-    hands: list[Claimed] = []
 
     def meanwhile(op: Any) -> None:
         """In hand when the record is read, and back, as another entry of the same name, before the second look."""
@@ -357,17 +350,9 @@ def test_a_task_that_came_back_is_not_stepped_over() -> None:
             picked(client)  # another thread of this client lists it again
 
     client.do(step_over_if_there(client.context, pick), meanwhile)
-    assert [claimed.lost for claimed in hands] == [True]
-    assert client.reports == []
-    assert client.work() == ["a"]
-
-
-def test_an_entry_of_a_task_that_is_not_pending_is_reported_once() -> None:
-    """A copy of an entry, left by a hand, of a task that is finished: nobody tries it for ever."""
-    client = new_queue()
-    client.put(task_id="a")
+    assert ([claimed.lost for claimed in hands], client.reports) == ([True], [])
     pick = picked(client)
-    client.work()
+    assert client.work() == ["a"]
     write(client, Create(pick.path))
     picked(client)
     for _ in range(2):
