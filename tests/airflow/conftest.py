@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +21,15 @@ os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="zkmq-airflow-"))
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 
+from airflow import settings
+from airflow.dag_processing.dagbag import DagBag
+from airflow.models import import_all_models
+from airflow.models.base import Base
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time.xcom import XCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.utils.db import synchronize_log_template
 
 from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter
 from airflow_provider_zkmq.engine import Integer, Message, Zkmq
@@ -33,6 +39,8 @@ from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers import backoff, held, waiting, watching
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
+
+EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
 
 @pytest.fixture
@@ -208,7 +216,18 @@ def kill(queue: Queue, error: str) -> str:
     return claim.task.id
 
 
-@pytest.fixture(scope="module")
-def database():
-    """Airflow's own."""
-    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
+@pytest.fixture(scope="session")
+def database() -> None:
+    """Airflow's own, as its models have it: a migration would take another process, and longer."""
+    import_all_models()
+    Base.metadata.create_all(settings.engine)
+    synchronize_log_template()
+
+
+def example(name: str) -> DAG:
+    """A DAG of the examples, found in Airflow's own folder as the DAG processor finds it."""
+    folder = Path(os.environ["AIRFLOW_HOME"]) / "dags"
+    folder.mkdir(exist_ok=True)
+    found = DagBag(shutil.copy(EXAMPLES / f"{name}.py", folder))
+    assert not found.import_errors
+    return found.dags[name]

@@ -3,86 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
 
-from airflow_provider_zkmq.decorators.zkmq import ZkmqDecoratedOperator, zkmq_task
+from airflow_provider_zkmq.decorators.zkmq import zkmq_task
 from airflow_provider_zkmq.engine import QueueNotFound, Zkmq
-from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
-from tests.airflow.conftest import instance
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
 
 
-@pytest.fixture
-def elsewhere(zookeeper: str, root: str) -> Iterator[Queue]:
-    """A queue that is not there before it is used."""
-    with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk:
-        yield zk.queue("elsewhere")
+def consume(context: Any, **options: Any) -> Any:
+    return zkmq_task(lambda _: "r", task_id="t", zkmq_queue="consumed", **options)().operator.execute(context)
 
 
-def consume(function, **options: Any) -> ZkmqDecoratedOperator:
-    return zkmq_task(function, task_id="t", **options)().operator
+def claim(context: Any, **options: Any) -> Any:
+    operator = ZkmqClaimOperator(task_id="claim", lease=30, zkmq_queue="claimed", **options)
+    return operator.execute(context | {"task_state_store": None})
 
 
-def claim(**arguments):
-    operator = ZkmqClaimOperator(task_id="claim", lease=30, **arguments)
-    return operator.execute(instance() | {"task_state_store": None})
+def test_who_consumes_from_a_queue_that_is_not_there_has_nothing(queue, context, zookeeper, root, subtests):
+    """A function or a claim is skipped, failed, or waits, here or deferred, for whoever enqueues first and makes it."""
+    for verb, options, error, told in (
+        (consume, {"on_empty": "skip"}, AirflowSkipException, ""),
+        (consume, {"on_empty": "fail"}, QueueNotFound, "consumed"),
+        (consume, {"timeout": 0.1}, AirflowException, "no task came into queue 'consumed' in time"),
+        (consume, {"deferrable": True}, TaskDeferred, None),
+        (claim, {}, AirflowSkipException, "no task of queue 'claimed'"),
+        (claim, {"on_empty": "fail"}, QueueNotFound, "claimed"),
+        (claim, {"on_empty": "wait", "deferrable": True}, TaskDeferred, None),
+    ):
+        with subtests.test(verb=verb, options=options):
+            with pytest.raises(error, match=told) as raised:
+                verb(context, **options)
+            assert told is not None or isinstance(raised.value.trigger, ZkmqReadyTrigger)
+    assert consume(context, on_empty="succeed")["finished"] == 0
+    with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk, ThreadPoolExecutor(2) as pool:
+        assert zk.queues() == ["jobs"]
+        consuming = pool.submit(consume, context, deferrable=False)
+        claiming = pool.submit(claim, context, on_empty="wait")
+        for name in ("consumed", "claimed"):
+            zk.queue(name).enqueue(b"x", task_id="a")
+        assert (consuming.result(60)["finished"], zk.queue("consumed").task("a").result) == (1, b"r")
+        assert [each["id"] for each in claiming.result(60)] == ["a"]
 
 
-def test_who_consumes_from_a_queue_that_is_not_there_has_nothing(queue, context, elsewhere):
-    """Whoever enqueues first makes it: it is waited for, here and deferred; where nothing is a failure, it is told."""
-    missing = {"zkmq_queue": "elsewhere"}
-    assert consume(lambda _: None, on_empty="succeed", **missing).execute(context)["finished"] == 0
-    with pytest.raises(AirflowSkipException):
-        consume(lambda _: None, on_empty="skip", **missing).execute(context)
-    with pytest.raises(QueueNotFound, match="elsewhere"):
-        consume(lambda _: None, on_empty="fail", **missing).execute(context)
-    with pytest.raises(AirflowException, match="no task came into queue 'elsewhere' in time"):
-        consume(lambda _: None, timeout=0.1, **missing).execute(context)
-    with pytest.raises(TaskDeferred) as deferred:
-        consume(lambda _: None, deferrable=True, **missing).execute(context)
-    told: list[dict[str, Any]] = []
-    waiting = consume(lambda _: "r", deferrable=False, **missing)
-    running = threading.Thread(target=lambda: told.append(waiting.execute(context)))
-    running.start()
-    elsewhere.enqueue(b"x", task_id="a")
-    running.join(60)
-    assert (told[0]["finished"], elsewhere.task("a").result) == (1, b"r")
-    assert isinstance(deferred.value.trigger, ZkmqReadyTrigger)
-
-
-async def test_a_deferred_wait_is_also_for_the_queue(queue, elsewhere):
+async def test_a_deferred_wait_is_also_for_the_queue(queue, zookeeper, root):
     """The event comes when the queue has its first task, and none before."""
     waiting = asyncio.create_task(anext(ZkmqReadyTrigger(zkmq_queue="elsewhere").run()))
-    await asyncio.to_thread(elsewhere.configure)
-    done, _ = await asyncio.wait([waiting], timeout=0.2)
-    assert not done
-    await asyncio.to_thread(elsewhere.enqueue, b"x")
+    with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk:
+        await asyncio.to_thread(zk.queue("elsewhere").configure)
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done
+        await asyncio.to_thread(zk.queue("elsewhere").enqueue, b"x")
     assert (await waiting).payload == {"status": "done"}
     (event,) = [each async for each in ZkmqReadyTrigger(zkmq_queue="nowhere", deadline=time.time() + 0.1).run()]
     assert event.payload["status"] == "timeout"
-
-
-def test_a_queue_that_is_not_there_has_nothing_to_take(queue, elsewhere):
-    """It is skipped, waited for here and deferred; where nothing is a failure, it is told."""
-    missing = {"zkmq_queue": "elsewhere"}
-    with pytest.raises(AirflowSkipException, match="no task of queue 'elsewhere'"):
-        claim(**missing)
-    with pytest.raises(QueueNotFound, match="elsewhere"):
-        claim(on_empty="fail", **missing)
-    with pytest.raises(TaskDeferred):
-        claim(on_empty="wait", deferrable=True, **missing)
-    told = []
-    running = threading.Thread(target=lambda: told.append(claim(on_empty="wait", **missing)))
-    running.start()
-    elsewhere.enqueue(b"x", task_id="a")
-    running.join(60)
-    assert [each["id"] for each in told[0]] == ["a"]

@@ -22,11 +22,12 @@ def dead(queue, number, error="no customer\nnumber"):
     return sorted(kill(queue, f"{error} {each}") for each in range(number))
 
 
-def test_it_tells_counts_reasons_and_what_to_type_next(queue, monkeypatch):
-    """The first few by their ids, each in a line, how many more there are, and the commands; no payload.
-
-    How many are told of is Airflow's to configure, where the notifier is not told.
-    """
+def test_it_tells_counts_reasons_and_what_to_type_next(queue, monkeypatch, capsys, caplog):
+    """Of the first few, each in a line, without payloads; the log where nobody else is told, nothing of none."""
+    ZkmqDeadLetterNotifier(zkmq_queue="{{ name }}")({"name": "jobs"})
+    assert "Queue jobs" not in caplog.text + capsys.readouterr().out
+    ZkmqDeadLetterNotifier(always=True)({})
+    assert "Queue jobs: 0 dead letter(s)" in caplog.text + capsys.readouterr().out
     first, second, _ = dead(queue, 3)
     queue.enqueue("pending")
     told = []
@@ -44,15 +45,6 @@ def test_it_tells_counts_reasons_and_what_to_type_next(queue, monkeypatch):
     assert "and 2 more" in told[1]
 
 
-def test_the_log_is_told_where_nobody_else_is(queue, capsys, caplog):
-    """As a warning, by default; of a queue without dead letters nothing is told unless that is asked for."""
-    notifier = ZkmqDeadLetterNotifier(zkmq_queue="{{ name }}")
-    notifier({"name": "jobs"})
-    assert "Queue jobs" not in caplog.text + capsys.readouterr().out
-    ZkmqDeadLetterNotifier(always=True)({})
-    assert "Queue jobs: 0 dead letter(s)" in caplog.text + capsys.readouterr().out
-
-
 class Kept(BaseNotifier):
     """Another notifier, whose template names the message."""
 
@@ -68,36 +60,24 @@ class Kept(BaseNotifier):
         self.sent.append(self.text)
 
 
-def test_another_notifier_is_given_each_message_anew(queue, monkeypatch):
-    """In its own templates, beside the context; the message is a template of the user's, braces in an error are not."""
+def test_another_notifier_is_given_each_message_anew(queue, zookeeper, root, monkeypatch):
+    """In its own templates, beside the context, of the queue that this names; braces in an error are no template."""
     monkeypatch.setattr(Kept, "sent", [])
     dead(queue, 1, "{{ secret }} no customer")
-    message = "{{ zkmq.dead }} in {{ zkmq.queue }}, run {{ run_id }}: {{ zkmq.tasks[0].reason }}"
-    notifier = ZkmqDeadLetterNotifier(send=Kept(), message=message)
-    notifier({"run_id": "r", "dag_name": "d", "secret": "hidden"})
-    dead(queue, 1, "another")
-    notifier({"run_id": "s", "dag_name": "e", "secret": "hidden"})
-    first, second = Kept.sent
-    assert first == "d: 1 in jobs, run r: {{ secret }} no customer 0"
-    assert second.startswith("e: 2 in jobs, run s: ")
-    assert "hidden" not in second
-
-
-def test_each_call_tells_of_the_queue_that_its_context_names(queue, zookeeper, root):
-    """One notifier serves all tasks of a DAG: what a template was for one of them, it is not for the next."""
-    dead(queue, 1)
     with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk:
-        dead(zk.queue("other"), 2)
-    told = []
-    notifier = ZkmqDeadLetterNotifier(zkmq_queue="{{ which }}", send=told.append)
-    for name in ("jobs", "other"):
-        notifier({"which": name})
-    assert [text.partition(" dead")[0] for text in told] == ["Queue jobs: 1", "Queue other: 2"]
-    assert notifier.zkmq_queue == "{{ which }}"
+        dead(zk.queue("other"), 2, "another")
+    message = "{{ zkmq.dead }} in {{ zkmq.queue }}, run {{ run_id }}: {{ zkmq.tasks[0].reason }}"
+    notifier = ZkmqDeadLetterNotifier(zkmq_queue="{{ which }}", send=Kept(), message=message)
+    for run_id, name in (("r", "jobs"), ("s", "other")):
+        notifier({"run_id": run_id, "dag_name": f"dag of {name}", "secret": "hidden", "which": name})
+    first, second = Kept.sent
+    assert first == "dag of jobs: 1 in jobs, run r: {{ secret }} no customer 0"
+    assert second.startswith("dag of other: 2 in other, run s: another ")
+    assert (notifier.zkmq_queue, "hidden" in second) == ("{{ which }}", False)
 
 
-async def test_it_tells_of_a_missed_deadline_in_the_triggerer(queue, caplog, capsys):
-    """As Airflow's own trigger awaits it, by its path and arguments; the message is that of a call, in the log."""
+async def test_it_tells_in_the_triggerer(queue, zookeeper, root, caplog, capsys):
+    """Of a missed deadline, as Airflow's trigger awaits it; a mistyped queue is told of, and none is made."""
     await asyncio.to_thread(dead, queue, 1)
     arguments = {"zkmq_queue": "{{ dag_run.queue }}", "message": "{{ zkmq.dead }} in {{ zkmq.queue }}"}
     made = AsyncCallback(ZkmqDeadLetterNotifier, kwargs=arguments)
@@ -105,32 +85,26 @@ async def test_it_tells_of_a_missed_deadline_in_the_triggerer(queue, caplog, cap
     events = await fire(CallbackTrigger(made.path, {**made.kwargs, "context": context}))
     assert [str(event["state"]) for event in events] == ["running", "success"]
     assert "1 in jobs" in caplog.text + capsys.readouterr().out
-
-
-async def test_what_goes_wrong_is_said(queue):
-    """As a callback, as in a task and as it is awaited; no queue comes of a mistyped name, and templates stay such."""
-    notifier = ZkmqDeadLetterNotifier(zkmq_queue="jobz")
-    for call in (notifier, notifier.notify):
+    told = []
+    awaited = ZkmqDeadLetterNotifier(zkmq_queue="{{ which }}", send=told.append, context={"which": "jobs"})
+    await awaited
+    awaited.context["which"] = "jobz"
+    with pytest.raises(QueueNotFound):
+        await awaited
+    mistyped = ZkmqDeadLetterNotifier(zkmq_queue="jobz")
+    for call in (mistyped, mistyped.notify):
         with pytest.raises(QueueNotFound):
             await asyncio.to_thread(call, {})
-    assert queue.exists()
-    await asyncio.to_thread(dead, queue, 1)
-    told = []
-    notifier = ZkmqDeadLetterNotifier(zkmq_queue="{{ which }}", send=told.append, context={"which": "jobs"})
-    await notifier
-    notifier.context["which"] = "jobz"
-    with pytest.raises(QueueNotFound):
-        await notifier
     assert len(told) == 1
+    with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk:
+        assert zk.queues() == ["jobs"]
 
 
 def test_wrong_arguments_and_options_are_named(queue, monkeypatch, subtests):
     """Where the DAG is parsed by their names; an option with its section, and what would be a number."""
-    with pytest.raises(ConfigError, match="send must be"):
-        ZkmqDeadLetterNotifier(send=5)
-    for most in (-1, True, 1.5, "some"):
-        with subtests.test(most=most), pytest.raises(ConfigError, match="most = "):
-            ZkmqDeadLetterNotifier(most=most)
+    for arguments in ({"send": 5}, *({"most": most} for most in (-1, True, 1.5, "some"))):
+        with subtests.test(arguments=arguments), pytest.raises(ConfigError, match="send must be|most = "):
+            ZkmqDeadLetterNotifier(**arguments)
     dead(queue, 1)
     wrong = r"\[zkmq\] dead_letters_shown = .* a whole number, 0 or more"
     for value in ("five", "-1", "1.5", ""):

@@ -1,4 +1,4 @@
-"""What Airflow reads about the provider."""
+"""What Airflow reads about the provider, and what it imports of it: nothing before it is needed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import airflow
 import jsonschema
 import pytest
 from airflow.sdk import Connection
@@ -23,17 +25,11 @@ from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
 TOP = Path(__file__).parents[2]
 
 
-def test_the_metadata_fits_airflows_schema():
-    """Airflow's own schema accepts the provider info."""
-    import airflow
-
-    schema = json.loads((Path(airflow.__path__[0]) / "provider_info.schema.json").read_text())
-    jsonschema.validate(get_provider_info(), schema)
-
-
 def test_every_class_and_module_named_exists():
-    """Whatever the provider info names can be imported, and the hook says of itself what the info says of it."""
+    """Airflow's schema accepts the info, all that it names can be imported, and the hook says of itself the same."""
     info = get_provider_info()
+    schema = json.loads((Path(airflow.__path__[0]) / "provider_info.schema.json").read_text())
+    jsonschema.validate(info, schema)
     for kind in ("hooks", "operators", "sensors", "triggers"):
         for entry in info[kind]:
             for module in entry["python-modules"]:
@@ -48,16 +44,16 @@ def test_every_class_and_module_named_exists():
     assert (hook.conn_type, hook.hook_name) == (declared["connection-type"], declared["hook-name"])
 
 
-def test_the_configuration_has_exactly_the_options_that_are_read():
-    """With the same defaults; each has a type and says what it is for."""
-    options = get_provider_info()["config"]["zkmq"]["options"]
+def test_configuration_and_form_have_exactly_what_is_read():
+    """The options with the same defaults, each of which says what it is for; no field is ignored, and none missing."""
+    info = get_provider_info()
+    options = info["config"]["zkmq"]["options"]
     assert {name: option["default"] for name, option in options.items()} == settings.DEFAULTS
     assert all(option["description"].endswith(".") for option in options.values())
-
-
-def test_the_form_has_exactly_the_fields_the_hook_reads():
-    """No field of the form is ignored, and none that is read is missing from it."""
-    assert set(get_provider_info()["connection-types"][0]["conn-fields"]) == set(connections._KNOWN)
+    [declared] = info["connection-types"]
+    assert set(declared["conn-fields"]) == set(connections._KNOWN)
+    suggested = declared["ui-field-behaviour"]["placeholders"]
+    assert (":" in suggested["host"], suggested["port"]) == (False, "2181"), "a port has a field of its own"
 
 
 @pytest.mark.parametrize("host", ["zk:2181", "textqueue://"])
@@ -74,56 +70,69 @@ def test_a_connection_saved_by_the_untouched_form_can_be_used(host, tmp_path):
             assert files.queues() == []
 
 
-@pytest.mark.full
-def test_a_form_that_is_filled_as_it_suggests_can_be_tested(zookeeper, root):
-    """Hosts and a port, hosts with ports of their own and port 0 or any: the button connects, and shows no password.
+#: Imports on and on, as Airflow's processes do, and forks for each piece of code: none sees what another has imported.
+FORKS = """
+import json, os, sys
+for name, imports, code in json.loads(sys.argv[1]):
+    exec(imports)
+    print(name, flush=True)
+    if os.fork() == 0:
+        exec(code, {})
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0, name
+"""
 
-    The form itself suggests the first of these. An empty port is Airflow's to get wrong: its API compares what its page
-    posts for nothing, 0, with nothing, and refuses (3.3.2) or forgets the stored password (3.3.1).
-    """
-    extra = json.dumps({"root": root, "connect_timeout": 20})
-    host, _, port = zookeeper.rpartition(":")
-    with Zkmq.connect(zookeeper, root, gc=False, auth="ann:marker-password", connect_timeout=20) as zk:
-        zk.queue("jobs").configure()
-    ann = {"login": "ann", "password": "marker-password", "extra": extra}
-    forms = [
-        {"connection_id": "suggested", "host": f"{host},{host}", "port": int(port), **ann},
-        {"connection_id": "zero", "host": f"{zookeeper},{zookeeper}", "port": 0, **ann},
-        {"connection_id": "both", "host": zookeeper, "port": 1, **ann},
-        {"connection_id": "empty", "host": zookeeper, **ann},
-        {"connection_id": "wrong", "host": host, "port": int(port), **ann, "password": "marker-wrong"},
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.airflow.api_server", json.dumps(forms)],
-        cwd=TOP, env={**os.environ, "PYTHONPATH": str(TOP)}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    for name in ("suggested", "zero", "both"):
-        code, told = answer["told"][name]
-        assert (code, told["status"]) == (200, True), told
-        assert "1 queue(s)" in told["message"]
-    code, told = answer["told"]["empty"]
-    assert (code == 400 and "differs from the stored connection" in str(told)) or code == 200
-    code, told = answer["told"]["wrong"]
-    assert (code, told["status"]) == (200, False)
-    assert "ann" in told["message"]
-    assert "marker-" not in done.stdout + done.stderr
-    (form,) = answer["form"]
-    assert ":" not in form["standard_fields"]["host"]["placeholder"]
-    assert form["standard_fields"]["port"]["placeholder"] == "2181"
+METADATA = """
+import sys
+from airflow_provider_zkmq.provider_info import get_provider_info
+get_provider_info()
+assert not {"airflow", "kazoo"} & set(sys.modules)
+from airflow_provider_zkmq.operators import lineage
+assert not [name for name in sys.modules if "openlineage" in name or name == "airflow"]
+"""
 
+TRIGGERER = """
+import gc, os, sys
+before = set(sys.modules)
+assert "pendulum" in before
+import airflow_provider_zkmq.triggers.zkmq
+print(*sorted(set(sys.modules) - before))
+import airflow_provider_zkmq.triggers.events
+print(*sorted(set(sys.modules) - before))
+from airflow_provider_zkmq.triggers import sessions
+for option in ("False", "True", None):
+    os.environ["AIRFLOW__ZKMQ__FREEZE_IMPORTS"] = option or ""
+    if option is None:
+        del os.environ["AIRFLOW__ZKMQ__FREEZE_IMPORTS"]
+    gc.unfreeze()
+    sessions._spare_imports.cache_clear()
+    sessions.load_client()
+    first = gc.get_freeze_count()
+    more = [[] for _ in range(100_000)]
+    sessions.load_client()
+    print(first > 10_000, gc.get_freeze_count() < first + 1_000)
+"""
+
+COMMAND = """
+import sys
+before = set(sys.modules)
+from airflow_provider_zkmq.commands.definition import get_zkmq_cli_commands
+get_zkmq_cli_commands()
+print(sorted(name for name in set(sys.modules) - before if "zkmq" in name))
+sys.argv = ["airflow", "zkmq", "--help"]
+from airflow.__main__ import main
+try:
+    main()
+except SystemExit as left:
+    assert not left.code
+print([name for name in sys.modules if name == "kazoo" or "zkmq.engine" in name])
+"""
 
 FOUND = """
-import logging, os, sys
-import airflow
+import logging, sys
 from airflow import providers_manager
 from airflow.sdk import providers_manager_runtime
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.startswith("airflow.providers.common.messaging.providers"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 heard = []
 class Heard(logging.Handler):
@@ -131,53 +140,31 @@ class Heard(logging.Handler):
         if record.levelno >= logging.WARNING and "zkmq" in record.getMessage():
             heard.append(record.getMessage())
 
-def look(there):
-    if not there:
-        sys.meta_path.insert(0, Absent())
-    for module in (providers_manager, providers_manager_runtime):
-        for name in {module.log.name, "airflow.providers_manager", "airflow.sdk.providers_manager_runtime"}:
-            logging.getLogger(name).addHandler(Heard())
-    managers = [providers_manager.ProvidersManager(), providers_manager_runtime.ProvidersManagerTaskRuntime()]
-    for manager in managers:
-        for name in dir(type(manager)):
-            if name.startswith("initialize_"):
-                getattr(manager, name)()
-    found = [name for name in managers[0].queue_class_names if "zkmq" in name]
-    assert found == ["airflow_provider_zkmq.queues.zkmq.ZkmqMessageQueueProvider"][:there], found
-    for manager in managers:
-        assert "zkmq" in manager.asset_uri_handlers and "zkmq" in manager.asset_factories
-        assert "zkmq" in manager.asset_to_openlineage_converters
-    providers = managers[0]
-    assert "airflow-provider-zkmq" in providers.providers
-    assert providers.field_behaviours["zkmq"]["placeholders"]["port"] == "2181"
-    assert "extra__zkmq__root" in providers.connection_form_widgets
-    assert "airflow_provider_zkmq.notifications.zkmq.ZkmqDeadLetterNotifier" in str(providers.notification)
-    assert "airflow_provider_zkmq.triggers.events" in {info.trigger_class_name for info in providers.trigger}
-    assert "get_zkmq_cli_commands" in {function.__name__ for function in providers.cli_command_functions}
-    assert any("zkmq" in sections for _, sections in providers.provider_configs)
-    assert not heard, heard
-
-for there in eval(sys.argv[1]):
-    if (child := os.fork()) == 0:
-        try:
-            look(there)
-        except BaseException:
-            logging.exception("with the common messaging provider" if there else "without it")
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+if not there:
+    sys.modules["airflow.providers.common.messaging.providers.base_provider"] = None
+for module in (providers_manager, providers_manager_runtime):
+    for name in {module.log.name, "airflow.providers_manager", "airflow.sdk.providers_manager_runtime"}:
+        logging.getLogger(name).addHandler(Heard())
+managers = [providers_manager.ProvidersManager(), providers_manager_runtime.ProvidersManagerTaskRuntime()]
+for manager in managers:
+    for name in dir(type(manager)):
+        if name.startswith("initialize_"):
+            getattr(manager, name)()
+found = [name for name in managers[0].queue_class_names if "zkmq" in name]
+assert found == ["airflow_provider_zkmq.queues.zkmq.ZkmqMessageQueueProvider"][:there], found
+for manager in managers:
+    assert "zkmq" in manager.asset_uri_handlers and "zkmq" in manager.asset_factories
+    assert "zkmq" in manager.asset_to_openlineage_converters
+providers = managers[0]
+assert "airflow-provider-zkmq" in providers.providers
+assert providers.field_behaviours["zkmq"]["placeholders"]["port"] == "2181"
+assert "extra__zkmq__root" in providers.connection_form_widgets
+assert "airflow_provider_zkmq.notifications.zkmq.ZkmqDeadLetterNotifier" in str(providers.notification)
+assert "airflow_provider_zkmq.triggers.events" in {info.trigger_class_name for info in providers.trigger}
+assert "get_zkmq_cli_commands" in {function.__name__ for function in providers.cli_command_functions}
+assert any("zkmq" in sections for _, sections in providers.provider_configs)
+assert not heard, heard
 """
-
-
-def test_airflow_finds_it_all_and_warns_of_nothing():
-    """All that Airflow's managers find of the provider is right, with the common messaging provider and without it."""
-    cases = [False, True] if messaging_is_here() else [False]
-    done = subprocess.run(
-        [sys.executable, "-c", FOUND, str(cases)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    told = [line for line in (done.stdout + done.stderr).splitlines() if "zkmq" in line and "warning" in line.lower()]
-    assert not told
 
 
 def messaging_is_here():
@@ -186,6 +173,65 @@ def messaging_is_here():
         return importlib.util.find_spec("airflow.providers.common.messaging") is not None
     except ModuleNotFoundError:
         return False
+
+
+@pytest.fixture(scope="module")
+def told():
+    """What each piece of code says, line by line, and the standard error of all."""
+    pieces = [
+        ("=metadata", "", METADATA),
+        ("=triggerer", "import airflow.triggers.base, airflow.sdk", TRIGGERER),
+        ("=command", "import airflow.cli.cli_config, airflow_provider_zkmq", COMMAND),
+        ("=found", "import airflow.providers_manager", f"there = False\n{FOUND}"),
+    ]
+    if messaging_is_here():
+        pieces.append(("=found with messaging", "", f"there = True\n{FOUND}"))
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, json.dumps(pieces)],
+        cwd=TOP, env={**os.environ, "PYTHONPATH": str(TOP)}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    _, *parts = re.split(r"^=(.*)\n", done.stdout, flags=re.MULTILINE)
+    said = {name: text.splitlines() for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    return {**said, "errors": done.stderr.splitlines()}
+
+
+def test_the_metadata_and_the_lineage_are_read_without_airflow(told):
+    """The provider scan imports neither Airflow nor kazoo; without OpenLineage's provider nothing of it is imported."""
+    assert told["metadata"] == []
+
+
+def test_airflow_knows_the_command_and_imports_little_for_it(told):
+    """At each start only where it is said; for ``airflow zkmq --help`` neither the engine nor kazoo."""
+    at_start, *usage, at_end = told["command"]
+    assert at_start == str(["airflow_provider_zkmq.commands", "airflow_provider_zkmq.commands.definition"])
+    assert "--conn-id" in "\n".join(usage)
+    assert at_end == "[]"
+
+
+def test_triggers_bring_little_into_the_triggerer(told):
+    """They are imported on the loop, which stands still meanwhile: few and small modules of ours, and no kazoo.
+
+    The collector passes by what was imported, once in a process, before its first session: no full collection of all
+    of Airflow stops the loop, unless that is switched off.
+    """
+    first, both, *frozen = told["triggerer"]
+    new, all_new = (
+        [name for name in line.split() if name.partition(".")[0] not in sys.stdlib_module_names]
+        for line in (first, both)
+    )
+    ours = [name for name in new if name.startswith("airflow_provider_zkmq")]
+    assert {name.partition(".")[0] for name in new} <= {"airflow", "airflow_provider_zkmq"}
+    assert not [name for name in ours if ".engine.zk" in name or ".engine.fronts" in name]
+    assert len(ours) <= 24
+    assert {name.partition(".")[0] for name in all_new} <= {"airflow", "airflow_provider_zkmq", "kazoo"}
+    assert frozen == ["False True", "True True", "True True"]
+
+
+def test_airflow_finds_it_all_and_warns_of_nothing(told):
+    """All that Airflow's managers find of the provider is right, with the common messaging provider and without it."""
+    said = [*told["errors"], *told["found"], *told.get("found with messaging", ())]
+    assert not [line for line in said if "zkmq" in line and "warning" in line.lower()]
 
 
 def test_without_the_messaging_provider_its_class_says_so(monkeypatch):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,16 +11,14 @@ import pytest
 
 pytest.importorskip("airflow.providers.apache.spark")
 
-from airflow.dag_processing.dagbag import DagBag
-
 from airflow_provider_zkmq.embedded import spark_java_home
 from airflow_provider_zkmq.spark import read_runs, spark_session
-from tests.airflow.conftest import finish
+from tests.airflow.conftest import example, finish
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow's providers warn of its core
-EXAMPLE = Path(__file__).parents[2] / "example_dags" / "zkmq_maintenance_submit.py"
 
 
+@pytest.mark.usefixtures("database")
 def test_spark_submit_runs_the_pipeline(queue, zookeeper, tmp_path, monkeypatch) -> None:
     """What has ended is in the archive's tables after a run of the DAG, which was submitted to a master of its own."""
     queue.enqueue("x", task_id="a")
@@ -33,12 +29,7 @@ def test_spark_submit_runs_the_pipeline(queue, zookeeper, tmp_path, monkeypatch)
     monkeypatch.setenv("ZKMQ_ROOT", queue.root)
     monkeypatch.setenv("ZKMQ_ARCHIVE_DIR", str(tmp_path / "archive"))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
-    folder = Path(os.environ["AIRFLOW_HOME"]) / "dags"
-    folder.mkdir(exist_ok=True)
-    found = DagBag(shutil.copy(EXAMPLE, folder))
-    assert not found.import_errors
-    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
-    run = found.dags["zkmq_maintenance_submit"].test(run_conf={"queues": [queue.name]})
+    run = example("zkmq_maintenance_submit").test(run_conf={"queues": [queue.name]})
     assert run.state == "success"
     rows = read_runs(spark_session("zkmq-tests", "local[2]"), tmp_path / "archive", queue.name)
     assert [(row.task_id, row.state) for row in rows.collect()] == [("a", "finished")]
@@ -47,9 +38,7 @@ def test_spark_submit_runs_the_pipeline(queue, zookeeper, tmp_path, monkeypatch)
 def test_without_a_folder_for_the_archive_nothing_is_submitted(tmp_path, monkeypatch) -> None:
     """A folder called "None" would be made, and what was archived there deleted from ZooKeeper."""
     monkeypatch.delenv("ZKMQ_ARCHIVE_DIR", raising=False)
-    folder = Path(os.environ["AIRFLOW_HOME"]) / "dags"
-    folder.mkdir(exist_ok=True)
-    dag = DagBag(shutil.copy(EXAMPLE, folder)).dags["zkmq_maintenance_submit"]
+    dag = example("zkmq_maintenance_submit")
     step = dag.get_task("pack").python_callable
     monkeypatch.setitem(step.__globals__, "get_current_context", lambda: {"params": {"directory": None}})
     with pytest.raises(ValueError, match="say where the archive is"):

@@ -16,26 +16,20 @@ from tests.airflow.conftest import kill
 from tests.airflow.test_events import watching_with
 
 
-class Backend:
-    """A backend of Airflow's stats that keeps what it is given, in order."""
-
-    def __init__(self):
-        self.told = []
-
-    def incr(self, stat, count=1, *, tags=None):
-        self.told.append((stat, count, tags))
-
-    def timing(self, stat, dt, *, tags=None):
-        self.told.append((stat, dt, tags))
-
-
 @pytest.fixture
 def told():
-    """What Airflow's stats were told, while the test runs."""
-    made = Backend()
+    """What a backend of Airflow's stats is given, in order, while the test runs."""
+    kept = []
+
+    class Backend:
+        def incr(self, stat, count=1, *, tags=None):
+            kept.append((stat, count, tags))
+
+        timing = incr
+
     before = (backends._factory, backends._backend, backends._export_legacy_names)
-    stats.initialize(factory=lambda: made, export_legacy_names=True)
-    yield made.told
+    stats.initialize(factory=Backend, export_legacy_names=True)
+    yield kept
     backends._factory, backends._backend, backends._export_legacy_names = before
 
 
@@ -97,20 +91,16 @@ async def test_what_a_trigger_claims_is_counted(queue, told, shared):
     assert sum(name == "zkmq.wait_time" for name, _, _ in told) == 3
 
 
-def test_they_can_be_switched_off(told, monkeypatch):
-    """By the section ``[zkmq]``."""
+def test_they_can_be_switched_off_and_a_wrong_option_fails_nothing(told, monkeypatch, caplog):
+    """By the section ``[zkmq]``; the option is asked for once the work is done: a warning names it, once."""
     monkeypatch.setenv("AIRFLOW__ZKMQ__STATS", "False")
     telemetry.count_enqueued("jobs", 1)
     telemetry.count_settled("jobs", "failed", run_ms=1)
     assert told == []
-
-
-def test_an_option_that_is_neither_yes_nor_no_fails_nothing(told, monkeypatch, caplog):
-    """It is asked for once the work is done: a warning names it, once, and the default holds."""
     monkeypatch.setenv("AIRFLOW__ZKMQ__STATS", "perhaps")
     settings._warn.cache_clear()
-    telemetry.count_enqueued("jobs", 2)
-    telemetry.count_enqueued("jobs", 1)
-    assert told == [("zkmq.enqueued", 2, JOBS), ("zkmq.enqueued", 1, JOBS)]
-    assert [each.message for each in caplog.records if "[zkmq] stats" in each.message] == [caplog.records[0].message]
-    assert "perhaps" in caplog.records[0].message
+    for number in (2, 1):
+        telemetry.count_enqueued("jobs", number)
+    assert told == [("zkmq.enqueued", 2, JOBS), ("zkmq.enqueued", 1, JOBS)], "the default holds"
+    [warning] = [each.message for each in caplog.records if "[zkmq] stats" in each.message]
+    assert "perhaps" in warning
