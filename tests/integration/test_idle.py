@@ -135,33 +135,43 @@ def threads(zk: Zkmq) -> Queue:
 
 
 def test_of_many_idle_threads_one_looks(zookeeper: str, threads: Queue) -> None:
-    """Fifty threads of a client wait, then one: an enqueue costs the same requests, and one thread has it.
+    """Fifty threads of a client wait, or one: an enqueue costs the same requests, and one thread has it.
 
-    A stop reaches every idle thread without anybody's work, and asks nothing of the servers.
+    What all need is read once when they begin and when it changes: the configuration, who lives. As many tasks as
+    there are threads reach each of them. A stop reaches those who still wait, and asks nothing of the servers.
     """
-    costs = []
+    begun, changed, costs = [], [], []
     for number in (1, CONSUMERS):
         with clients(zookeeper, threads.root, 1, session_timeout=20) as (client,):
-            with waiting(*[client.queue("threads")] * number) as crowd:
+            there = client.queue("threads")
+            with waiting(*[there] * number) as crowd:
+                begun.append(client.requests)
+                threads.configure(task_gc_interval=100 + number)
+                eventually(lambda there=there, number=number: _interval(there) == 100 + number)
+                changed.append(total(client.requests, begun[-1]))
+                crowd.settle()
                 before = client.requests
-                task_id = threads.enqueue(b"x", {"kind": "mine"})
-                eventually(lambda crowd=crowd, task_id=task_id: crowd.got == [task_id])
+                ids = [threads.enqueue(b"x", {"kind": "mine"})]
+                eventually(lambda crowd=crowd, ids=ids: crowd.got == ids)
                 crowd.settle()
                 costs.append(total(client.requests, before))
+                ids += threads.enqueue_many([Message(b"x") for _ in range(number - 2)])
+                eventually(lambda crowd=crowd, ids=ids: sorted(crowd.got) == sorted(ids))
+                crowd.settle()
                 before = client.requests
             assert total(client.requests, before) == {}
-        drained(threads)
+        drained(threads)  # who has gone is taken off the register, and nobody else comes or goes meanwhile
     one, many = costs
     assert all(many[kind] <= WOKEN[kind] for kind in many), many
-    assert sum(many.values()) <= sum(one.values()) + 2  # who is left lists what the claim has changed
+    assert many.total() <= one.total() + 2  # who is left lists what the claim has changed
+    assert begun[0] == begun[1]
+    assert changed[1].total() <= changed[0].total() + 1
 
 
-def test_as_many_threads_wake_as_there_is_work(zookeeper: str, threads: Queue) -> None:
-    """Fifty threads of a client wait and fifty tasks come at once: each has one, whoever was told of it."""
-    with clients(zookeeper, threads.root, 1, session_timeout=20) as (client,):
-        with waiting(*[client.queue("threads")] * CONSUMERS) as crowd:
-            ids = threads.enqueue_many([Message(b"x") for _ in range(CONSUMERS)])
-            eventually(lambda: sorted(crowd.got) == sorted(ids))
+def _interval(queue: Queue) -> float | None:
+    """What the client remembers, as long as it stands."""
+    conf = fresh_conf(queue._context)
+    return None if conf is None else conf.gc_interval
 
 
 @pytest.mark.parametrize("order", ["default", "fifo"])
@@ -187,28 +197,6 @@ def test_an_enqueue_wakes_few_of_many_who_wait(zookeeper: str, threads: Queue, o
     assert costs[1].total() <= FOR_THE_OTHERS[order], costs
 
 
-def _interval(queue: Queue) -> float | None:
-    """What the client remembers, as long as it stands."""
-    conf = fresh_conf(queue._context)
-    return None if conf is None else conf.gc_interval
-
-
-def test_many_threads_begin_as_one(zookeeper: str, threads: Queue) -> None:
-    """What all of them need is read once when they begin, and once when it changes: the configuration, who lives."""
-    begun, changed = [], []
-    for number in (1, CONSUMERS):
-        with clients(zookeeper, threads.root, 1, session_timeout=20) as (client,):
-            there = client.queue("threads")
-            with waiting(*[there] * number):
-                begun.append(client.requests)
-                threads.configure(task_gc_interval=100 + number)
-                eventually(lambda there=there, number=number: _interval(there) == 100 + number)
-                changed.append(total(client.requests, begun[-1]))
-        drained(threads)  # who has gone is taken off the register, and nobody else comes or goes meanwhile
-    assert begun[0] == begun[1]
-    assert sum(changed[1].values()) <= sum(changed[0].values()) + 1
-
-
 async def _parked(condition: Callable[[], bool]) -> None:
     """Return when others have come so far, which they do on this loop."""
     async with asyncio.timeout(120):
@@ -222,6 +210,13 @@ async def _cancelled(calls: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*calls, return_exceptions=True)
 
 
+async def _completed(queue: Queue) -> Any:
+    """The claim of a task that another client has completed."""
+    claim = await asyncio.to_thread(taken, queue)
+    await asyncio.to_thread(claim.complete)
+    return claim
+
+
 async def test_a_task_that_ends_wakes_its_own_waiter_only(zookeeper: str, root: str, q: Queue) -> None:
     """Many wait in one process, each for a task of its own; one ends: two reads in all, and one waiter goes on."""
     ids = await asyncio.to_thread(q.enqueue_many, [Message(b"x") for _ in range(WAITERS)])
@@ -232,8 +227,7 @@ async def test_a_task_that_ends_wakes_its_own_waiter_only(zookeeper: str, root: 
         state = there._context.paths.task
         await _parked(lambda: all((it := readings.get(state(each, "state"))) and it.fresh for each in ids))
         before = client.requests
-        claim = await asyncio.to_thread(taken, q)
-        await asyncio.to_thread(claim.complete)
+        claim = await _completed(q)
         ended = calls.pop(ids.index(claim.task.id))
         (task,) = await ended
         cost = total(client.requests, before)
@@ -247,8 +241,8 @@ async def test_a_task_that_ends_wakes_its_own_waiter_only(zookeeper: str, root: 
 
 async def test_many_waiters_for_batches_are_a_watch_for_each_batch(zookeeper: str, root: str, q: Queue) -> None:
     """Two batches with many waiters each: the end of one costs its own waiters a look, and the others nothing."""
-    for name in ("one", "two"):
-        await asyncio.to_thread(q.enqueue_many, [Message(b"x", priority=9 if name == "one" else 0)], batch=name)
+    for name, priority in (("one", 9), ("two", 0)):
+        await asyncio.to_thread(q.enqueue_many, [Message(b"x", priority=priority)], batch=name)
     half = WAITERS // 2
     async with AsyncZkmq.connect(zookeeper, root=root, session_timeout=20, gc=False) as client:
         there = client.queue(q.name)
@@ -262,8 +256,7 @@ async def test_many_waiters_for_batches_are_a_watch_for_each_batch(zookeeper: st
         signals = [each for name in ("one", "two") for each in readings[batch(name, "open")].subscribers]
         await _parked(lambda: all(len(signal._callbacks) for signal in signals))
         before = client.requests
-        claim = await asyncio.to_thread(taken, q)
-        await asyncio.to_thread(claim.complete)
+        await _completed(q)
         assert all(each.done for each in await asyncio.gather(*calls["one"]))
         cost = total(client.requests, before)
         assert sum(cost.values()) <= 3 * half + 2

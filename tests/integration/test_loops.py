@@ -10,29 +10,17 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import (
-    AsyncZkmq,
-    ConfigError,
-    Message,
-    Queue,
-    RetryPolicy,
-    Running,
-    SessionLost,
-    Zkmq,
-)
+from airflow_provider_zkmq.engine import AsyncZkmq, ConfigError, Message, Queue, RetryPolicy, SessionLost, Zkmq
 from tests.integration.clients import together
 from tests.integration.conftest import started, taken
 from tests.integration.fronts import KINDS, connected
+from tests.integration.working import work
 from tests.support import eventually
 
 
 def fill(q: Queue, count: int) -> list[str]:
     q.configure(policy=RetryPolicy(attempts=5, factor=0))
     return q.enqueue_many([Message(b"x", task_id=f"t{number:04d}") for number in range(count)])
-
-
-def requests_of(zk: Zkmq) -> int:
-    return sum(count for kind, count in zk.requests.items() if kind != "Pipeline")
 
 
 def handled_once(q: Queue, names: list[str]) -> None:
@@ -68,14 +56,14 @@ def test_several_consumers_take_each_task_once(zookeeper: str, root: str, q: Que
     """In both orders, whoever loses a race: with groups, and with loops one by one and in groups."""
     for order in ("default", "fifo"):
         q.configure(order=order)
-        ids = q.enqueue_many([Message(b"x") for _ in range(300)])
+        ids = q.enqueue_many([Message(b"x") for _ in range(200)])
 
         def drain(prefetch: int | None) -> list[str]:
             with Zkmq.connect(zookeeper, root=root, gc=False) as zk:
                 queue, names = zk.queue(q.name), list[str]()
                 if prefetch is not None:
-                    return [claim.task.id for claim in queue.claims(timeout=0.3, prefetch=prefetch)]
-                while claims := queue.claim_many(16, timeout=0.3):
+                    return [claim.task.id for claim in queue.claims(timeout=0, prefetch=prefetch)]
+                while claims := queue.claim_many(16):
                     for claim in claims:
                         claim.complete()
                         names.append(claim.task.id)
@@ -118,17 +106,20 @@ async def test_coroutines_of_one_client_share_transactions(zookeeper: str, root:
             await asyncio.sleep(0)
             if number % 2:
                 each.cancel()
-        for claims in await asyncio.gather(*cut, return_exceptions=True):
-            for claim in claims if isinstance(claims, list) else ():
-                await claim.complete()
-                names[claim.task.id] += 1
+
+        async def complete(claim: Any) -> None:
+            await claim.complete()
+            names[claim.task.id] += 1
 
         async def drain() -> None:
-            while (claim := await queue.claim(timeout=0.3)) is not None:
-                await claim.complete()
-                names[claim.task.id] += 1
+            while len(names) <= len(ids):
+                if (claim := await queue.claim(timeout=0.3)) is not None:
+                    await complete(claim)
 
-        await asyncio.gather(*[drain() for _ in range(64)])
+        for claims in await asyncio.gather(*cut, return_exceptions=True):
+            for claim in claims if isinstance(claims, list) else ():
+                await complete(claim)
+        await asyncio.wait_for(asyncio.gather(*[drain() for _ in range(64)]), 60)
         assert set(names.values()) == {1}
         assert set(ids) <= set(names)
         assert {task.attempt for task in await queue.tasks()} == {1}
@@ -143,10 +134,11 @@ def test_a_loop_costs_about_one_request_a_task(zk: Zkmq, q: Queue) -> None:
         ids = fill(q, 120)
         claims = q.claims(timeout=0, prefetch=prefetch)
         done = [next(claims).task.id for _ in range(8)]
-        before, multis = requests_of(zk), zk.requests["Multi"]
+        before = Counter(zk.requests)
         done += [next(claims).task.id for _ in range(100)]
-        assert zk.requests["Multi"] - multis <= 115  # the clock is asked for now and then, and no slow body waited for
-        assert requests_of(zk) - before <= 1.5 * 100
+        cost = Counter(zk.requests) - before
+        assert cost["Multi"] <= 115  # the clock is asked for now and then, and no slow body waited for
+        assert cost.total() - cost["Pipeline"] <= 1.5 * 100
         done += [claim.task.id for claim in claims]
         assert done == ids
         handled_once(q, ids)
@@ -176,29 +168,33 @@ def test_results_and_own_settlements(q: Queue, front: Any) -> None:
     assert (seen, {task.result for task in q.tasks()}) == (ids, {b"set"})
 
 
-@pytest.mark.parametrize("how", ["break", "exception", "close"])
-def test_a_loop_that_is_left(q: Queue, how: str) -> None:
+def test_a_loop_that_is_left(q: Queue, subtests: pytest.Subtests) -> None:
     """What was in hand fails as a delivery, what was taken ahead is given back uncounted."""
-    ids = fill(q, 6)
-    if how == "break":
-        for claim in q.claims(timeout=0, prefetch=4):
-            if claim.task.id == ids[1]:
-                break
-    elif how == "exception":
-        with pytest.raises(ZeroDivisionError):
-            any(1 / (claim.task.id != ids[1]) > 1 for claim in q.claims(timeout=0, prefetch=4))
-    else:
-        claims = q.claims(timeout=0, prefetch=4)
-        assert [next(claims).task.id for _ in range(2)] == ids[:2]
-        claims.close()
-        assert q.counts()["claimed"] == 0
-        assert list(claims) == []
-    gc.collect()
-    eventually(lambda: q.counts()["claimed"] == 0)
-    assert q.counts()["finished"] == 1
-    assert [q.task(name).attempt for name in ids] == [1, 1, 0, 0, 0, 0]
-    assert "its loop was left" in str(q.task(ids[1]).error)
-    assert sorted(claim.task.id for claim in q.claims(timeout=0)) == ids[1:]
+    for how in ("break", "exception", "close"):
+        with subtests.test(how):
+            ids = fill(q, 6)
+            claims = q.claims(timeout=0, prefetch=4)
+            if how == "break":
+                for claim in claims:
+                    if claim.task.id == ids[1]:
+                        break
+                del claims, claim
+            elif how == "exception":
+                del claims
+                with pytest.raises(ZeroDivisionError):
+                    any(1 / (claim.task.id != ids[1]) > 1 for claim in q.claims(timeout=0, prefetch=4))
+            else:
+                assert [next(claims).task.id for _ in range(2)] == ids[:2]
+                claims.close()
+                assert q.counts()["claimed"] == 0
+                assert list(claims) == []
+            gc.collect()
+            eventually(lambda: q.counts()["claimed"] == 0)
+            assert q.counts()["finished"] == 1
+            assert [q.task(name).attempt for name in ids] == [1, 1, 0, 0, 0, 0]
+            assert "its loop was left" in str(q.task(ids[1]).error)
+            assert sorted(claim.task.id for claim in q.claims(timeout=0)) == ids[1:]
+        q.clear()
 
 
 async def test_an_awaited_loop_that_is_left(zookeeper: str, root: str, q: Queue) -> None:
@@ -255,20 +251,11 @@ def test_closing_settles_what_a_loop_has_handled(q: Queue, zookeeper: str, root:
 @pytest.mark.parametrize("kind", KINDS)
 def test_closing_settles_what_a_worker_has_handled(q: Queue, zookeeper: str, root: str, kind: str) -> None:
     """It is stopped, joined and its connection closed while its handlers are fast; three times, with what is left."""
-    ids = fill(q, 1_800)
-    done: list[str] = []
-
-    def handle(task: Running) -> None:
-        done.append(task.id)
-
-    async def handle_on_a_loop(task: Running) -> None:
-        handle(task)
-
+    ids, done = fill(q, 1_200), list[str]()
     for _ in range(3):
         before = len(done)
         with connected(kind, zookeeper, root=root, gc=False) as client:
-            handler = handle if kind == "blocking" else handle_on_a_loop
-            worker = client.queue(q.name).worker(handler, threads=2)
+            worker = work(client, lambda task: done.append(task.id), q.name, threads=2)
             worker.start()
             eventually(lambda before=before: len(done) > before + 50)
             worker.stop()
@@ -293,14 +280,8 @@ def test_what_is_put_down_when_the_connection_is_closed_under_its_worker_is_told
 def test_stopping_a_worker_waits_for_its_running_handler(q: Queue) -> None:
     """v3.3 waits for its poll loops only: here `join` returns when the handler has, its result kept."""
     entered, go = threading.Event(), threading.Event()
-
-    def handler(_task: object) -> str:
-        entered.set()
-        assert go.wait(20)
-        return "done"
-
     q.enqueue("x", task_id="m")
-    worker = q.worker(handler)
+    worker = q.worker(lambda _task: entered.set() or (go.wait(20) and "done"))
     worker.start()
     assert entered.wait(20)
     assert worker.stop() is True
