@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -293,18 +294,49 @@ def test_each_ended_run_is_in_one_batch_whatever_happens(monkeypatch: pytest.Mon
 # --- losses
 
 
-def test_a_stream_that_clean_up_has_overtaken_says_so(world: FakeQueues, query: Query) -> None:
-    world.end(("a", "1"))
-    query.run()
-    world.end(("a", "2"))
-    world.there["a"].trim(world.zxid)
-    world.end(("a", "3"))
-    query.refuses(r"runs of queue 'a' that ended after \d+.*clean-up has deleted.*failOnDataLoss=false")
-    query.refuses("clean-up has deleted")
-    query.kill(failOnDataLoss="false")
-    assert names(query.run()) == ["a/3"]
-    query.kill(failOnDataLoss="true")
-    assert query.run() == []
+#: What happens to queue a, what is said of it, and what is read of that queue where losses are put up with.
+LOSSES: dict[str, tuple[Callable[[FakeQueues], Any], str, list[str]]] = {
+    "clean-up": (
+        lambda world: [world.end(("a", "2")), world.there["a"].trim(world.zxid), world.end(("a", "3"))],
+        r"runs of queue 'a' that ended after \d+.*clean-up has deleted.*failOnDataLoss=false",
+        ["a/3"],
+    ),
+    "deleted": (lambda world: world.delete("a"), "'a' was deleted", []),
+    "made again": (
+        lambda world: [world.delete("a"), world.make("a"), world.end(("a", "2"))],
+        "'a'.* was deleted and made again",
+        ["a/2"],
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["running", "restarted", "available now", "named"])
+def test_what_a_stream_has_lost_is_an_error_until_it_is_put_up_with(
+    how: str, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """Clean-up came first, or the queue was not there, or not the same one; told after each restart."""
+    for name, (happens, why, rest) in LOSSES.items():
+        with subtests.test(name):
+            world = FakeQueues("a", "b")
+            query = Query(world, monkeypatch.setattr, {"queues": "a,b"} if how == "named" else {})
+            start = query.available_now if how == "available now" else query.start
+            world.end(("a", "1"))
+            query.run()
+            if how == "restarted":
+                query.kill()
+            happens(world)
+            for _ in range(2):
+                if how == "available now":
+                    query.available_now()
+                query.refuses(why)
+            query.kill(failOnDataLoss="false")
+            world.end(("b", "9"))
+            start()
+            assert names(query.run()) == [*rest, "b/9"]
+            query.kill(failOnDataLoss="true")
+            if name != "deleted":
+                world.end(("a", "10"))
+                assert names(query.run()) == ["a/10"]
 
 
 def test_what_was_deleted_before_a_stream_began_is_no_loss_unless_it_begins_with_that(
@@ -330,25 +362,6 @@ def test_what_was_deleted_before_a_stream_began_is_no_loss_unless_it_begins_with
     assert torn.sink == {}
 
 
-@pytest.mark.parametrize("running", [True, False])
-def test_a_queue_that_was_deleted_and_made_again_is_a_loss(world: FakeQueues, query: Query, running: bool) -> None:
-    """While the stream runs, or is away; told again after a restart; put up with, the new queue is followed."""
-    world.end(("a", "1"))
-    query.run()
-    if not running:
-        query.kill()
-    world.delete("a")
-    world.make("a")
-    world.end(("a", "2"))
-    for _ in range(2):
-        query.refuses("'a'.* was deleted and made again")
-    query.kill(failOnDataLoss="false")
-    assert names(query.run()) == ["a/2"]
-    query.kill(failOnDataLoss="true")
-    world.end(("a", "3"))
-    assert names(query.run()) == ["a/3"]
-
-
 def test_a_queue_that_was_not_followed_for_a_while_is_a_loss(world: FakeQueues, query: Query) -> None:
     """What left it meanwhile was not kept: that is told when it comes back, although nothing has ended since."""
     world.end(("a", "1"))
@@ -357,25 +370,6 @@ def test_a_queue_that_was_not_followed_for_a_while_is_a_loss(world: FakeQueues, 
     for follow in (False, True):
         world.there["a"].configure(follow=follow)
     query.refuses("'a' was deleted and made again, or was not followed for a while")
-
-
-@pytest.mark.parametrize("available_now", [False, True])
-@pytest.mark.parametrize("options", [{}, {"queues": "a,b"}])
-def test_a_queue_that_was_deleted_is_a_loss(
-    world: FakeQueues, query: Query, options: dict[str, str], available_now: bool
-) -> None:
-    query.options |= options
-    world.end(("a", "1"))
-    query.run()
-    world.delete("a")
-    if available_now:
-        query.available_now()
-    query.refuses("'a' was deleted")
-    query.kill(failOnDataLoss="false")
-    world.end(("b", "2"))
-    if available_now:
-        query.available_now()
-    assert names(query.run()) == ["b/2"]
 
 
 def test_a_queue_that_is_no_longer_named_comes_back_where_it_was(world: FakeQueues, query: Query) -> None:
