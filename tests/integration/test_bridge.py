@@ -52,36 +52,30 @@ def test_thousands_of_tasks_there_and_back(queue: Queue, zookeeper: str, tmp_pat
 
     Exactly those are applied that nobody else touched, with the payloads they had or were given.
     """
-    payloads = [PAYLOADS[n % len(PAYLOADS)] for n in range(TASKS)]
-    path = letters(queue, tmp_path, *payloads)
-    ids = [f"t{n}" for n in range(TASKS)]
-    signs = {task_id: "!-=-"[n % 4] for n, task_id in enumerate(ids)}
-    new = {task_id: b"fixed\n-%d" % n for n, task_id in enumerate(ids) if n % 4 == 3}
+    payloads = {f"t{n}": PAYLOADS[n % len(PAYLOADS)] for n in range(TASKS)}
+    path = letters(queue, tmp_path, *payloads.values())
+    signs = {task_id: "!-=-"[n % 4] for n, task_id in enumerate(payloads)}
+    new = {task_id: b"fixed\n-" + task_id.encode() for task_id in list(payloads)[3::4]}
     header, *messages = blocks(path)
     named = [re.search(rb"(?m)^\\id=(.*)$", it)[1].decode() for it in messages]  # type: ignore[index]
     changed = [mark(signs[name], new.get(name))(it) for name, it in zip(named, messages, strict=True)]
     path.write_bytes(b"".join([header, *changed]))
-    touched = ids[::7]
+    touched = list(payloads)[::7]
     for at, task_id in enumerate(touched):
-        if at % 3:
-            queue.redrive(task_id)
-        else:
-            queue.drop(task_id)
+        queue.redrive(task_id) if at % 3 else queue.drop(task_id)
     queue.worker(die, threads=4).run(until_empty=True)
     with Zkmq.connect(zookeeper, root=queue._context.root, gc=False) as other:
         done = import_file(other.queue(queue.name), path)
     assert {it.id for it in done.refused} == set(touched)
-    wanted = {task_id for task_id in ids if signs[task_id] != "!"} - set(touched)
+    wanted = {task_id for task_id in payloads if signs[task_id] != "!"} - set(touched)
     assert {it.id for it in done.applied} == wanted
     assert done.unchanged == TASKS - len(wanted) - len(touched)
-    tasks = {task.id: task for task in queue.tasks()}
-    for task_id, payload in zip(ids, payloads, strict=True):
-        if task_id in touched:
-            continue
-        assert (task_id in tasks) == (signs[task_id] != "=")
-        if task := tasks.get(task_id):
-            assert task.state == ("dead" if signs[task_id] == "!" else "inserted")
-            assert task.data == new.get(task_id, payload)
+    states = {"!": "dead", "-": "inserted"}
+    assert {task.id: (task.state, task.data) for task in queue.tasks() if task.id not in touched} == {
+        task_id: (states[signs[task_id]], new.get(task_id, payload))
+        for task_id, payload in payloads.items()
+        if task_id not in touched and signs[task_id] != "="
+    }
 
 
 def test_an_export_can_be_read(queue: Queue, tmp_path: Path) -> None:
@@ -156,14 +150,18 @@ def test_each_sign_does_what_the_header_says(queue: Queue, tmp_path: Path) -> No
     A task that the file does not name any more, or in a comment only, is left alone. A dry run tells the same before,
     and no task has another version after it.
     """
-    path = letters(queue, tmp_path, b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7")
-    edit(path, "t1", mark("-"))
-    edit(path, "t2", mark("-", b"new\n-line"))
-    edit(path, "t3", lambda it: b"# seen to\n\n" + mark("=", b"x")(it))
-    edit(path, "t4", lambda _: b"")
-    edit(path, "t5", mark("#"))
-    edit(path, "t6", mark("!", b"z"))
-    edit(path, "t7", mark("-"))
+    path = letters(queue, tmp_path, *(b"%d" % n for n in range(8)))
+    changes: list[Callable[[bytes], bytes]] = [
+        mark("-"),
+        mark("-", b"new\n-line"),
+        lambda it: b"# seen to\n\n" + mark("=", b"x")(it),
+        lambda _: b"",
+        mark("#"),
+        mark("!", b"z"),
+        mark("-"),
+    ]
+    for n, change in enumerate(changes, 1):
+        edit(path, f"t{n}", change)
     queue.redrive("t7")
     data, before = path.read_bytes(), {task.id: (task.version, task.data) for task in queue.tasks()}
     plan = import_file(queue, path, dry_run=True)
@@ -182,24 +180,24 @@ def test_each_sign_does_what_the_header_says(queue: Queue, tmp_path: Path) -> No
 
 def test_cancelled_and_queued_tasks(zk: Zkmq, tmp_path: Path) -> None:
     """Cancelled ones as dead ones; of queued ones, also scheduled, `-` replaces text, `=` deletes, `!` is refused."""
-    for state, verb in (("cancelled", "redrive"), ("inserted", "replace")):
+    refusal = [("c", True)]
+    for state, verb, refused in (("cancelled", "redrive", []), ("inserted", "replace", refusal)):
         queue, path = new_queue(zk), tmp_path / state
         for name in ("a", "b", "c", "d"):
             queue.enqueue("x", task_id=name, delay=60 if name == "a" else None)
             if state == "cancelled":
                 queue.cancel(name)
         assert export_queue(queue, path, state) == 4
-        edit(path, "a", mark("-", b"y"))
-        edit(path, "b", mark("="))
-        edit(path, "c", mark("!"))
+        for name, change in {"a": mark("-", b"y"), "b": mark("="), "c": mark("!")}.items():
+            edit(path, name, change)
         due = queue.task("a").due_ms
         done = import_file(queue, path)
         assert told(done) == {"a": f"{verb} new", "b": "drop"}
         assert {task.id: (task.state, task.data) for task in queue.tasks()} == {
             "a": ("inserted", b"y"), "c": (state, b"x"), "d": (state, b"x"),
         }  # fmt: skip
-        refused = [(it.id, "only - (leave it) and = (drop it)" in it.reason) for it in done.refused]
-        assert (refused, done.unchanged) == (([], 2) if state == "cancelled" else ([("c", True)], 1))
+        assert [(it.id, "only - (leave it) and = (drop it)" in it.reason) for it in done.refused] == refused
+        assert done.unchanged == 2 - len(refused)
         assert state == "cancelled" or queue.task("a").due_ms == due
     for state in ("claimed", "finished", "no such"):
         with pytest.raises(ConfigError, match="dead, cancelled"):
@@ -261,19 +259,12 @@ def test_one_message_is_refused_and_the_others_are_not(zk: Zkmq, tmp_path: Path,
             assert queue.task("t0") == before
 
 
-def test_lines_without_their_space_do_not_become_a_payload(queue: Queue, tmp_path: Path) -> None:
-    """Of text pasted without the space in front of its lines, nothing is applied: not what looks like a message."""
-    path = letters(queue, tmp_path, b"0", b"1", b"2", b"3", b"4")
-    for n, line in enumerate((b"- item", b"= heading", b"# comment", b"\\section", b"plain")):
-        edit(path, f"t{n}", lambda it, line=line, n=n: b"-%d\n%s\n" % (n, line) + it.split(b"\n", 1)[1])
-    done = import_file(queue, path)
-    assert (done.applied, done.unchanged) == ([], 0)
-    assert queue.counts()["dead"] == 5
-    assert any("put a space in front of it" in it.reason for it in done.refused)
+def test_what_does_not_belong_to_one_message_is_refused(queue: Queue, zk: Zkmq, tmp_path: Path) -> None:
+    """Without an id, a message may be a part of the one after it, with its variables: both are refused.
 
-
-def test_a_message_without_an_id_is_refused_and_so_is_the_one_after_it(queue: Queue, tmp_path: Path) -> None:
-    """That may be a part of it, with its variables. An import adds no tasks, and says which verb does."""
+    Text pasted without the space in front of its lines does not become a payload, nor what looks like a message.
+    An import adds no tasks, and says which verb does.
+    """
     path = letters(queue, tmp_path, b"0", b"1", b"2", signs="=")
     edit(path, "t0", lambda it: re.sub(rb"\\id=.*\n", b"", it))
     path.write_bytes(path.read_bytes() + b"-a new task\n")
@@ -281,6 +272,13 @@ def test_a_message_without_an_id_is_refused_and_so_is_the_one_after_it(queue: Qu
     assert (told(done), [it.id for it in done.refused]) == ({"t2": "drop"}, [None, "t1", None])
     assert "zkmq enqueue" in done.refused[-1].reason
     assert queue.counts()["inserted"] == 0
+    pasted = new_queue(zk)
+    path = letters(pasted, tmp_path, b"0", b"1", b"2", b"3", b"4")
+    for n, line in enumerate((b"- item", b"= heading", b"# comment", b"\\section", b"plain")):
+        edit(path, f"t{n}", lambda it, line=line, n=n: b"-%d\n%s\n" % (n, line) + it.split(b"\n", 1)[1])
+    done = import_file(pasted, path)
+    assert (done.applied, done.unchanged, pasted.counts()["dead"]) == ([], 0, 5)
+    assert any("put a space in front of it" in it.reason for it in done.refused)
 
 
 def test_what_others_did_meanwhile_is_refused_by_name(queue: Queue, tmp_path: Path) -> None:

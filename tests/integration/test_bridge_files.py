@@ -98,6 +98,7 @@ def test_an_export_appears_whole_and_for_its_owner(
     assert {it.name for it in tmp_path.iterdir()} == {path.name, "unlinked.tq"}
 
 
+@pytest.mark.full
 def test_the_largest_payloads_go_there_and_back(queue: Queue, tmp_path: Path) -> None:
     """Near a megabyte: binary, which base64 makes longer, and text of short lines, which doubles."""
     payloads = (os.urandom(1_000_000), b"x" * 1_000_000, b"a\n" * 499_999 + b"a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,8 +13,9 @@ from kazoo.client import KazooClient
 
 from airflow_provider_zkmq.engine import CorruptRecord, Message, Queue, RetryPolicy, String, Zkmq
 from airflow_provider_zkmq.engine.log import log
+from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
-from tests.support import eventually, fresh_root
+from tests.support import eventually
 
 INFINITE, DIGITS = b'{"seconds":1e999}', b'{"seconds":' + b"9" * 400 + b"}"
 DEEP = b"[" * 100_000
@@ -32,31 +34,21 @@ CONF = {
 
 
 def with_damages(queue: Queue, client: KazooClient, base: str) -> None:
-    """A task in each state, each of them damaged, strangers wherever something is listed, unreadable configuration."""
-    for task_id in ("surrogate", "endless", "digits", "deep", "rerun", "before"):
-        claim = queue.claim_task(queue.enqueue(b"x", task_id=task_id), lease=1000)
-        assert claim is not None
-        if task_id == "rerun":
-            queue.enqueue(b"again", task_id=task_id, requeue=True)
-            claim.complete(b"first")
+    """Claimed tasks and a batch that are damaged, strangers wherever something is listed, unreadable configuration."""
+    for task_id in ("surrogate", "endless", "digits", "deep", "before"):
+        claim = taken(queue, lease=1000) if queue.enqueue(b"x", task_id=task_id) else None
         if task_id == "before":
             claim.fail("again")
     queue.enqueue_many([Message(b"x", task_id="m1")], batch="broken", then=Message(b"x", task_id="then"))
-    queue.enqueue_many([Message(b"x", task_id="m2")], batch="odd", then=Message(b"x", task_id="then2"))
     path = f"{base}/tasks/surrogate/state"
     record = json.loads(client.get(path)[0]) | {"consumer": "a\ud800", "lease": "a\ud800"}
     client.set(path, json.dumps(record).encode())
+    over = b'{"seconds":0}'
     leases = {name.partition("~")[0]: f"{base}/leases/{name}" for name in client.get_children(f"{base}/leases")}
-    for task_id, data in {"surrogate": b'{"seconds":0}', "endless": INFINITE, "digits": DIGITS}.items():
+    for task_id, data in {"surrogate": over, "endless": INFINITE, "digits": DIGITS, "deep": over}.items():
         client.set(leases[task_id], data)
     client.create(f"{base}/tasks/deep/metadata", DEEP)
-    client.set(leases["deep"], b'{"seconds":0}')
-    client.delete(f"{base}/tasks/rerun/result")
     client.set(f"{base}/batches/broken", b'{"total":1e999}')
-    head, _, data = client.get(f"{base}/batches/odd/then")[0].partition(b"\n")
-    client.set(
-        f"{base}/batches/odd/then", head.replace(b'"filters":{}', b'"filters":{"kind":"\\ud800"}') + b"\n" + data
-    )
     client.delete(f"{base}/locks", recursive=True)
     for name, data in STRANGERS.items():
         client.create(f"{base}/{name}", data, makepath=True)
@@ -89,48 +81,43 @@ def worked(front: str, hosts: str, root: str, wanted: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("front", KINDS)
 def test_workers_and_their_connections_outlive_every_damage_at_once(
-    zookeeper: str, front: str, monkeypatch: pytest.MonkeyPatch
+    zookeeper: str, root: str, zk: Zkmq, other: Zkmq, front: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Healthy tasks are handled, before and after; each damage is logged once; clean-up and every verb come back.
 
     What was delivered before waits for a retry policy that can be read, and is claimed once there is one.
     """
-    root = fresh_root()
-    with Zkmq.connect(zookeeper, root=root, gc=False) as zk, Zkmq.connect(zookeeper, root=root, gc=False) as later:
-        queue, client, base = zk.queue("q"), zk._session.client, f"{root}/q"
-        queue.configure(**SETTINGS)
-        with_damages(queue, client, base)
-        healthy = set(queue.enqueue_many([Message(b"x", task_id=f"good{number}") for number in range(5)]))
-        told: Counter[str] = Counter()
-        with monkeypatch.context() as patched:
-            patched.setattr(log, "warning", lambda text, *arguments, **_: told.update([text % arguments]))
-            done = worked(front, zookeeper, root, healthy)
-        assert done >= healthy | {"last"}
-        assert "before" not in done
-        assert {message: times for message, times in told.items() if times > 1} == {}
-        assert any("surrogate/state" in message for message in told)
-        with pytest.raises(CorruptRecord, match="conf/(policy|filters)"):
-            later.queue("q").conf()
-        with pytest.raises(CorruptRecord, match="conf/filters"):
-            later.queue("q").claim(selector="kind==a")
-        assert later.queue("q").claim() is None
-        queue.configure(**SETTINGS)
-        claim = later.queue("q").claim(timeout=20)
-        assert claim is not None
-        assert claim.task.id == "before"
-        claim.complete()
-        assert queue.collect_garbage(lifetime=0).ran
-        for verb in (queue.task, queue.explain, queue.cancel, queue.drop, queue.redrive):
-            with pytest.raises(CorruptRecord, match="tasks/surrogate/state"):
-                verb("surrogate")
-        with pytest.raises(CorruptRecord, match="tasks/torso"):
-            queue.enqueue(b"x", task_id="torso")
-        for name in ("broken", "strange"):
-            with pytest.raises(CorruptRecord, match=f"batches/{name}"):
-                queue.batch(name)
-        assert queue.counts()["inserted"] >= 0
-        queue.enqueue(b"x", task_id="after")
-        claim = queue.claim()
-        assert claim is not None
-        claim.complete()
-        assert client.connected
+    queue, later, client = zk.queue("q"), other.queue("q"), zk._session.client
+    queue.configure(**SETTINGS)
+    with_damages(queue, client, f"{root}/q")
+    healthy = set(queue.enqueue_many([Message(b"x", task_id=f"good{number}") for number in range(5)]))
+    told: Counter[str] = Counter()
+    with monkeypatch.context() as patched:
+        patched.setattr(log, "warning", lambda text, *arguments, **_: told.update([text % arguments]))
+        done = worked(front, zookeeper, root, healthy)
+    assert done >= healthy | {"last"}
+    assert "before" not in done
+    assert {message: times for message, times in told.items() if times > 1} == {}
+    assert any("surrogate/state" in message for message in told)
+    for call, said in ((later.conf, "(policy|filters)"), (lambda: later.claim(selector="kind==a"), "filters")):
+        with pytest.raises(CorruptRecord, match=f"conf/{said}"):
+            call()
+    assert later.claim() is None
+    queue.configure(**SETTINGS)
+    claim = taken(later, timeout=20)
+    assert claim.task.id == "before"
+    claim.complete()
+    assert queue.collect_garbage(lifetime=0).ran
+    verbs: list[tuple[Callable[..., object], str, str]] = [
+        *((verb, "surrogate", "tasks/surrogate/state") for verb in (queue.task, queue.explain, queue.cancel)),
+        *((verb, "surrogate", "tasks/surrogate/state") for verb in (queue.drop, queue.redrive)),
+        *((queue.batch, name, f"batches/{name}") for name in ("broken", "strange")),
+        (lambda name: queue.enqueue(b"x", task_id=name), "torso", "tasks/torso"),
+    ]
+    for verb, name, path in verbs:
+        with pytest.raises(CorruptRecord, match=path):
+            verb(name)
+    assert queue.counts()["inserted"] >= 0
+    queue.enqueue(b"x", task_id="after")
+    taken(queue).complete()
+    assert client.connected

@@ -41,11 +41,6 @@ def pending(world: World) -> None:
     world.q.enqueue(b"old", task_id="a")
 
 
-def in_order(world: World) -> None:
-    world.q.configure(order="fifo")
-    pending(world)
-
-
 def requeued(world: World) -> None:
     pending(world)
     world.claim = world.q.claim()
@@ -63,12 +58,9 @@ THREE = [Message(b"x", task_id=name) for name in "abc"]
 #: name: (what is there before, the operation, the statuses after it)
 OPERATIONS: dict[str, tuple[Callable[[World], Any], Callable[[World], Any], dict[str, str]]] = {
     "configure": (pending, lambda w: w.q.configure(lock=5), {"a": QUEUED}),
-    "pause": (pending, lambda w: w.q.pause(), {"a": QUEUED}),
-    "enqueue": (nothing, lambda w: w.q.enqueue(b"x", task_id="a"), {"a": QUEUED}),
     "enqueue_many": (nothing, lambda w: w.q.enqueue_many(THREE), dict.fromkeys("abc", QUEUED)),
     "batch": (nothing, lambda w: w.q.enqueue_many(THREE, batch="b"), dict.fromkeys("abc", QUEUED)),
-    "claim": (pending, lambda w: w.q.claim(), {"a": LOCKED}),
-    "claim, in order, leased": (in_order, lambda w: w.q.claim(lease=60), {"a": LOCKED}),
+    "claim": (pending, lambda w: w.q.claim(lease=60), {"a": LOCKED}),
     "complete, requeued": (requeued, lambda w: w.claim.complete(b"r"), {"a": QUEUED}),
     "clear": (pending, lambda w: w.q.clear(), {}),
     "commit": (taken, lambda w: w.tx.commit(), {"a": DONE}),
