@@ -9,10 +9,10 @@ from typing import Any, Final
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Op
+from airflow_provider_zkmq.engine.core.protocol.ops import Op
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
 from airflow_provider_zkmq.engine.core.reading import scanning
-from airflow_provider_zkmq.engine.core.reading.inspect import Task, read_task
+from airflow_provider_zkmq.engine.core.reading.inspect import read_task
 from airflow_provider_zkmq.engine.core.tasks import operate
 from airflow_provider_zkmq.engine.core.upkeep.collect import collect_garbage
 from tests.unit.world import Client, new_queue
@@ -41,33 +41,27 @@ def as_older_versions(client: Client) -> None:
         client.zk.multi(0, (Create(f"{TREE}/{name}", data),))
 
 
-def as_written(_client: Client) -> None:
-    """Leave the tree as it is."""
-
-
-def told(client: Client) -> Task:
-    """The task, of which a scan tells the same."""
-    task: Task = client.do(read_task(client.context, "a"))
-    columns = client.do(scanning.scan(client.context, ["a"], ["enqueued_ms", "metadata", "filters"])).columns
-    assert columns == {"enqueued_ms": [task.enqueued_ms], "metadata": [task.metadata], "filters": [task.filters]}
-    return task
-
-
 def holds(client: Client, data: bytes, parts: str, came: int) -> None:
-    """The task is what a message asked for, and when; the tree is whole, and everybody can go on."""
+    """The task is what a message asked for, and when; a scan tells the same; the tree is whole, everybody can go on."""
     client.check()
-    task, asked = told(client), PARTS[parts]
-    assert (task.data, task.metadata, task.filters) == (data, asked.get("metadata", {}), asked.get("filters", {}))
-    assert (task.enqueued_ms, client.reports) == (came, [])
+    task, asked = client.do(read_task(client.context, "a")), {"metadata": {}, "filters": {}} | PARTS[parts]
+    columns = client.do(scanning.scan(client.context, ["a"], ["enqueued_ms", "metadata", "filters"])).columns
+    assert columns == {"enqueued_ms": [came]} | {name: [value] for name, value in asked.items()}
+    told = (task.data, task.metadata, task.filters, task.enqueued_ms)
+    assert (told, client.reports) == ((data, asked["metadata"], asked["filters"], came), [])
 
 
 def test_what_is_empty_is_not_written() -> None:
     """Neither of a task that says nothing about it, nor of one with an empty mapping."""
-    standing = {"nothing": set(), "metadata": {"metadata"}, "filters": {"filters", "filters/size"}}
-    for parts, more in (standing | {"both": standing["metadata"] | standing["filters"]}).items():
+    for parts, message in PARTS.items():
         client = queue()
-        client.put(task_id="a", **{"metadata": {}, "filters": {}} | PARTS[parts])
-        assert znodes(client) == {"data", "state"} | more
+        client.put(task_id="a", **{"metadata": {}, "filters": {}} | message)
+        assert znodes(client) == {
+            "data",
+            "state",
+            *message,
+            *(f"filters/{name}" for name in message.get("filters", ())),
+        }
         holds(client, b"x", parts, client.zk.ms)
 
 
@@ -85,7 +79,7 @@ DELETIONS: Final[dict[str, Callable[[Client], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("form", [as_written, as_older_versions])
+@pytest.mark.parametrize("form", [lambda _client: None, as_older_versions], ids=["as written", "as older versions"])
 def test_anything_may_take_the_place_of_anything(form: Callable[[Client], None], subtests: pytest.Subtests) -> None:
     """An update keeps the time of the enqueue, a run in escrow and one anew have their own; each is deleted whole."""
     for (before, after), deletion in zip(product(PARTS, PARTS), cycle(DELETIONS)):
@@ -137,9 +131,9 @@ def test_both_forms_are_cleaned_up_in_one_transaction() -> None:
 @pytest.mark.parametrize("by", DELETIONS)
 def test_a_tree_that_grows_under_a_deletion_is_read_again(by: str) -> None:
     """An update meanwhile is deleted with the rest; a run that began anew under a clean-up is there, whole."""
-    client = queue()
+    client, grown = queue(), list[str]()
     client.put(task_id="a")
-    other, grown = Client(client.zk, "other"), list[str]()
+    other = Client(client.zk, "other")
 
     def between(op: Op) -> None:
         if isinstance(op, Multi) and any(each.path == TREE for each in op.ops) and not grown:
@@ -154,18 +148,3 @@ def test_a_tree_that_grows_under_a_deletion_is_read_again(by: str) -> None:
     else:
         assert TREE not in client.zk.nodes
         assert client.check() == {}
-
-
-def test_when_a_thin_task_came_is_told_without_asking_for_it() -> None:
-    """A scan reads no znode more for a task without metadata, whether its id ran before or not."""
-    client, asked = queue(), list[Op]()
-    client.put(task_id="a")
-    client.complete(client.claimed())
-    client.put(task_id="b")
-    client.zk.advance(5)
-    client.put(task_id="a")
-    scanned = client.do(scanning.scan(client.context, ["a", "b"], ["enqueued_ms"]), asked.append)
-    tasks = [client.do(read_task(client.context, name)) for name in ("a", "b")]
-    assert scanned.columns["enqueued_ms"] == [task.enqueued_ms for task in tasks]
-    assert tasks[0].enqueued_ms == tasks[1].enqueued_ms + 5_000
-    assert not any(isinstance(op, Exists) for op in asked)
