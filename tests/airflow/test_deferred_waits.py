@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,17 +12,11 @@ import pytest
 from airflow.models.crypto import get_fernet
 from airflow.models.trigger import Trigger
 from airflow.sdk import DAG, Asset, task
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowRescheduleException,
-    AirflowSensorTimeout,
-    AirflowSkipException,
-)
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException
 from airflow.sdk.execution_time.xcom import XCom
 from airflow.triggers.base import TaskSuccessEvent
 from cryptography.fernet import Fernet
 
-from airflow_provider_zkmq.engine import Zkmq
 from airflow_provider_zkmq.hooks import deferring
 from airflow_provider_zkmq.hooks.deferring import awaited_ids, deferral_limit, hold_back
 from airflow_provider_zkmq.hooks.naming import ARGUMENT_BYTES, first_fitting, fits, series_ids
@@ -32,8 +25,7 @@ from airflow_provider_zkmq.operators import once
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers import zkmq
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-from tests.airflow.conftest import Heard, batch_of, deferral, define, enqueuing, finish, fire, fired, kill, sensor
-from tests.support import eventually
+from tests.airflow.conftest import batch_of, deferral, enqueuing, finish, fire, fired, kill, sensor
 
 #: MySQL's column for the encrypted arguments holds so many bytes.
 COLUMN = 65_535
@@ -118,19 +110,21 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
     _, kwargs = deferred.trigger.serialize()
     assert kwargs.pop("deadline") > 0
     assert kwargs.pop("deferred_at") > 0
-    nothing = ("series", "selector", "since", "batch", "success", "cancels", "queue")
-    assert kwargs == dict.fromkeys(nothing) | {
-        "task_ids": [task_id],
-        "partial": False,
-        "min_tasks": 1,
-        "event": "completion",
-        "log_progress": False,
-        "zkmq_conn_id": "zkmq_default",
-    }
+    plain = dict.fromkeys(("series", "selector", "since", "batch", "success", "cancels", "queue"))
+    plain |= {"task_ids": [task_id], "partial": False, "min_tasks": 1, "event": "completion", "log_progress": False}
+    assert kwargs == plain | {"zkmq_conn_id": "zkmq_default"}
 
 
 def test_the_whole_way(queue, context, subtests):
-    """Defer, fire, resume: the worker tells the results; a dead member fails the sensor, or skips with soft_fail."""
+    """Defer, fire, resume: results are told; the dead, a time-out and an error of the trigger fail it, or skip."""
+    for waiting, status, error in (
+        (sensor(task_ids="x"), "timeout", AirflowSensorTimeout),
+        (sensor(task_ids="x", soft_fail=True), "timeout", AirflowSkipException),
+        (sensor(task_ids="x"), "error", AirflowException),
+        (enqueuing(data="x"), "timeout", AirflowException),
+    ):
+        with pytest.raises(error, match="gone"):
+            waiting.execute_complete(context, {"status": status, "message": "gone"})
     for name, outlets, end in (
         (None, [], finish),
         (None, [], kill),
@@ -156,18 +150,6 @@ def test_the_whole_way(queue, context, subtests):
                 assert waiting.resume_execution(*resumed) == {"batch": name, "total": 1, "failed": []}
             else:
                 assert waiting.resume_execution(*resumed)[0]["result"] == "boom"
-
-
-def test_a_time_out_and_an_error_of_the_trigger_become_airflow_s(context):
-    """Of a sensor, which skips for a time-out with soft_fail, and of an operator."""
-    for waiting, status, error in (
-        (sensor(task_ids="x"), "timeout", AirflowSensorTimeout),
-        (sensor(task_ids="x", soft_fail=True), "timeout", AirflowSkipException),
-        (sensor(task_ids="x"), "error", AirflowException),
-        (enqueuing(data="x"), "timeout", AirflowException),
-    ):
-        with pytest.raises(error, match="gone"):
-            waiting.execute_complete(context, {"status": status, "message": "gone"})
 
 
 def test_what_was_redriven_since_the_trigger_looked_is_waited_for(queue, context, subtests):
@@ -244,39 +226,12 @@ def test_a_series_is_deferred_in_little_room(queue, context, monkeypatch):
 def test_many_that_match_are_found_again(queue, context):
     """An event that names none: the sensor tells of the tasks that match and have ended, not of those come since."""
     done = [queue.enqueue("x", {"size": 9}) for _ in range(3)]
-    for _ in done:
-        finish(queue)
+    assert {finish(queue) for _ in done} == {*done}
     queue.enqueue("late", {"size": 9})
     event = {"status": "done", "count": 3}
     told = sensor(selector="size>5", deferrable=True).execute_complete(context, event)
-    assert sorted(each["id"] for each in told) == sorted(done)
+    assert {each["id"] for each in told} == {*done}
     deferral(sensor(selector="size>5", min_tasks=4, deferrable=True).execute_complete, context, event)
-
-
-def test_a_sensor_outlives_zookeeper_being_away(mortal, root, context, monkeypatch):
-    """At its first look, on resume, at a poke and on the worker: it waits on, and succeeds when ZooKeeper is back."""
-    context["ti"].get_first_reschedule_date = lambda _context: None
-    define(monkeypatch, host=mortal.hosts, extra={"root": root, "connect_timeout": 0.5, "request_timeout": 1})
-    with Zkmq.connect(mortal.hosts, root, gc=False, connect_timeout=30) as zk:
-        task_id = zk.queue("queue").enqueue("a")
-        finish(zk.queue("queue"), "r")
-    mortal.kill(0)
-    deferrable = sensor(task_ids=task_id, deferrable=True)
-    deferral(deferrable.execute, context)
-    deferral(deferrable.execute_complete, context, {"status": "done", "ids": [task_id]})
-    with pytest.raises(AirflowRescheduleException):
-        sensor(task_ids=task_id, mode="reschedule").execute(context)
-    with pytest.raises(AirflowSensorTimeout):
-        sensor(task_ids=task_id, timeout=0.1).execute(context)
-    monkeypatch.setattr(ZkmqTaskSensor, "log", log := Heard())
-    told = []
-    waiting = threading.Thread(target=lambda: told.extend(sensor(task_ids=task_id).execute(context)))
-    waiting.start()
-    eventually(lambda: log.warnings)
-    mortal.restart(0)
-    waiting.join(60)
-    assert [each["result"] for each in told] == ["r"]
-    assert len([line for line in log.warnings if "Waiting goes on" in line]) == 1
 
 
 STATES = [{"id": f"b.00000{at}", "state": "finished"} for at in range(2)]
@@ -333,10 +288,7 @@ class Subclass(ZkmqTaskSensor):
 
 
 def test_what_only_a_worker_can_do_is_left_to_it(queue, context, subtests):
-    """Asset events, callbacks, an XCom back end of one's own, results, and the length that others are mapped over.
-
-    So is an XCom that is split into several, and what a subclass does.
-    """
+    """Asset events, callbacks, a subclass, and XComs that are results, split, mapped over or kept elsewhere."""
     queue.enqueue("x", task_id="a")
     context["ti"].map_index = -1
     for why in ("outlets", "callback", "backend", "results", "mapped", "several", "subclass", None):

@@ -1,7 +1,4 @@
-"""`ZkmqEnqueueOperator` again: what an earlier try wrote is adopted or refused; while ZooKeeper is away it goes on.
-
-Neither writes anything twice.
-"""
+"""`ZkmqEnqueueOperator`: neither its tries nor an outage of ZooKeeper write anything twice, or fail what goes on."""
 
 from __future__ import annotations
 
@@ -52,33 +49,29 @@ def test_own_id_makes_a_second_try_harmless(queue, context):
     assert queue.counts()["inserted"] == 1
 
 
-def test_an_own_id_that_has_ended_runs_again_for_another_run_only(queue):
-    """A retry leaves what its first try has had done; for the next run its id is free, also where none may be there."""
-    for name, more in (("nightly", {}), ("once", {"on_duplicate": "fail"})):
-        operator = enqueuing(data="x", zkmq_task_id=name, **more)
-        operator.execute(instance(try_number=1))
-        finish(queue)
-        if not more:
-            operator.execute(instance(try_number=2))
-        assert queue.task(name).state == "finished"
-        assert operator.execute(instance(run_id="next", try_number=1)) == name
-        assert queue.task(name).state == "inserted"
-        finish(queue)
-
-
 def test_an_own_id_of_an_earlier_try_is_refused_whatever_became_of_it(queue, subtests):
-    """With ``on_duplicate="fail"``; an ended task would run again if it was written once more."""
-    for name, end in (("finished", finish), ("dead", lambda queue: kill(queue, "e")), ("open", None)):
+    """With ``on_duplicate="fail"``, else it is adopted; neither runs again, but for another run an ended one's does."""
+    for name, fails, end in (
+        ("adopted", {}, finish),
+        ("finished", {"on_duplicate": "fail"}, finish),
+        ("dead", {"on_duplicate": "fail"}, lambda queue: kill(queue, "e")),
+        ("open", {"on_duplicate": "fail"}, lambda _: None),
+    ):
         with subtests.test(ended=name):
-            operator = enqueuing(data="x", zkmq_task_id=name, on_duplicate="fail")
+            operator = enqueuing(data="x", zkmq_task_id=name, **fails)
             assert operator.execute(instance(try_number=1)) == name
-            if end is not None:
-                end(queue)
+            end(queue)
             before = queue.task(name)
-            with pytest.raises(DuplicateTask, match=f"enqueued by an earlier try, the first is {name}") as refused:
-                operator.execute(instance(try_number=2))
-            assert refused.value.duplicates == (name,)
+            if fails:
+                told = f"enqueued by an earlier try, the first is {name}"
+                with pytest.raises(DuplicateTask, match=told) as refused:
+                    operator.execute(instance(try_number=2))
+                assert refused.value.duplicates == (name,)
+            else:
+                assert operator.execute(instance(try_number=2)) == name
             assert queue.task(name) == before
+            if end is finish:
+                assert operator.execute(instance(run_id="next", try_number=1)) == finish(queue) == name
 
 
 def test_what_a_try_wrote_is_adopted_by_the_next(queue):
@@ -193,18 +186,6 @@ def test_a_batch_is_adopted_and_waited_for(queue):
     assert queue.claim() is None
 
 
-def test_an_id_in_use_is_no_batch_in_use(queue, context):
-    """Where a member's own id is taken, the error names that id; the try after it was freed goes on."""
-    queue.enqueue("other", task_id="own", priority=1)
-    operator = enqueuing(messages=["a", {"data": "b", "task_id": "own"}], batch="b")
-    with pytest.raises(DuplicateTask, match="'own'"):
-        operator.execute(context)
-    assert finish(queue) == "own"
-    operator.execute(context)
-    assert {finish(queue), finish(queue)} == {"b.000000", "own"}
-    assert queue.batch("b").done
-
-
 def loses(proxy, marker=b"marked"):
     """It goes down with the reply to the first request that holds these bytes."""
     proxy.plan = Once(lambda request: marker in request.body, CutAfter(math.inf))
@@ -263,68 +244,63 @@ def spied(monkeypatch, verb, before=lambda: None):
     return ends
 
 
+FAIL = {"on_duplicate": "fail"}
 OWN = {"data": "marked", "zkmq_task_id": "own"}
 BATCH = {"messages": ["marked"], "batch": "b"}
 MEMBERS = ["b.000000", "b.000001", "b.000002"]
+OF_EARLIER = ["one", {"data": "two", "task_id": "own-2"}]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
-    ("arguments", "handled"),
+    ("arguments", "earlier", "handled"),
     [
-        ({"data": "marked"}, False),
-        ({"data": "marked", "on_duplicate": "fail"}, False),
-        ({"data": "marked", "on_duplicate": "fail"}, True),
-        ({"data": "marked", "idempotency": "none"}, False),
-        (OWN, False),
-        (OWN | {"on_duplicate": "fail"}, False),
-        (OWN | {"idempotency": "none"}, True),
-        (BATCH, False),
-        (BATCH | {"on_duplicate": "fail"}, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ({"data": "marked"}, 0, False),
+                ({"data": "marked"} | FAIL, 0, False),
+                ({"data": "marked"} | FAIL, 0, True),
+                ({"data": "marked", "idempotency": "none"}, 0, False),
+                (OWN, 0, False),
+                (OWN | FAIL, 0, False),
+                (OWN | {"idempotency": "none"}, 0, True),
+                (BATCH, 0, False),
+                (BATCH | FAIL, 0, True),
+            )
+        ),
+        ({"messages": ["a", "marked", "c"], "batch": "b", "then": {"data": "then"}}, 0, False),
+        # A series is written, then the caller's ids: the second part does not meet the first as an earlier try's.
+        ({"messages": ["one", {"data": "marked", "task_id": "own"}]} | FAIL, 0, False),
+        ({"messages": [*OF_EARLIER, "marked", {"data": "four", "task_id": "own-4"}]}, 2, False),
+        ({"messages": [*OF_EARLIER, "three", {"data": "marked", "task_id": "own-4"}]}, 2, False),
     ],
 )
-def test_a_write_whose_reply_is_lost_with_zookeeper_is_one_task(
-    queue, proxy, told_of, pauses, monkeypatch, arguments, handled
+def test_a_write_whose_reply_is_lost_with_zookeeper_is_made_once(
+    queue, proxy, told_of, pauses, monkeypatch, arguments, earlier, handled
 ):
-    """The operator succeeds with what its own write made, and adopts nothing, also where it was handled meanwhile."""
+    """Adopted is what an earlier try wrote, nothing of its own, also where it was handled meanwhile; each runs once."""
+    messages = arguments.get("messages", [arguments.get("data")])
+    if earlier:
+        ids = enqueuing(messages=messages[:earlier]).execute(instance(try_number=1))
+        assert told_of() == [f"Enqueued {earlier}"]
     ends = [spied(monkeypatch, verb) for verb in ("enqueue_new", "enqueue_many")]
     loses(proxy)
-    pauses += [lambda: finish(queue) if handled else None, proxy.up]
-    told = enqueuing(**arguments).execute(instance())
-    [task] = queue.tasks()
-    assert told == arguments.get("batch", task.id)
-    assert (task.status, task.data) == ("done-awaiting-gc" if handled else "queued", b"marked")
-    [tries] = [each for each in ends if each]
-    assert (tries[0], tries[-1], len(queue.tasks())) == (OutcomeUnknown, None, 1)
-    assert told_of() == ["Enqueued 1"]
-    assert handled or finish(queue) == task.id
-    assert queue.claim() is None
-
-
-@pytest.mark.parametrize("marker", [b"three", b"four"])
-def test_many_of_unknown_outcome_beside_those_of_an_earlier_try(queue, proxy, told_of, pauses, marker):
-    """Adopted is what an earlier try wrote, and nothing else, of a series and of the caller's ids; each runs once."""
-    messages = ["one", {"data": "two", "task_id": "own-2"}, "three", {"data": "four", "task_id": "own-4"}]
-    ids = enqueuing(messages=messages[:2]).execute(instance(try_number=1))
-    assert told_of() == ["Enqueued 2"]
-    operator = enqueuing(messages=messages)
-    loses(proxy, marker)
-    pauses.append(proxy.up)
-    told = operator.execute(instance(try_number=2))
-    assert (told[:2], told[3], told_of()) == (ids, "own-4", ["Enqueued 2", "Adopted 2"])
-    assert operator.execute(instance(try_number=3)) == told
-    assert sorted(finish(queue) for _ in told) == sorted(told)
-    assert queue.claim() is None
-
-
-def test_the_first_part_of_a_write_is_no_earlier_try_s_to_the_second(queue, proxy, told_of, pauses):
-    """A series is written, then the caller's ids, whose reply is lost with ZooKeeper: nothing is refused or adopted."""
-    loses(proxy)
-    pauses.append(proxy.up)
-    messages = ["one", {"data": "marked", "task_id": "own"}]
-    ids = enqueuing(messages=messages, on_duplicate="fail").execute(instance())
-    assert told_of() == ["Enqueued 2"]
-    assert {finish(queue), finish(queue)} == set(ids)
+    ran = []
+    pauses += [lambda: ran.append(finish(queue)) if handled else None, proxy.up]
+    told = enqueuing(**arguments).execute(instance(try_number=2))
+    assert told_of() == [f"Enqueued {len(messages) - earlier}", *([f"Adopted {earlier}"] if earlier else [])]
+    assert OutcomeUnknown in itertools.chain(*ends)
+    assert ({each[-1] for each in ends if each}, len(queue.tasks())) == ({None}, len(messages))
+    if earlier:
+        assert (told[:earlier], told[3]) == (ids, "own-4")
+        assert enqueuing(**arguments).execute(instance(try_number=3)) == told
+    ran += [finish(queue) for _ in messages[len(ran) :]]
+    if "batch" in arguments:
+        assert (told, ran) == ("b", MEMBERS[: len(messages)])
+    else:
+        assert sorted(ran) == sorted(told if "messages" in arguments else [told])
+    if "then" in arguments:
+        assert (queue.claim().task.data, queue.batch(told).done) == (b"then", True)
     assert queue.claim() is None
 
 
@@ -343,27 +319,23 @@ def test_a_change_of_another_s_task_is_made_once(queue, proxy, pauses, way):
     assert queue.claim() is None
 
 
-def test_a_batch_of_unknown_outcome_is_followed_once(queue, proxy, pauses):
-    """Its members and what follows them are there once, and an own id among them that is another's is still refused."""
-    loses(proxy)
+def test_an_id_in_use_is_no_batch_in_use(queue, proxy, pauses, context):
+    """Where a member's own id is another's, the error names that id, also after a lost reply; freed, it goes on."""
+    queue.enqueue("other", task_id="own", priority=1)
+    operator = enqueuing(messages=["again", {"data": "b", "task_id": "own"}], batch="b")
     pauses.append(proxy.up)
-    operator = enqueuing(messages=["a", "marked", "c"], batch="b", then={"data": "then"})
-    assert operator.execute(instance()) == "b"
-    assert [finish(queue) for _ in range(3)] == MEMBERS
-    assert queue.claim().task.data == b"then"
-    assert (queue.claim(), queue.batch("b").done) == (None, True)
-    queue.enqueue("other", task_id="own")
-    loses(proxy, b"again")
-    with pytest.raises(DuplicateTask, match="'own'"):
-        enqueuing(messages=["again", {"data": "d", "task_id": "own"}], batch="c").execute(instance())
+    for lose in (lambda _proxy, _marker: None, loses):
+        lose(proxy, b"again")
+        with pytest.raises(DuplicateTask, match="'own'"):
+            operator.execute(context)
+    assert finish(queue) == "own"
+    operator.execute(context)
+    assert {finish(queue), finish(queue)} == {"b.000000", "own"}
+    assert queue.batch("b").done
 
 
 def test_a_write_waits_for_zookeeper(queue, proxy, pauses):
-    """It is away as the operator begins, and for several tries; then its task is there, once.
-
-    It waits no longer than its task may take: then the error is ZooKeeper's, nothing is written, and the next try goes
-    on.
-    """
+    """Then its task is there, once; where its task may not take so long, the next try goes on, and nothing is there."""
     for arguments in ({"data": "marked"}, BATCH):
         proxy.down()
         pauses[:] = [lambda: None, lambda: None, proxy.up]
@@ -400,30 +372,23 @@ def test_what_no_wait_mends_fails_at_once(queue, subtests):
 
 @pytest.mark.parametrize("arguments", [{"data": "x"}, {"messages": ["x"], "batch": "b"}])
 def test_a_wait_on_the_worker_goes_on_through_an_outage(queue, proxy, pauses, monkeypatch, arguments):
-    """However long it lasts, where no timeout is given; what ends meanwhile ends the wait when ZooKeeper is back."""
+    """What ends meanwhile ends the wait when ZooKeeper is back; a timeout ends it, too, and the next try goes on."""
     ends = spied(monkeypatch, "wait_batch" if "batch" in arguments else "wait", proxy.down)
+    pauses.append(lambda: None)
+    with pytest.raises(AirflowException) as failed:
+        enqueuing(wait_for_completion=True, timeout=0.2, **arguments).execute(instance())
+    assert not isinstance(failed.value, TaskDeferred)
+    proxy.up()
+    ends.clear()  # so that ZooKeeper is away again
 
     def back():
         finish(queue)
         proxy.up()
 
-    pauses += [lambda: None, back, lambda: None]
+    pauses[:] = [lambda: None, back, lambda: None]
     told = enqueuing(wait_for_completion=True, **arguments).execute(instance())
     assert told == arguments.get("batch", queue.tasks()[0].id)
     assert (ends[0], ends[-1], len(queue.tasks())) == (Unavailable, None, 1)
-
-
-def test_a_wait_on_the_worker_ends_with_its_timeout(queue, proxy, pauses, monkeypatch):
-    """Through the outage, too; its task is there, and the next try goes on waiting for it."""
-    spied(monkeypatch, "wait", proxy.down)
-    pauses.append(lambda: None)
-    operator = enqueuing(data="x", wait_for_completion=True, timeout=0.2)
-    with pytest.raises(AirflowException) as failed:
-        operator.execute(instance())
-    assert not isinstance(failed.value, TaskDeferred)
-    proxy.up()
-    task_id = finish(queue)
-    assert operator.execute(instance()) == task_id
 
 
 def test_an_outage_as_it_resumes_fails_nothing_that_has_ended(queue, proxy):

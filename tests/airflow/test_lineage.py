@@ -7,25 +7,15 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from airflow.providers.common.compat.openlineage import facet
 from airflow.sdk import Asset
 from airflow.sdk.lineage import HookLineageCollector
 
 from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage, create_asset
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.operators import lineage
-from airflow_provider_zkmq.operators.lineage import ReadsQueue, WritesQueue, queue_asset, tell_archived
-from tests.airflow.conftest import define
-
-
-class Enqueue(WritesQueue):
-    """What an operator that writes has to offer."""
-
-    def __init__(self, queue=None):
-        self.zkmq_conn_id, self.zkmq_queue = "zkmq_default", queue
-
-
-class Wait(ReadsQueue, Enqueue):
-    """What a sensor has."""
+from airflow_provider_zkmq.operators.lineage import queue_asset, tell_archived
+from tests.airflow.conftest import define, enqueuing, sensor
 
 
 @pytest.fixture
@@ -46,20 +36,15 @@ def connection(monkeypatch):
 
 
 @pytest.mark.usefixtures("provider", "connection")
-def test_who_writes_and_who_reads_name_the_same_queue():
-    """As output and as input, by the one spelling of its asset; the connection's queue where none is named."""
-    written = Enqueue().get_openlineage_facets_on_complete(None)
+def test_who_writes_and_who_reads_name_the_same_queue(monkeypatch, tmp_path):
+    """By the one spelling of its asset, else the connection's; queues in files have no servers, and no dataset."""
+    written = enqueuing(data="x").get_openlineage_facets_on_complete(None)
     assert (list(written.inputs), written.outputs) == ([], ["zkmq://zk1:2182,zk2:2181/team/queues/jobs"])
-    read = Wait("orders").get_openlineage_facets_on_complete(None)
+    read = sensor(batch="b", zkmq_queue="orders").get_openlineage_facets_on_complete(None)
     assert (read.inputs, list(read.outputs)) == (["zkmq://zk1:2182,zk2:2181/team/queues/orders"], [])
     assert "marker" not in str((written, read))
-
-
-@pytest.mark.usefixtures("provider")
-def test_queues_in_files_have_no_dataset(monkeypatch, tmp_path):
-    """There are no servers that could be the namespace."""
     define(monkeypatch, host=f"textqueue://{tmp_path}")
-    assert Enqueue("jobs").get_openlineage_facets_on_complete(None).outputs == []
+    assert enqueuing(data="x", zkmq_queue="jobs").get_openlineage_facets_on_complete(None).outputs == []
 
 
 @pytest.mark.usefixtures("connection")
@@ -71,17 +56,6 @@ def test_an_archive_reads_a_queue_and_writes_a_folder(monkeypatch, tmp_path):
     found = collector.collected_assets
     assert [each.asset.uri for each in found.inputs] == [queue_asset("zkmq_default", "orders").uri]
     assert [each.asset.uri for each in found.outputs] == [(tmp_path / "orders").as_uri()]
-
-
-def test_a_queue_has_one_asset_uri(subtests):
-    """Hosts are in order and in lower case, with their ports: whoever names the same queue names the same asset."""
-    for written, kept in (
-        ("zkmq://zk1:2181/zkmq/orders", "zkmq://zk1:2181/zkmq/orders"),
-        ("zkmq://ZK2,zk1:2182/team/queues/orders/", "zkmq://zk1:2182,zk2:2181/team/queues/orders"),
-        ("zkmq://zk1:02181,[::1]/zkmq/orders", "zkmq://[::1]:2181,zk1:2181/zkmq/orders"),
-    ):
-        with subtests.test(written=written):
-            assert Asset(uri=written).uri == kept
 
 
 def test_an_asset_uri_that_names_no_queue_is_refused(subtests):
@@ -105,10 +79,15 @@ def test_an_asset_uri_that_names_no_queue_is_refused(subtests):
             assert "ann" not in str(caught.value).lower()
 
 
-def test_assets_are_made_of_their_parts_and_told_to_lineage(monkeypatch):
-    """The factory's asset has the URI of its queue, and its dataset names servers and znode."""
-    from airflow.providers.common.compat.openlineage import facet
-
+def test_a_queue_has_one_asset_uri(monkeypatch, subtests):
+    """Hosts are in order, in lower case, with their ports, also in the factory's asset; its dataset names the znode."""
+    for written, kept in (
+        ("zkmq://zk1:2181/zkmq/orders", "zkmq://zk1:2181/zkmq/orders"),
+        ("zkmq://ZK2,zk1:2182/team/queues/orders/", "zkmq://zk1:2182,zk2:2181/team/queues/orders"),
+        ("zkmq://zk1:02181,[::1]/zkmq/orders", "zkmq://[::1]:2181,zk1:2181/zkmq/orders"),
+    ):
+        with subtests.test(written=written):
+            assert Asset(uri=written).uri == kept
     made = create_asset(hosts="zk2,zk1", queue="orders", extra={"a": 1})
     assert (made.uri, made.extra) == ("zkmq://zk1:2181,zk2:2181/zkmq/orders", {"a": 1})
     assert made.name == made.uri == create_asset(hosts="ZK1:2181,zk2", queue="orders", root="zkmq/").name

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pendulum
@@ -43,11 +43,8 @@ def test_an_enqueue_makes_an_overdue_clean_up(queue, context):
     queue.enqueue("x", task_id="old")
     finish(queue)
 
-    def gone():
-        enqueuing(data="x", idempotency="none").execute(context)
-        return "old" not in queue.ids()
-
-    eventually(gone)
+    operator = enqueuing(data="x", idempotency="none")
+    eventually(lambda: bool(operator.execute(context)) and "old" not in queue.ids())
 
 
 def test_templates_and_mapping(queue, context):
@@ -138,10 +135,8 @@ def test_what_a_message_asks_for(queue, context, monkeypatch):
     plain = {"data": "a", "priority": 1, "lock": 30, "policy": {"attempts": 2}}
     changed = {"data": "new", "task_id": queue.enqueue("old", priority=-1), "update": "true"}
     enqueuing(messages=[plain, {"data": "b", "lock": "7", "requeue": "False"}, changed]).execute(context)
-    assert [(m.lock, m.policy, m.update, m.requeue) for m in made] == [
-        (30, RetryPolicy(attempts=2), False, False),
-        (7.0, None, False, False),
-    ]
+    assert [(each.lock, each.policy) for each in made] == [(30, RetryPolicy(attempts=2)), (7.0, None)]
+    assert not any(each.update or each.requeue for each in made)
     assert queue.task(changed["task_id"]).data == b"new"
     for _ in range(2):
         claim = queue.claim()
@@ -210,22 +205,18 @@ def test_it_waits_on_the_worker(queue, context):
         return enqueuing(**arguments, wait_for_completion=True, deferrable=False, timeout=timeout).execute(context)
 
     def consume():
-        for _ in range(4):
-            finish(queue)
-        for _ in range(2):
-            kill(queue, "no such file")
-        finish(queue)
+        for end in (*[finish] * 4, *[kill] * 2, finish):
+            end(queue, "no such file")
 
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    ids = executed(messages=["a", "b"])
-    assert [queue.task(task_id).state for task_id in ids] == ["finished", "finished"]
-    assert executed(messages=["a", "b"], batch="good") == "good"
-    with pytest.raises(AirflowException, match=r"bad is dead \(no such file\)"):
-        executed(data="a", zkmq_task_id="bad")
-    with pytest.raises(AirflowException, match=r"1 of 2 task\(s\) of batch 'bad' .* dead or cancelled: bad.000000"):
-        executed(messages=["a", "b"], batch="bad")
-    consumer.join()
+    two = ["a", "b"]
+    with ThreadPoolExecutor(1) as consumer:
+        consumer.submit(consume)
+        assert [queue.task(task_id).state for task_id in executed(messages=two)] == ["finished", "finished"]
+        assert executed(messages=two, batch="good") == "good"
+        with pytest.raises(AirflowException, match=r"bad is dead \(no such file\)"):
+            executed(data="a", zkmq_task_id="bad")
+        with pytest.raises(AirflowException, match=r"1 of 2 task\(s\) of batch 'bad' .* cancelled: bad.000000"):
+            executed(messages=two, batch="bad")
     for late in ({"data": "a", "zkmq_task_id": "late"}, {"messages": ["a"], "batch": "late"}):
         with pytest.raises(AirflowException, match="late"):
             executed(timeout=0.2, **late)
