@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any, Final
 
 import pytest
@@ -48,14 +49,19 @@ Step = Callable[[World], Any]
 # --- calls, to be carried out for a world
 
 
+def of(verb: Any, *arguments: Any, **options: Any) -> Step:
+    """A verb of the queue."""
+    return lambda w: verb(w.context, *arguments, **options)
+
+
+def a(verb: Any, **options: Any) -> Step:
+    """A verb of the task `a`."""
+    return of(verb, "a", **options)
+
+
 def held(verb: Any, *arguments: Any, **options: Any) -> Step:
     """A verb of the claim in hand."""
     return lambda w: verb(w.context, w.held, *arguments, **options)
-
-
-def a(verb: Any, *arguments: Any, **options: Any) -> Step:
-    """A verb of the task `a`."""
-    return lambda w: verb(w.context, "a", *arguments, **options)
 
 
 def message(w: World, data: bytes = b"x", *, at: float | None = None, **options: Any) -> Message:
@@ -70,25 +76,19 @@ def asked(data: bytes = b"new", **options: Any) -> Step:
 
 
 def batched(*messages: Message) -> Step:
-    return lambda w: enqueue.enqueue_batch(w.context, list(messages), "b", Message(b"then", task_id="then"))
+    return of(enqueue.enqueue_batch, messages, "b", Message(b"then", task_id="then"))
 
 
 def many(verb: Any, count: int, **options: Any) -> Step:
     messages = [Message(b"x", task_id=f"t{n}", priority=n % 2, delay=n % 3 or None) for n in range(count)]
-    return lambda w: verb(w.context, messages, **options)
-
-
-def claiming(lease: float | None = None) -> Step:
-    return lambda w: claim.claim(w.context, take.Wanted(EVERYTHING, lease))
-
-
-def tend(w: World) -> Any:
-    return rescue.tend(w.context)
+    return of(verb, messages, **options)
 
 
 def commit(w: World) -> Any:
     return transaction.commit(w.unit)
 
+
+TEND = of(rescue.tend)
 
 # --- what came before, step by step
 
@@ -116,15 +116,15 @@ def dies(w: World) -> None:
     w.context = w._context()
 
 
-def together(w: World) -> None:
-    """The claim in hand becomes part of the unit of work, which puts a task, too."""
-    w.unit = transaction.Transaction([(w.context, w.held)])
-    putting.put(w.unit.put, w.context, message(w, b"y", task_id="b"))
+def together(*messages: dict[str, Any]) -> Step:
+    """The claim in hand becomes part of the unit of work, which puts tasks, too."""
 
+    def begin(w: World) -> None:
+        w.unit = transaction.Transaction([(w.context, w.held)])
+        for options in messages:
+            putting.put(w.unit.put, w.context, message(w, b"y", **options))
 
-def timed(w: World) -> None:
-    for options in ({"task_id": "c", "delay": 5}, {"task_id": "d", "at": 150}):
-        putting.put(w.unit.put, w.context, message(w, **options))
+    return begin
 
 
 CLAIMED = [put(), hold()]
@@ -137,14 +137,13 @@ REQUEUED = [*CLAIMED, done(asked(requeue=True))]
 IN_WINDOW = [*CLAIMED, done(held(settle.complete, b"r", dedupe=60))]
 LOCKED = [put(lock=5), hold()]
 MEMBER = [done(batched(Message(b"x", task_id="a"))), hold()]
-ARCHIVED = [
-    done(lambda w: configure.configure(w.context, archive=True)),
-    *CLAIMED,
-    done(held(settle.fail, "e", retry=False)),
-]
-FIFO = [done(lambda w: configure.configure(w.context, order="fifo"))]
-SEVERAL = [done(lambda w: several_writers.open_for_several(w.context, "several"))]
+DIED = done(held(settle.fail, "e", retry=False))
+ARCHIVED = [done(of(configure.configure, archive=True)), *CLAIMED, DIED]
+FIFO = [done(of(configure.configure, order="fifo"))]
+SEVERAL = [done(of(several_writers.open_for_several, "several"))]
 KNOWN = [put(task_id="t3"), hold(), done(held(settle.complete))]
+THIRTY = {f"t{n}": I for n in range(30)}
+TIMED = together({"task_id": "b"}, {"task_id": "c", "delay": 5}, {"task_id": "d", "at": 150})
 
 #: Each case: what came before, the call, and the states that the tasks are in afterwards.
 CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
@@ -152,19 +151,15 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "enqueue delayed": ([], asked(delay=5), {"a": I}),
     "enqueue at a moment": ([], asked(at=150), {"a": I}),
     "enqueue_many": ([], many(enqueue.enqueue_many, 6), {f"t{n}": I for n in range(6)}),
-    "enqueue_new": (KNOWN, many(enqueue_new.enqueue_new, 30), {f"t{n}": I for n in range(30)} | {"t3": F}),
-    "enqueue_new of a batch": (
-        SEVERAL,
-        many(enqueue_new.enqueue_new, 30, batch="several"),
-        {f"t{n}": I for n in range(30)},
-    ),
+    "enqueue_new": (KNOWN, many(enqueue_new.enqueue_new, 30), THIRTY | {"t3": F}),
+    "enqueue_new of a batch": (SEVERAL, many(enqueue_new.enqueue_new, 30, batch="several"), THIRTY),
     "seal": (
         [*SEVERAL, done(many(enqueue_new.enqueue_new, 1, batch="several"))],
-        lambda w: several_writers.seal(w.context, "several"),
+        of(several_writers.seal, "several"),
         {"t0": I},
     ),
-    "claim": ([put()], claiming(), {"a": C}),
-    "claim leased": ([put()], claiming(30), {"a": C}),
+    "claim": ([put()], of(claim.claim, take.Wanted(EVERYTHING)), {"a": C}),
+    "claim leased": ([put()], of(claim.claim, take.Wanted(EVERYTHING, 30)), {"a": C}),
     "complete": (CLAIMED, held(settle.complete, b"r"), {"a": F}),
     "complete leased": (LEASED, held(settle.complete), {"a": F}),
     "fail": (CLAIMED, held(settle.fail, "e"), {"a": I}),
@@ -174,12 +169,12 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "extend": (LEASED, held(holding.extend, 60), {"a": C}),
     "extend a lock": (LOCKED, held(holding.extend, 60), {"a": C}),
     "progress": (CLAIMED, held(holding.progress, 0.5, "half"), {"a": C}),
-    "rescue": (ABANDONED, tend, {"a": I}),
-    "rescue lease": ([*LEASED, later(40)], tend, {"a": I}),
-    "lock ends": ([*LOCKED, later(6)], tend, {"a": I}),
-    "promote": (DUE, tend, {"a": I}),
-    "window ends": ([*REQUEUED, done(held(settle.complete, dedupe=5)), later(6)], tend, {"a": I}),
-    "gc": (ENDED, lambda w: collect.collect_garbage(w.context, 1), {}),
+    "rescue": (ABANDONED, TEND, {"a": I}),
+    "rescue lease": ([*LEASED, later(40)], TEND, {"a": I}),
+    "lock ends": ([*LOCKED, later(6)], TEND, {"a": I}),
+    "promote": (DUE, TEND, {"a": I}),
+    "window ends": ([*REQUEUED, done(held(settle.complete, dedupe=5)), later(6)], TEND, {"a": I}),
+    "gc": (ENDED, of(collect.collect_garbage, 1), {}),
     "cancel": ([put()], a(operate.cancel), {"a": X}),
     "cancel claimed": (REQUEUED, a(operate.cancel), {"a": X}),
     "cancel abandoned": (ABANDONED, a(operate.cancel), {"a": X}),
@@ -188,9 +183,9 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "redrive of an archived one": (ARCHIVED, a(operate.redrive), {"a": I}),
     "drop": (CANCELLED, a(operate.drop), {}),
     "drop of an archived one": (ARCHIVED, a(operate.drop), {}),
-    "replace": (DUE, a(operate.replace_data, b"new"), {"a": I}),
-    "clear": (REQUEUED, lambda w: operate.clear(w.context), {}),
-    "clear of an archived one": (ARCHIVED, lambda w: operate.clear(w.context), {}),
+    "replace": (DUE, a(operate.replace_data, data=b"new"), {"a": I}),
+    "clear": (REQUEUED, of(operate.clear), {}),
+    "clear of an archived one": (ARCHIVED, of(operate.clear), {}),
     "enqueue again": (ENDED, asked(), {"a": I}),
     "enqueue again at a moment": (ENDED, asked(at=150), {"a": I}),
     "enqueue a cancelled one again": (CANCELLED, asked(delay=5), {"a": I}),
@@ -200,26 +195,18 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "requeue at a moment": (CLAIMED, asked(requeue=True, at=150), {"a": C}),
     "requeue anew": (REQUEUED, asked(requeue=True, update=True), {"a": C}),
     "requeue in the window": (IN_WINDOW, asked(requeue=True), {"a": F}),
-    "requeue in the window anew": (
-        [*IN_WINDOW, done(asked(requeue=True))],
-        asked(requeue=True, update=True),
-        {"a": F},
-    ),
+    "requeue in the window anew": ([*IN_WINDOW, done(asked(requeue=True))], asked(requeue=True, update=True), {"a": F}),
     "complete requeued": (REQUEUED, held(settle.complete, b"r"), {"a": I}),
     "complete, window": (REQUEUED, held(settle.complete, b"r", dedupe=5), {"a": F}),
     "fail requeued": (REQUEUED, held(settle.fail, "e", retry=False), {"a": I}),
     "batch": ([], batched(Message(b"x"), Message(b"x", priority=1)), {"b.000000": I, "b.000001": I}),
     "last of a batch": (MEMBER, held(settle.complete), {"a": F, "then": I}),
     "last of a batch cancelled": (MEMBER, a(operate.cancel), {"a": X, "then": I}),
-    "redrive of a member": (
-        [*MEMBER, done(held(settle.fail, "e", retry=False))],
-        a(operate.redrive),
-        {"a": I, "then": I},
-    ),
+    "redrive of a member": ([*MEMBER, DIED], a(operate.redrive), {"a": I, "then": I}),
     "enqueue in order": (FIFO, asked(), {"a": I}),
     "release in order": ([*FIFO, *CLAIMED], held(settle.release), {"a": I}),
-    "commit": ([*CLAIMED, together], commit, {"a": F, "b": I}),
-    "commit with times": ([*CLAIMED, together, timed], commit, {"a": F, "b": I, "c": I, "d": I}),
+    "commit": ([*CLAIMED, together({"task_id": "b"})], commit, {"a": F, "b": I}),
+    "commit with times": ([*CLAIMED, TIMED], commit, {"a": F, "b": I, "c": I, "d": I}),
 }
 
 
@@ -230,34 +217,29 @@ def prepared(case: str) -> World:
     return world
 
 
-def run(world: World, case: str, faults: Faults) -> None:
-    world.do(CASES[case][1](world), faults)
-
-
-def points(kinds: tuple[str, ...]) -> Iterator[tuple[str, int, str]]:
-    """Each case, each of the transactions that it takes undisturbed, each kind of fault."""
-    for case in CASES:
-        faults = Faults()
-        run(prepared(case), case, faults)
-        yield from ((case, at, kind) for at in range(faults.seen) for kind in kinds)
+def points(*kinds: str) -> Iterator[tuple[World, Step, str, Faults]]:
+    """For each case and each of the transactions that it takes undisturbed, each kind of fault there."""
+    for case, (_, call, _) in CASES.items():
+        faults, world = Faults(), prepared(case)
+        world.do(call(world), faults)
+        for at, kind in product(range(faults.seen), kinds):
+            yield prepared(case), call, case, Faults(at, kind)
 
 
 def test_a_lost_reply_changes_nothing(subtests: pytest.Subtests) -> None:
     """The call succeeds and its effect happened exactly once, whichever transaction's reply was lost."""
-    for case, at, kind in points(LOST):
-        with subtests.test(case=case, at=at, kind=kind):
-            world = prepared(case)
-            run(world, case, Faults(at, kind))
+    for world, call, case, fault in points(*LOST):
+        with subtests.test(case=case, fault=fault):
+            world.do(call(world), fault)
             assert {task: state.state for task, state in world.check().items()} == CASES[case][2]
 
 
 def test_a_crash_loses_no_task(subtests: pytest.Subtests) -> None:
     """After a crash at any transaction another consumer finishes every task that was enqueued, once."""
-    for case, at, kind in points(CRASHES):
-        with subtests.test(case=case, at=at, kind=kind):
-            world = prepared(case)
+    for world, call, case, fault in points(*CRASHES):
+        with subtests.test(case=case, fault=fault):
             with pytest.raises(Crash):
-                run(world, case, Faults(at, kind))
+                world.do(call(world), fault)
             world.zk.expire(world.session)
             states = world.check()
             expected = [task for task, state in states.items() if state.state is not X]
