@@ -99,21 +99,31 @@ def test_clean_up_before_the_first_archive_run_keeps_everything() -> None:
 
 
 def test_clean_up_says_what_it_trims_before_it_deletes() -> None:
-    """Whoever has taken less is told; what is new is kept as always, and nothing longer than elsewhere."""
-    client = Reader.of(follow=True)
+    """Whoever has taken less is told; what is new is kept as always, and nothing longer than elsewhere.
+
+    Also of what ended before the queue was followed. One that is followed anew says since when: nobody noted meanwhile
+    what was deleted.
+    """
+    client = Reader.of()
     client.finish("a")
+    client.configured(follow=True)
     client.finish("b")
     first, second = client.ended()
-    assert client.trim() == 0
+    assert (client.trim(), first.version < client.since()) == (0, True)
     client.zk.advance(100)
     client.finish("c")
     writes: list[Any] = []
     client.do(collect.collect_garbage(client.context, 50), lambda op: writes.extend(getattr(op, "ops", ())))
     assert sorted(client.check()) == ["c"]
-    assert client.trim() == second.version > first.version > client.since()
+    assert client.trim() == second.version > first.version
     paths = [op.path for op in writes]
     assert paths.index(client.context.paths.at("followed")) < paths.index(client.context.paths.task("a", "state"))
     assert client.ids(client.trim() or 0) == ["c"]
+    began = client.since()
+    client.configured(follow=False)
+    client.clean_up()
+    client.configured(follow=True)
+    assert (client.trim(), client.since() > began, client.ended()) == (0, True, [])
 
 
 def test_the_letters_of_a_followed_queue_live_as_long_as_ended_tasks() -> None:
@@ -144,28 +154,6 @@ def test_the_letters_of_a_followed_queue_live_as_long_as_ended_tasks() -> None:
     assert client.ids() == ["a"]
     client.clean_up(60, later=0)
     assert client.ended() == []
-
-
-def test_what_ended_before_the_mark_is_told_when_it_is_trimmed() -> None:
-    """A stream that begins with everything that stands learns that clean-up has overtaken it."""
-    client = Reader.of()
-    client.finish("a")
-    (first,) = client.ended()
-    client.configured(follow=True)
-    assert (client.trim(), first.version < client.since()) == (0, True)
-    client.clean_up()
-    assert (client.trim(), client.ended()) == (first.version, [])
-
-
-def test_a_queue_that_is_followed_anew_says_since_when() -> None:
-    """Meanwhile nobody noted what was deleted: who began before has perhaps lost something."""
-    client = Reader.of(follow=True)
-    client.finish("a")
-    began = client.since()
-    client.configured(follow=False)
-    client.clean_up()
-    client.configured(follow=True)
-    assert (client.trim(), client.since() > began) == (0, True)
 
 
 def test_what_is_no_bucket_and_no_entry_is_stepped_over() -> None:

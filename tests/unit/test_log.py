@@ -18,14 +18,6 @@ from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.ended_runs import Reader
 from tests.unit.world import LOST_REPLY, at
 
-
-def requests(client: Reader, procedure: Any) -> int:
-    """How many requests a procedure costs."""
-    asked: list[Any] = []
-    client.do(procedure, asked.append)
-    return len(asked)
-
-
 # --- which runs
 
 
@@ -243,34 +235,32 @@ def test_letters_of_older_versions_are_told_by_what_stands_in_them() -> None:
 # --- what it costs
 
 
-def test_what_has_not_changed_is_not_read() -> None:
-    """A look that finds nothing new lists no bucket and reads no record, however much has ended before."""
+def test_of_a_bucket_in_which_something_is_new_only_that_is_read() -> None:
+    """The entries of what ended before are told apart without their records; where nothing is new no bucket is listed.
+
+    However much has ended before.
+    """
     client = Reader.of()
     for number in range(30):
         client.zk.advance(7)
         client.finish(f"t{number}")
     done = client.latest()
-    few = requests(client, log.ended_between(client.context, done))
-    client.zk.advance(200)
-    client.finish("new")
-    assert client.ids(done) == ["new"]
-    assert requests(client, log.ended_between(client.context, done)) <= few + 3
+
+    def asked() -> list[Any]:
+        asked: list[Any] = []
+        client.do(log.ended_between(client.context, done), asked.append)
+        return asked
+
+    few = len(asked())
     assert few <= 14
-
-
-def test_of_a_bucket_in_which_something_is_new_only_that_is_read() -> None:
-    """The entries of what ended before are told apart without their records."""
-    client = Reader.of()
-    for number in range(100):
-        client.finish(f"t{number}")
-    done, read_at_all = client.latest(), []
     client.finish("new")
-
-    def look(op: Any) -> None:
-        read_at_all.extend(getattr(op, "paths", ()))
-
-    assert [each.id for each in client.do(log.ended_between(client.context, done), look)] == ["new"]
-    assert [path for path in read_at_all if path.endswith("/state")] == [client.context.paths.task("new", "state")]
+    client.zk.advance(200)
+    client.finish("newer")
+    assert client.ids(done) == ["new", "newer"]
+    after = asked()
+    assert len(after) <= few + 4
+    read = [path for op in after for path in getattr(op, "paths", ()) if path.endswith("/state")]
+    assert sorted(read) == [client.context.paths.task(name, "state") for name in ("new", "newer")]
 
 
 def test_looking_for_the_latest_end_writes_nothing_and_goes_up() -> None:
