@@ -21,6 +21,7 @@ from airflow_provider_zkmq.engine import Claim, Message, Queue, RetryPolicy, Str
 from airflow_provider_zkmq.engine.core.claiming import default_order, strict_order
 from tests.integration.chaos_worker import POISON, Told, names_of
 from tests.integration.clients import end_session, spent, together
+from tests.integration.conftest import taken
 from tests.support import eventually
 
 TASKS = int(os.environ.get("ZKMQ_CHAOS_TASKS", "800"))
@@ -71,8 +72,7 @@ class Theatre:
 
         Whether there was one that had begun to work.
         """
-        live = _children(q, "live")
-        ready = [it for it in self.consumers if it is not self.frozen and _is_among(it, live)]
+        ready = [it for it in self.consumers if it is not self.frozen and _lives(it, q)]
         if not ready:
             return False
         victim = self.rng.choice(ready)
@@ -90,7 +90,7 @@ class Theatre:
 
     def thaw(self, q: Queue) -> bool:
         """Let a frozen consumer go on once its session has ended; whether there is none any more."""
-        if self.frozen is not None and not _is_among(self.frozen, _children(q, "live")):
+        if self.frozen is not None and not _lives(self.frozen, q):
             self.frozen.send_signal(signal.SIGCONT)
             self.frozen = None
         return self.frozen is None
@@ -103,12 +103,12 @@ class Theatre:
                 process.wait(10)
 
 
-def _is_among(process: subprocess.Popen[bytes], consumers: list[str]) -> bool:
-    return any(f"-{process.pid}-" in name for name in consumers)
-
-
 def _children(q: Queue, *parts: str) -> list[str]:
     return list(q._session.client.get_children(q._context.paths.at(*parts)))
+
+
+def _lives(process: subprocess.Popen[bytes], q: Queue) -> bool:
+    return any(f"-{process.pid}-" in name for name in _children(q, "live"))
 
 
 def _play(it: Theatre, q: Queue) -> None:
@@ -229,8 +229,8 @@ def test_a_session_that_ends_during_a_claim_costs_no_walk(
         with subtests.test(order=order), monkeypatch.context() as patch:
             q, take_all, ended = zk.queue(order), module.take_all, list[int]()
             q.configure(filters={"kind": String()}, order=order)
-            ids = q.enqueue_many([Message(b"x", filters={"kind": kind}) for kind in "ab" for _ in range(200)])
-            claimed = _claimed(q)
+            ids = q.enqueue_many([Message(b"x", filters={"kind": kind}) for kind in "ab" for _ in range(50)])
+            before = taken(q)
 
             def late(*args: Any, take_all: Any = take_all, ended: list[int] = ended, **rest: Any) -> Any:
                 if not ended:
@@ -247,23 +247,17 @@ def test_a_session_that_ends_during_a_claim_costs_no_walk(
                 claims.append(claim)
             seen = {claim.task.id for claim in claims if claim is not None}
             assert len(ended) == 1
-            assert claimed.task.id in seen  # given back: its session has ended
+            assert before.task.id in seen  # given back: its session has ended
             assert seen == set(ids)
-
-
-def _claimed(q: Queue) -> Claim:
-    claim = q.claim()
-    assert claim is not None
-    return claim
 
 
 def test_threads_that_begin_at_once_are_one_consumer(zookeeper: str, root: str, zk: Zkmq) -> None:
     """A client is one consumer however many of its threads claim first, and none of them loses its claim by it."""
-    zk.queue("in").enqueue_many([Message(b"x") for _ in range(80)])
-    for _ in range(10):
+    zk.queue("in").enqueue_many([Message(b"x") for _ in range(40)])
+    for _ in range(5):
         with Zkmq.connect(zookeeper, root=root, gc=False) as client:
             q = client.queue("in")
-            claims = together(*[lambda q=q: _claimed(q)] * 8)  # type: ignore[misc]
+            claims = together(*[lambda q=q: taken(q)] * 8)  # type: ignore[misc]
             assert len({claim.task.consumer for claim in claims}) == len(_children(q, "live")) == 1
             for claim in claims:
                 claim.complete()

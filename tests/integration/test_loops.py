@@ -74,25 +74,6 @@ def test_several_consumers_take_each_task_once(zookeeper: str, root: str, q: Que
         assert {task.attempt for task in q.tasks(state="finished")} == {1}
 
 
-def test_threads_of_one_client_share_transactions(zk: Zkmq, q: Queue) -> None:
-    """Each task is handled once, with fewer transactions than calls."""
-    ids = fill(q, 160)
-    taken(q).complete()
-    before = zk.requests["Multi"]
-
-    def drain() -> list[str]:
-        names = []
-        while (claim := q.claim()) is not None:
-            claim.complete(claim.task.id)
-            names.append(claim.task.id)
-        return names
-
-    drained = together(*[drain] * 8)
-    assert Counter(name for names in drained for name in names) == Counter(ids[1:])
-    assert [task.result for task in q.read_many(ids[1:])] == [each.encode() for each in ids[1:]]
-    assert zk.requests["Multi"] - before < 2 * 159
-
-
 async def test_coroutines_of_one_client_share_transactions(zookeeper: str, root: str, q: Queue) -> None:
     """Enqueues, claims and settlements of 64 coroutines; some are cancelled, and nothing is lost or doubled."""
     async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:

@@ -6,15 +6,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import Claim, ClaimLost, Integer, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine import ClaimLost, Integer, Message, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.core.writing.pieces import mark_path
-from tests.faulty import Chance, CutAfter, CutBefore, Faulty, Late, Once, Request
+from tests.faulty import CutAfter, CutBefore, Faulty, Late, Once, Request
 from tests.integration.chaos_worker import STUCK, Told
 from tests.integration.clients import spent
 from tests.integration.conftest import taken
@@ -220,26 +219,6 @@ def test_a_connection_cut_right_after_the_beginning(
             assert claim.task.id == "t2"
             claim.complete()
             assert queue.counts()["finished"] == 3
-
-
-def test_threads_whose_connection_is_cut_at_their_beginnings(zk: Zkmq, door: Faulty, root: str) -> None:
-    """Again and again: each task is completed by its first attempt, and nothing is owed in the end."""
-    queue = filled(zk, *(f"t{number:03}" for number in range(120)))
-    print(f"seed {(seed := 11)}")  # noqa: T201
-    door.plan = Chance(seed, 0.2, (CutBefore(), CutAfter()), begins)
-
-    def handle(claim: Claim) -> None:
-        claim.begin()
-        claim.complete()
-
-    with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as client, ThreadPoolExecutor(4) as threads:
-        mine = client.queue("in")
-        while claims := mine.claim_many(40, ahead=True, timeout=0):
-            list(threads.map(handle, claims))
-        eventually(lambda: not mine._context.debts.unmarked)
-    assert door.cuts
-    tasks = list(queue.tasks())
-    assert (len(tasks), {(str(task.state), task.attempt) for task in tasks}) == (120, {("finished", 1)})
 
 
 def test_claims_are_begun_by_token_from_another_process(zk: Zkmq, front: Any) -> None:

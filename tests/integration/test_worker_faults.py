@@ -114,48 +114,27 @@ def test_a_handler_on_an_event_loop_is_a_coroutine_function(front: Any) -> None:
         front.queue("census").worker(lambda _task: None)
 
 
-@pytest.mark.parametrize("transactional", [False, True])
-@pytest.mark.parametrize("part", ["state", "claim"])
-def test_a_record_damaged_in_hand_is_a_dead_letter(
-    zk: Zkmq, root: str, q: Queue, part: str, *, transactional: bool
-) -> None:
-    """Its consumer still knows the task: it is settled with the reason, and the worker goes on."""
-    q.enqueue(b"x", task_id="bad")
-    q.enqueue(b"x", task_id="good")
+def test_a_record_damaged_in_hand_is_a_dead_letter(zk: Zkmq, root: str, q: Queue) -> None:
+    """Its consumer still knows the task: it is settled with the reason, and the worker goes on.
 
-    def handler(task: Any, *_: object) -> str:
-        if task.id == "bad":
-            zk._session.client.set(f"{root}/census/tasks/bad/{part}", b"\xff no record")
+    What the claim's znode held is nobody's trouble: that is deleted unread.
+    """
+    q.enqueue_many([Message(b"x", task_id=name) for name in ("state", "claim", "good")])
+
+    def handler(task: Any) -> str:
+        if task.id != "good":
+            zk._session.client.set(f"{root}/census/tasks/{task.id}/{task.id}", b"\xff no record")
         return "done"
 
-    handled(zk, handler, transactional=transactional)
-    bad = q.task("bad")
-    # The claim's znode is deleted unread; what it held is nobody's trouble.
-    state = "dead" if part == "state" else "finished"
-    assert (str(bad.state), bad.attempt, q.task("good").result, claimed(q)) == (state, 1, b"done", 0)
-    if part == "state":
-        assert "does not hold" in (bad.error or "")
-        q.redrive("bad")
-        claim = taken(q)
-        assert claim.task.id == "bad"
-        claim.complete("anew")
-
-
-def test_a_damaged_record_of_another_task_keeps_no_transaction(zk: Zkmq, root: str, q: Queue) -> None:
-    """A handler fails whose transaction took another task, damaged meanwhile: both are settled, none is claimed."""
-    q.configure(policy=RetryPolicy(min_backoff=60))
-    q.enqueue(b"x", task_id="own")
-    zk.queue("other").enqueue_many([Message(b"x", task_id=name) for name in ("taken", "too")])
-
-    def handler(_task: object, tx: UnitOfWork) -> None:
-        assert all(tx.try_take("other") is not None for _ in range(2))
-        zk._session.client.set(f"{root}/other/tasks/taken/state", b"no record")
-        raise ValueError("no")
-
-    handled(zk, handler, transactional=True)
-    assert (claimed(q), claimed(zk.queue("other"))) == (0, 0)
-    assert q.task("own").error == "ValueError: no"
-    assert [str(zk.queue("other").task(name).state) for name in ("taken", "too")] == ["dead", "inserted"]
+    handled(zk, handler)
+    tasks = q.read_many(["state", "claim", "good"])
+    assert [(str(task.state), task.attempt) for task in tasks] == [("dead", 1), ("finished", 1), ("finished", 1)]
+    assert "does not hold" in (tasks[0].error or "")
+    assert claimed(q) == 0
+    q.redrive("state")
+    claim = taken(q)
+    assert claim.task.id == "state"
+    claim.complete("anew")
 
 
 # --- what a worker meets itself
@@ -309,34 +288,30 @@ def _while_shut(door: Faulty, zk: Zkmq, seconds: float, work: Callable[[], objec
 
 
 def test_a_drop_during_a_transactional_handler_costs_no_delivery(door: Faulty, root: str, q: Queue) -> None:
-    """Two seconds without a server, the session lives: the handler puts, and its task is completed at its first try."""
-    q.enqueue(b"x", task_id="a")
-    deliveries: list[int] = []
+    """Two seconds without a server, the session lives: the handler puts, and its task is completed at its first try.
+
+    So where the connection is away when the transaction begins and when it is committed: no claim is dropped.
+    """
+    q.enqueue_many([Message(b"x", task_id=name) for name in ("during", "before")])
+    deliveries: list[tuple[str, int]] = []
     with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as own:
 
         def handler(task: Any, tx: UnitOfWork) -> str:
-            deliveries.append(task.attempt)
-            tx.put("out", b"before")
-            _while_shut(door, own, 2, lambda: tx.put("out", b"meanwhile"))
+            deliveries.append((task.id, task.attempt))
+            if task.id == "during":
+                tx.put("out", b"before")
+                _while_shut(door, own, 2, lambda: tx.put("out", b"meanwhile"))
             return "done"
 
-        it = handled(own, handler, transactional=True)
-        assert (deliveries, it.finished, it.failed) == ([1], 1, 0)
-        assert (q.task("a").result, q.task("a").attempt, claimed(q)) == (b"done", 1, 0)
-        assert sorted(task.data for task in own.queue("out").tasks()) == [b"before", b"meanwhile"]
-
-
-def test_a_task_taken_just_before_a_drop_is_handled_once(door: Faulty, root: str, q: Queue) -> None:
-    """The connection is away when the transaction begins and when it is committed: no claim is dropped."""
-    q.enqueue(b"x", task_id="a")
-    deliveries: list[int] = []
-    with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as own:
-        queue = own.queue("census")
-        it = queue.worker(lambda task, _tx: deliveries.append(task.attempt), transactional=True)
-        claim = queue.claim()
-        assert claim is not None
+        it = own.queue("census").worker(handler, transactional=True, limit=1)
+        in_time(lambda: it.run(until_empty=True))
+        it = own.queue("census").worker(handler, transactional=True)
+        claim = taken(own.queue("census"))
         _while_shut(door, own, 2, lambda: it._handle(it._add(claim)))
-        assert (deliveries, q.task("a").state, q.task("a").attempt, it.finished) == ([1], "finished", 1, 1)
+        assert (deliveries, it.finished, it.failed) == ([("during", 1), ("before", 1)], 1, 0)
+        assert [(task.result, task.attempt) for task in q.read_many(["during", "before"])] == [(b"done", 1)] * 2
+        assert claimed(q) == 0
+        assert sorted(task.data for task in own.queue("out").tasks()) == [b"before", b"meanwhile"]
 
 
 @pytest.mark.parametrize("write", [0, 1, 2])

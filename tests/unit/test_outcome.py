@@ -60,15 +60,20 @@ class Hand:
             for late in chosen.late:
                 zk.perform(session, late)
 
+    def unheard(self, procedure: Any, at: int, kind: str) -> None:
+        """It is cut off, and told that nobody knows."""
+        with pytest.raises(OutcomeUnknown):
+            self.do(procedure, Faults(at, kind), cut_off=True)
+
     def settling(self, outcome: Handled) -> Any:
         return settle_outcome(self.context, self.claimed, outcome, self.transaction, self.progress)
 
     def states(self) -> dict[str, State]:
         return {task: state.state for task, state in self.client.check().items()}
 
-    def damaged(self) -> str:
-        """The record of the task in hand, overwritten."""
-        path = self.context.paths.task("own", "state")
+    def damaged(self, name: str = "own") -> str:
+        """The record of a task in hand, overwritten."""
+        path = self.context.paths.task(name, "state")
         self.client.zk.multi(0, (SetData(path, b"no record"),))
         return path
 
@@ -97,8 +102,7 @@ def test_an_unknown_outcome_does_not_stop_the_settling(subtests: pytest.Subtests
         outcome, state = OUTCOMES[name]
         with subtests.test(unit=unit, outcome=name, at=at, kind=kind):
             hand = Hand(unit=unit)
-            with pytest.raises(OutcomeUnknown):
-                hand.do(hand.settling(outcome), Faults(at, kind), cut_off=True)
+            hand.unheard(hand.settling(outcome), at, kind)
             assert hand.do(hand.settling(outcome)) is (state is F)
             assert hand.states() == expected(state, unit=unit)
             hand.client.put(task_id="next", priority=1)
@@ -130,8 +134,7 @@ def test_what_a_handler_ended_and_was_cut_off_from_is_finished(subtests: pytest.
     ):
         with subtests.test(at=at, kind=kind, states=states):
             hand = Hand(unit=True)
-            with pytest.raises(OutcomeUnknown):
-                hand.do(end(hand.transaction), Faults(at, kind), cut_off=True)
+            hand.unheard(end(hand.transaction), at, kind)
             assert hand.do(hand.settling(Success(b"r"))) is (states is forth)
             assert hand.states() == states
 
@@ -160,6 +163,10 @@ def test_a_damaged_record_is_written_over_by_who_holds_the_task_and_by_nobody_el
             assert hand.do(hand.settling(outcome)) is False
             assert hand.states() == expected(D, unit=unit)
             assert "does not hold" in (hand.client.state("own").error or "")
+    hand = Hand(unit=True)  # a handler fails whose transaction took a task that was damaged meanwhile
+    hand.damaged("other")
+    assert hand.do(hand.settling(Retry("busy"))) is False
+    assert hand.states() == {"own": I, "other": D}
     hand = Hand()
     path = hand.damaged()
     hand.client.zk.expire(hand.client.session)
@@ -212,8 +219,7 @@ def test_a_rollback_without_anything_taken_cannot_keep_a_commit_out() -> None:
     for kind, error in ((LOST[0], OutcomeUnknown), (LOST[1], ZkmqError)):
         it = transaction.Transaction()
         putting.put(it.put, hand.context, Message(b"y", task_id="put"))
-        with pytest.raises(OutcomeUnknown):
-            hand.do(transaction.commit(it), Faults(0, kind), cut_off=True)
+        hand.unheard(transaction.commit(it), 0, kind)
         with pytest.raises(error) as caught:
             hand.do(transaction.rollback(it))
         assert isinstance(caught.value, TransportError) is (kind == LOST[0])
