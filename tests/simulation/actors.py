@@ -1,4 +1,4 @@
-"""What clients do in a simulated world: producers, consumers, workers with keepers, waiters, operators, clean-up."""
+"""What clients do in a simulated world that claim, look or tend: consumers, workers, operators, clean-up."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import random
 from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 from airflow_provider_zkmq.engine.core.claiming import by_id, claim, ready, take
 from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
-from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
-from airflow_provider_zkmq.engine.core.reading import log, runs, wait
+from airflow_provider_zkmq.engine.core.reading import log, runs
 from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import (
-    batches,
     beginning,
     configure,
     departing,
-    enqueue,
-    enqueue_new,
     holding,
     operate,
     putting,
     settle,
-    several_writers,
     transaction,
 )
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome, settle_outcome
@@ -36,93 +31,8 @@ from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
 from tests.simulation.history import BOUNDED_LEASE, MOST_LEASES
 from tests.simulation.parts import Call, Client, Pause
+from tests.simulation.producers import TYPES, Program, told
 from tests.simulation.world import World
-
-TYPES: Final = {"c": OrderedEnum("low", "high")}
-Program: TypeAlias = Generator[Call | Pause, Call | None, None]
-Step: TypeAlias = Generator[Call | Pause, Call | None, Call]
-TRIES: Final = 8
-
-
-def told(make: Any) -> Step:
-    """Ask until the outcome is known, as a caller does who must know."""
-    for _ in range(TRIES):
-        call = yield make()
-        assert call is not None
-        if call.cancelled or not isinstance(call.error, TransportError):
-            return call
-        yield Pause(0.3)
-    return call
-
-
-def put(client: Client, rand: random.Random, number: int) -> Any:
-    """An enqueue of some kind."""
-    context = client.context()
-    name = rand.choice([None, None, None, "a", "b"])
-    payload = f"{rand.random()}-{number}".encode()
-    message = Message(
-        payload,
-        rand.choice([None, {"c": "low"}, {"c": "high"}]),
-        rand.choice([0, 0, 0, 1]),
-        rand.choice([None, None, None, 0, 1, 3, 70]),
-        name,
-        update=name is not None and rand.random() < 0.5,
-        requeue=name is not None and rand.random() < 0.5,
-        lock=rand.choice([None, None, None, 5]),
-    )
-    once = [payload] if name is None else []
-    about = {"queue": "q", "once": once, "message": message}
-    return lambda: Call("enqueue", enqueue.enqueue(context, message), about)
-
-
-def put_many(client: Client, rand: random.Random, number: int) -> Any:
-    """Several at once, or a batch with a task that follows."""
-    context = client.context()
-    payloads = [f"{rand.random()}-{number}-{at}".encode() for at in range(rand.randint(2, 4))]
-    messages = [Message(data, rand.choice([None, {"c": "low"}])) for data in payloads]
-    name = rand.choice([None, f"batch-{rand.randrange(1 << 30)}"])
-    then = Message(b"then", delay=rand.choice([None, 2, 100])) if name and rand.random() < 0.5 else None
-    about = {"queue": "q", "once": payloads, "batch": name}
-    return lambda: Call("enqueue", enqueue.enqueue_all(context, messages, name, then), about)
-
-
-def producer(client: Client, rand: random.Random, rounds: int) -> Program:
-    """Enqueues, and asks again where the outcome is unknown; now and then waits for what it enqueued."""
-    for number in range(rounds):
-        many = rand.random() < 0.25
-        call = yield from told((put_many if many else put)(client, rand, number))
-        if call.ok and rand.random() < 0.3:
-            yield from wait_for(client, call, rand)
-        yield Pause(rand.choice([0, 0, 0.005, 0.5]))
-
-
-def loader(client: Client, rand: random.Random, rounds: int) -> Program:
-    """Loads some of the same tasks as every other loader, each by itself or as the same batch."""
-    context, name = client.context(), rand.choice([None, "load"])
-    kind = "member" if name else "row"
-    if name:
-        yield from told(lambda: Call("open_batch", several_writers.open_for_several(context, name)))
-    for _ in range(rounds):
-        ids = rand.sample([f"{kind}-{number}" for number in range(5)], 3)
-        messages = [Message(b"x", delay=rand.choice([None, None, 3]), task_id=task_id) for task_id in ids]
-        about = {"queue": "q", "batch": name}
-        load = partial(enqueue_new.enqueue_new, context, messages, batch=name)
-        yield from told(lambda load=load, about=about: Call("load", load(), about))
-        yield Pause(rand.choice([0, 0.005, 8.0]))
-    if name:
-        yield from told(lambda: Call("seal_batch", several_writers.seal(context, name)))
-
-
-def wait_for(client: Client, done: Call, rand: random.Random) -> Step:
-    """Wait for tasks or a batch."""
-    context, name = client.context(), done.about.get("batch")
-    limit = rand.choice([1.0, 30.0, 200.0])
-    if name:
-        about = {"queue": "q", "batch": name}
-        return (yield from told(lambda: Call("wait_batch", batches.wait_batch(context, name, limit), about, limit)))
-    ids = done.value if isinstance(done.value, list) else [done.value]
-    about = {"queue": "q", "ids": ids, "acknowledged": True}
-    return (yield from told(lambda: Call("wait", wait.wait(context, ids, timeout=limit), about, limit)))
 
 
 def claiming(client: Client, *, lease: float | None, selector: str | None, timeout: float, queue: str = "q") -> Call:

@@ -20,7 +20,8 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 CORE: Final = "airflow_provider_zkmq.engine.core."
-SECONDS: Final = 240.0
+#: Each is found within so many schedules.
+SCHEDULES: Final = 20_000
 
 
 @dataclass(frozen=True)
@@ -166,19 +167,12 @@ class Verdict:
     oracle: str | None
 
 
-def hunt(mutant: Mutant, seconds: float = SECONDS, seed: str | None = None) -> Verdict:
-    """Run schedules with the mutant until one finds it."""
+def hunt(mutant: Mutant, schedules: int = SCHEDULES) -> Verdict:
+    """Run so many schedules with the mutant, or until one finds it."""
     command = [
-        sys.executable,
-        "-m",
-        "tests.simulation",
-        "--forever",
-        "--seconds",
-        str(seconds),
-        "--mutant",
-        mutant.name,
+        *(sys.executable, "-m", "tests.simulation", "--mutant", mutant.name),
+        *("--schedules", str(schedules)),
     ]
-    command += ["--seed", seed] if seed else []
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r"^(\d+) schedules, [\d.]+ s: ([^:]+):", done.stdout, re.MULTILINE)

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.memory import marks
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.protocol.writes import Create
 from airflow_provider_zkmq.engine.core.tasks import configure
-from tests.simulation import actors, faults
+from tests.simulation import actors, faults, producers
 from tests.simulation.oracles import Oracles
 from tests.simulation.parts import Call, Client, Violation
 from tests.simulation.world import World
@@ -192,7 +192,7 @@ def _prepare(chosen: Plan, world: World) -> list[Client]:
     policy = RetryPolicy(attempts=chosen.attempts, factor=0.5)
     for queue in ("q", "r"):
         _at_once(world, setter, configure.configure(
-            setter.context(queue), filters=actors.TYPES, policy=policy, order=chosen.order, archive=chosen.archived,
+            setter.context(queue), filters=producers.TYPES, policy=policy, order=chosen.order, archive=chosen.archived,
             follow=chosen.followed,
         ))  # fmt: skip
     world.zk.end(setter.session)
@@ -227,8 +227,8 @@ def _at_once(world: World, client: Client, procedure: Any) -> None:
 
 #: The roles whose programs need no more than a client, chance, and for how many rounds.
 PROGRAMS: Final = {
-    "producer": actors.producer,
-    "loader": actors.loader,
+    "producer": producers.producer,
+    "loader": producers.loader,
     "consumer": actors.consumer,
     "watcher": actors.watcher,
     "grouper": actors.grouper,
