@@ -56,25 +56,12 @@ def test_export_and_import(queue, context, tmp_path):
     assert {task.id: task.state for task in queue.tasks()} == {"a": "dead", "bb": "inserted", "ccc": "dead"}
 
 
-def test_refused_messages_fail_the_task_for_good(queue, context, tmp_path):
-    """The others are carried out first; another try would be refused, too. `fail_on_refused=False` only reports."""
-    dead(queue, "a", "b", "c")
-    path = str(tmp_path / "dead.tq")
-    ZkmqExportOperator(task_id="t", path=path).execute(context)
-    mark(path, "=", "a", "b")
-    mark(path, "-", "c")
-    queue.redrive("a")
-    told = r"1 message\(s\) of .* were refused, 2 were applied: line 14, task 'a'"
-    with pytest.raises(AirflowFailException, match=told):
-        ZkmqImportOperator(task_id="t", path=path).execute(context)
-    assert {task.id: task.state for task in queue.tasks()} == {"a": "inserted", "c": "inserted"}
-    report = ZkmqImportOperator(task_id="t", path=path, fail_on_refused=False).execute(instance(try_number=1))
-    assert (report["applied"], len(report["refused"])) == ([], 3)
-
-
 def test_an_import_that_was_cut_off_is_tried_again(queue, tmp_path, monkeypatch):
-    """The retry says what was done before, does the rest, and succeeds; what somebody else changed is refused still."""
-    dead(queue, "a", "b", "c", "d", "e")
+    """The retry says what was done before, does the rest, and succeeds; what somebody else changed fails it for good.
+
+    The others are carried out first; another try would be refused, too. `fail_on_refused=False` only reports.
+    """
+    dead(queue, "a", "b", "c", "d", "e", "f")
     path = str(tmp_path / "dead.tq")
     ZkmqExportOperator(task_id="t", path=path).execute(instance())
     mark(path, "=", "a", "d")
@@ -94,11 +81,14 @@ def test_an_import_that_was_cut_off_is_tried_again(queue, tmp_path, monkeypatch)
     queue.worker(lambda _: "ran").run(until_empty=True)
     report = operator.execute(instance(try_number=2))
     assert (report["before"], [each["id"] for each in report["applied"]]) == (["a", "b"], ["c", "d"])
-    assert {task.id: task.state for task in queue.tasks()} == {"b": "finished", "c": "inserted", "e": "dead"}
-    mark(path, "-", "e")
+    mark(path, "-", "e", "f")
     queue.redrive("e", data="another's")
-    with pytest.raises(AirflowFailException, match="task 'e'"):
+    with pytest.raises(AirflowFailException, match=r"1 message\(s\) of .* were refused, 1 were .*: line \d+, task 'e'"):
         operator.execute(instance(try_number=3))
+    states = {task.id: task.state for task in queue.tasks()}
+    assert states == {"b": "finished", "c": "inserted", "e": "inserted", "f": "inserted"}
+    report = ZkmqImportOperator(task_id="t", path=path, fail_on_refused=False).execute(instance(try_number=1))
+    assert (report["applied"], len(report["refused"])) == ([], 6)
 
 
 def test_the_queue_is_the_file_s_unless_said(queue, context, tmp_path):

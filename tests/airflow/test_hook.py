@@ -41,23 +41,6 @@ async def test_the_connection_s_queue(queue):
     assert hook._client is None, "the test's session is closed again"
 
 
-async def test_async_connection_of_an_airflow_before_3_3_2(queue, monkeypatch):
-    """Its connections cannot mask their extra on an event loop: we do; what is no JSON object is one error."""
-    known = BaseHook.get_connection("zkmq_default")
-    parts = {name: getattr(known, name) for name in ("conn_id", "host", "port", "login", "password", "extra")}
-    given = [SimpleNamespace(**parts | {"extra": extra}) for extra in ("[]", "{", known.extra)]
-
-    async def look_up(_conn_id):
-        return given.pop()
-
-    monkeypatch.setattr(BaseHook, "aget_connection", look_up)
-    async with await ZkmqHook().get_async_conn() as zk:
-        assert await zk.queues() == ["jobs"]
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="extra must be a JSON object"):
-            await ZkmqHook().get_async_conn()
-
-
 def test_a_port_belongs_to_hosts_without_one(subtests):
     """A folder of queue files has none."""
     for host, port, hosts in (
@@ -118,8 +101,22 @@ def test_what_is_not_understood_is_one_error(subtests):
             assert "hidden" not in "".join(traceback.format_exception(caught.value)).lower()
 
 
-async def test_an_extra_that_is_no_json_is_refused_on_an_event_loop(monkeypatch):
-    """Airflow takes it for an empty one: TLS and the root would be left out without a word."""
+async def test_an_extra_that_is_no_json_is_refused_on_an_event_loop(queue, monkeypatch):
+    """Airflow takes it for an empty one, without TLS and root, and before 3.3.2 cannot mask one there: we do."""
+    known = BaseHook.get_connection("zkmq_default")
+    parts = {name: getattr(known, name) for name in ("conn_id", "host", "port", "login", "password", "extra")}
+    given = [SimpleNamespace(**parts | {"extra": extra}) for extra in ("[]", "{", known.extra)]
+
+    async def look_up(_conn_id):
+        return given.pop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BaseHook, "aget_connection", look_up)
+        async with await ZkmqHook().get_async_conn() as zk:
+            assert await zk.queues() == ["jobs"]
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="extra must be a JSON object"):
+                await ZkmqHook().get_async_conn()
     define(monkeypatch, host="zk", extra='{"tls": true, "root": "/hidden",}')
     with pytest.raises(ConfigError, match="extra must be a JSON object") as caught:
         await ZkmqHook().get_async_conn()

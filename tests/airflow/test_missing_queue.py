@@ -13,7 +13,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskD
 from airflow_provider_zkmq.decorators.zkmq import zkmq_task
 from airflow_provider_zkmq.engine import QueueNotFound, Zkmq
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
-from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
+from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger, ZkmqTaskTrigger
+from tests.airflow.conftest import fire
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
 
@@ -53,14 +54,18 @@ def test_who_consumes_from_a_queue_that_is_not_there_has_nothing(queue, context,
         assert [each["id"] for each in claiming.result(60)] == ["a"]
 
 
-async def test_a_deferred_wait_is_also_for_the_queue(queue, zookeeper, root):
-    """The event comes when the queue has its first task, and none before."""
-    waiting = asyncio.create_task(anext(ZkmqReadyTrigger(zkmq_queue="elsewhere").run()))
+@pytest.mark.parametrize("wait", [{"zkmq_queue": "later"}, {"selector": "all()", "event": "claim", "queue": "later"}])
+async def test_a_deferred_wait_is_also_for_the_queue(queue, zookeeper, root, wait):
+    """The event comes when the queue has its first task, or a selector's that is claimed, and none before."""
+    kind, done = (ZkmqReadyTrigger, {}) if "zkmq_queue" in wait else (ZkmqTaskTrigger, {"ids": ["a"]})
+    waiting = asyncio.create_task(anext(kind(**wait).run()))
     with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk:
-        await asyncio.to_thread(zk.queue("elsewhere").configure)
-        done, _ = await asyncio.wait([waiting], timeout=0.2)
-        assert not done
-        await asyncio.to_thread(zk.queue("elsewhere").enqueue, b"x")
-    assert (await waiting).payload == {"status": "done"}
-    (event,) = [each async for each in ZkmqReadyTrigger(zkmq_queue="nowhere", deadline=time.time() + 0.1).run()]
-    assert event.payload["status"] == "timeout"
+        await asyncio.to_thread(zk.queue("later").configure)
+        told, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not told
+        await asyncio.to_thread(zk.queue("later").enqueue, b"x", task_id="a")
+        if done:
+            await asyncio.to_thread(zk.queue("later").claim, timeout=20)
+        assert (await waiting).payload == {"status": "done", **done}
+    (event,) = await fire(ZkmqReadyTrigger(zkmq_queue="nowhere", deadline=time.time() + 0.1))
+    assert event["status"] == "timeout"

@@ -10,13 +10,14 @@ import threading
 import time
 
 import pytest
-from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRescheduleException, AirflowSensorTimeout
 
 from airflow_provider_zkmq.engine import AsyncZkmq, ConnectionConfig, Message, Tls
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers import sessions
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-from tests.airflow.conftest import Heard, batch_of, define, finish, fire, kill, sensor, until
+from tests.airflow.conftest import Heard, batch_of, deferral, define, finish, fire, kill, sensor, until
 
 
 async def started(shared, **arguments):
@@ -62,18 +63,13 @@ async def test_progress_is_logged(queue, shared, context, monkeypatch):
     assert [line for line in [*sensed.lines[2:], *silent.lines] if "%" in line] == []
 
 
-async def test_deadline(queue, shared):
-    """At its deadline the trigger fires a time-out that names the task, or the batch."""
+async def test_a_deadline_and_what_waiting_cannot_mend_end_the_wait(queue, shared, subtests):
+    """With one event that names what was waited for, or what is wrong: a task, connection, filter or queue."""
     queue.enqueue_many([Message("a", task_id="slow")], batch="b")
-    for wanted, told in (({"task_ids": ["slow"]}, "slow"), ({"batch": "b"}, "batch 'b'")):
-        [event] = await fire(ZkmqTaskTrigger(**wanted, deadline=time.time() + 0.3))
-        assert event["status"] == "timeout"
-        assert told in event["message"]
-
-
-async def test_what_waiting_cannot_mend_is_an_error_event(queue, shared, subtests):
-    """An unknown task, connection, filter or queue ends the wait with one event that says so."""
+    soon = {"deadline": time.time() + 0.3}
     for arguments, told in (
+        ({"task_ids": ["slow"]} | soon, "slow"),
+        ({"batch": "b"} | soon, "batch 'b'"),
         ({"task_ids": ["nobody"]}, "nobody"),
         ({"task_ids": ["a"], "zkmq_conn_id": "no_such_conn"}, "no_such_conn"),
         ({"task_ids": ["a"], "queue": "jbos"}, "did you mean 'jobs'"),
@@ -87,7 +83,7 @@ async def test_what_waiting_cannot_mend_is_an_error_event(queue, shared, subtest
     ):
         with subtests.test(arguments=arguments):
             [event] = await fire(ZkmqTaskTrigger(**arguments))
-            assert event["status"] == "error"
+            assert event["status"] == ("timeout" if "deadline" in arguments else "error")
             assert told in event["message"]
             assert shared.users() == []
 
@@ -106,10 +102,7 @@ def looked(monkeypatch):
 
 
 async def test_two_hundred_triggers_share_one_session(queue, shared, looked, monkeypatch):
-    """Triggers that start together look once for the connection and open one session; the last one closes it.
-
-    What opens it, kazoo and the fronts, is imported in a thread of its own, while the loop serves other triggers.
-    """
+    """They look once for the connection and open one session, imported beside the loop; the last one closes it."""
     closed, threads = [], []
 
     class Counted(AsyncZkmq):
@@ -131,9 +124,7 @@ async def test_two_hundred_triggers_share_one_session(queue, shared, looked, mon
     assert threading.get_ident() not in threads
 
 
-async def test_a_look_up_is_made_again_when_it_failed_or_its_session_ended(
-    queue, shared, looked, zookeeper, monkeypatch
-):
+async def test_a_look_up_is_made_again_if_it_failed_or_its_session_ended(queue, shared, looked, zookeeper, monkeypatch):
     """What one trigger was told holds for those that come soon after, unless it is known not to hold any more."""
     for forgotten in (False, True, False):
         async with shared.lease("zkmq_default") as lease:
@@ -155,12 +146,7 @@ async def test_a_connection_is_one_session_until_it_is_changed(shared, zookeeper
     monkeypatch.setattr(sessions, "_FRESH", 0.0)
     leases = []
     async with contextlib.AsyncExitStack() as stack:
-        for password, where, name in (
-            ("one", root, "a"),
-            ("two", root, "a"),
-            ("two", root, "b"),
-            ("two", "/elsewhere", "b"),
-        ):
+        for password, where, name in (("one", root, "a"), ("two", root, "a"), ("two", root, "b"), ("two", "/e", "b")):
             extra = {"root": where, "queue": name, "connect_timeout": 20}
             define(monkeypatch, "other", host=zookeeper, login="ann", password=password, extra=extra)
             leases.append(await stack.enter_async_context(shared.lease("other")))
@@ -210,32 +196,45 @@ async def test_cancelled_triggers_leave_nothing(queue, shared):
     assert shared.users() == []
 
 
-async def test_zookeeper_may_go_and_come_back(mortal, root, shared, monkeypatch):
-    """Who waits since before a restart is told of what ends after it; who begins meanwhile waits for it, too."""
-    for conn_id, seconds in (("before", 30), ("meanwhile", 0.5)):
+async def test_a_sensor_outlives_zookeeper_being_away(mortal, root, shared, context, monkeypatch):
+    """Its trigger, begun before or meanwhile; itself at its first look, on resume, at a poke, and on the worker."""
+    context["ti"].get_first_reschedule_date = lambda _context: None
+    for conn_id, seconds in (("before", 30), ("zkmq_default", 0.5)):
         extra = {"root": root, "connect_timeout": seconds, "request_timeout": 1, "session_timeout": 4}
         define(monkeypatch, conn_id, host=mortal.hosts, extra=extra)
+    monkeypatch.setattr(ZkmqTaskSensor, "log", log := Heard())
     async with AsyncZkmq.connect(mortal.hosts, root, connect_timeout=30) as zk:
         queue = zk.queue("queue")
-        task_id = await queue.enqueue("a")
-        await queue.enqueue_many([Message("b")], batch="b")
-        done = {"status": "done", "ids": [task_id]}
-        firing = await started(shared, task_ids=[task_id], zkmq_conn_id="before")
-        batch = await started(shared, batch="b", zkmq_conn_id="before")
+        ended, open_ = {"task_ids": [await queue.enqueue("a")]}, {"task_ids": [await queue.enqueue("b")]}
+        await queue.enqueue_many([Message("c")], batch="b")
+        await (await queue.claim(timeout=60)).complete("r")
+        before = [await started(shared, **each, zkmq_conn_id="before") for each in (open_, {"batch": "b"})]
         await until(lambda: shared.opened == 1)
         await asyncio.to_thread(mortal.kill, 0)
-        late = {"task_ids": [task_id], "zkmq_conn_id": "meanwhile"}
-        [event] = await fire(ZkmqTaskTrigger(**late, deadline=time.time() + 0.2))
+        [event] = await fire(ZkmqTaskTrigger(**open_, deadline=time.time() + 0.2))
         assert event["status"] == "timeout"
-        later = await started(shared, **late)
+        meanwhile = await started(shared, **open_)
+        deferrable = sensor(**ended, deferrable=True)
+        await asyncio.to_thread(deferral, deferrable.execute, context)
+        event = {"status": "done", "ids": ended["task_ids"]}
+        await asyncio.to_thread(deferral, deferrable.execute_complete, context, event)
+        for arguments, error in (
+            ({"mode": "reschedule"}, AirflowRescheduleException),
+            ({"timeout": 0.1}, AirflowSensorTimeout),
+        ):
+            with pytest.raises(error):
+                await asyncio.to_thread(sensor(**ended, **arguments).execute, context)
+        log.warnings.clear()
+        on_the_worker = asyncio.create_task(asyncio.to_thread(sensor(**ended).execute, context))
+        await until(lambda: log.warnings)
         await asyncio.to_thread(mortal.restart, 0)
         for _ in range(2):
-            claim = await queue.claim(timeout=60)
-            assert claim is not None
-            await claim.complete("r")
+            await (await queue.claim(timeout=60)).complete()
         async with asyncio.timeout(60):
-            assert (await firing, await later) == ([done], [done])
-            assert await batch == [{"status": "done", "batch": "b"}]
+            done = {"status": "done", "ids": open_["task_ids"]}
+            assert await asyncio.gather(*before, meanwhile) == [[done], [{"status": "done", "batch": "b"}], [done]]
+            assert [each["result"] for each in await on_the_worker] == ["r"]
+    assert len([line for line in log.warnings if "Waiting goes on" in line]) == 1
 
 
 def test_arguments_survive_airflows_serialisation():
@@ -252,12 +251,3 @@ def test_arguments_survive_airflows_serialisation():
     before_batches = {"task_ids": ["a"], "selector": None, "min_tasks": 1, "event": "completion", "queue": None}
     made = ZkmqTaskTrigger(**before_batches, zkmq_conn_id="zkmq_default", deadline=None)
     assert made.serialize() == ZkmqTaskTrigger(task_ids=["a"]).serialize()
-
-
-async def test_a_selector_waits_for_a_queue_that_comes_later(queue, shared, zookeeper):
-    """In the triggerer, too."""
-    firing = await started(shared, selector="all()", event="claim", queue="later")
-    async with AsyncZkmq.connect(zookeeper, queue.root, gc=False) as zk:
-        await zk.queue("later").enqueue("x", task_id="a")
-        assert await zk.queue("later").claim() is not None
-        assert await firing == [{"status": "done", "ids": ["a"]}]
