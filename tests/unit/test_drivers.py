@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal as signals
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, Tell, Wait
 from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
 from airflow_provider_zkmq.engine.zk import limits
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
+from airflow_provider_zkmq.engine.zk.limits import GRACE, Patience
 from airflow_provider_zkmq.engine.zk.looping import _ready
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
@@ -57,65 +58,43 @@ def asking(op: Any, closed: list[Any] | None = None) -> Any:
             closed.append(op)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("first", [run, on_a_loop])
-@pytest.mark.parametrize("second", [run, on_a_loop])
-def test_two_threads_never_meet_inside_a_step(session: Session, first: Any, second: Any) -> None:
-    """Each waits inside its step for the other to come in, in vain; both come to their end."""
-    inside = threading.Barrier(2)
-    met: list[bool] = []
-
-    def step() -> None:
-        try:
-            inside.wait(0.3)
-            met.append(True)
-        except threading.BrokenBarrierError:
-            inside.reset()
-            met.append(False)
-
-    def procedure() -> Any:
-        step()  # from the start to the first operation
-        yield Tell(lambda: None)
-        step()  # between two operations
-        with contextlib.suppress(KeyError):
-            yield Tell({}.popitem)
-        step()  # after one that failed, to the end
-
-    in_threads(lambda: first(session, procedure()), lambda: second(session, procedure()))
-    assert met == [False] * 6
-
-
 @BLOCKING_OR_NOT
-def test_a_function_of_the_users_is_called_outside_of_the_memory(session: Session, drive: Any) -> None:
-    """While it runs, another thread of the client goes on; what it returns comes back, what it raises is thrown.
+def test_a_step_is_alone_with_the_memory_and_a_function_of_the_users_is_outside(session: Session, drive: Any) -> None:
+    """From the start to the first operation, between two, after one that failed, and where a procedure is closed.
 
-    A procedure is closed under the lock, also by what is no failure of its own: its last step is alone, too.
+    While a user's function runs, another thread of the client goes on; what it returns comes back, what it raises is
+    thrown.
     """
     alone: list[bool] = []
+
+    def step() -> None:
+        in_threads(try_lock)
 
     def try_lock() -> None:
         if free := session.memory.acquire(blocking=False):
             session.memory.release()
         alone.append(not free)
 
-    def procedure() -> Any:
-        told = yield Tell(lambda: in_threads(lambda: run(session, asking(Tell(lambda: None)))) or "told")
+    def procedure(last: Callable[[], Any]) -> Any:
         try:
-            yield Tell({}.popitem)
-        except KeyError:
-            return told, "thrown"
-
-    def ends() -> Any:
-        try:
-            yield Tell(exit)
+            step()
+            told = yield Tell(lambda: in_threads(lambda: run(session, asking(Tell(lambda: None)))) or "told")
+            step()
+            try:
+                yield Tell({}.popitem)
+            except KeyError:
+                step()
+            yield Tell(last)
+            return told
         finally:
-            in_threads(try_lock)
+            step()
 
-    assert drive(session, procedure()) == ("told", "thrown")
+    assert drive(session, procedure(lambda: None)) == "told"
     with pytest.raises(SystemExit):
-        drive(session, ends())
-    in_threads(try_lock)
-    assert alone == [True, False]
+        drive(session, procedure(exit))
+    assert alone == [True] * 8
+    step()
+    assert alone.pop() is False
 
 
 async def test_a_cancelled_wait_leaves_nothing_behind(session: Session, subtests: pytest.Subtests) -> None:
@@ -229,3 +208,55 @@ def test_a_call_s_own_time_is_named_where_it_ends_first(session: Session, drive:
 
     with pytest.raises(Unavailable, match=r"within timeout \(0.1 s\)"):
         drive(session, procedure())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    made = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(limits.time, "monotonic", lambda: made.now)
+    return made
+
+
+def test_what_a_call_waits_for_in_turn_is_one_span(clock: SimpleNamespace) -> None:
+    """Until a server answers it is the same time that runs out; what is computed in between takes no time.
+
+    A reply that is missed among others counts from the last that came: servers that fall silent are not given more.
+    """
+    patience = Patience(5)
+    patience.begin()
+    clock.now += 3
+    patience.begin()
+    assert patience.deadline() == 105
+    patience.answered()
+    clock.now += 600
+    patience.begin()
+    assert patience.deadline() == clock.now + 5
+    clock.now += 1
+    patience.answered()
+    last = clock.now
+    clock.now += 4
+    patience.missed()
+    assert patience.deadline() == last + 5
+
+
+def test_the_limit_that_ends_first_is_named(clock: SimpleNamespace) -> None:
+    """With its value; a call's own time holds whatever is answered meanwhile."""
+    patience, another = Patience(5), Patience(5)
+    patience.begin()
+    assert str(patience.limit) == "request_timeout (5 s)"
+    patience.within(2)
+    assert (patience.deadline(), str(patience.limit)) == (102 + GRACE, "timeout (2 s)")
+    clock.now += 3
+    patience.answered()
+    patience.within(60)
+    assert patience.deadline() == 102 + GRACE
+    another.within(60)
+    assert str(another.limit) == "request_timeout (5 s)"
+
+
+def test_a_write_under_way_is_not_waited_for_longer_than_from_its_sending(clock: SimpleNamespace) -> None:
+    """Who finds out what became of it began when it was sent."""
+    patience = Patience(5)
+    clock.now += 2
+    patience.begin()
+    assert (patience.deadline(since=100.5), patience.deadline(since=110)) == (105.5, 107)
