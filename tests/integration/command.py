@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,35 +38,27 @@ class Cli:
         """A command, carried out in this process."""
         return carry_out(argv, self.env, stdin)
 
-    def told(self, *argv: str, code: int = 0) -> str:
-        """What people read of a command that must end with `code`."""
-        ended = self.run(*argv)
+    def told(self, line: str, code: int = 0) -> str:
+        """What people read of a command line that must end with `code`."""
+        ended = self.run(*shlex.split(line))
         assert ended.returncode == code, ended.stderr
         return ended.stdout
 
-    def ask(self, *argv: str, code: int = 0, stdin: bytes = b"") -> Any:
-        """The JSON answer of a command that must end with `code`."""
-        ended = self.run(*argv, "--json", stdin=stdin)
+    def ask(self, line: str, code: int = 0, *, says: str = "", stdin: bytes = b"", **wanted: Any) -> Any:
+        """The JSON answer to a command line: it has this exit code and these values. Errors are one line, too."""
+        ended = self.run(*shlex.split(line), "--json", stdin=stdin)
         assert ended.returncode == code, ended.stderr
-        return json.loads(ended.stdout)
-
-    def refused(self, *argv: str, code: int) -> dict[str, Any]:
-        """The error of a command that must end with `code`: one line, and the same as JSON."""
-        ended = self.run(*argv, "--json")
-        assert ended.returncode == code, ended.stderr
-        answer: dict[str, Any] = json.loads(ended.stdout)
-        assert ended.stderr == f"zkmq: {answer['message']}\n"
+        answer = json.loads(ended.stdout)
+        if code in {1, 2, 4, 6}:
+            assert ended.stderr == f"zkmq: {answer['message']}\n"
+            assert says in answer["message"]
+        assert {name: answer[name] for name in wanted} == wanted
         return answer
 
-    def claimed(self, *argv: str) -> tuple[str, str]:
-        """The next task's id, and the token of its claim."""
-        claim = self.ask("claim", "q", *argv)
-        return claim["id"], str(claim["token"])
-
-    def in_hand(self, *argv: str) -> tuple[str, str, str]:
-        """The next task, claimed: what settles it on a command line."""
-        task_id, token = self.claimed(*argv)
-        return task_id, "--token", token
+    def in_hand(self, options: str = "") -> str:
+        """The next task of `q`, claimed: what settles it on a command line."""
+        claim = self.ask(f"claim q {options}")
+        return f"q {claim['id']} --token {claim['token']}"
 
     @contextlib.contextmanager
     def background(self, *argv: str, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:

@@ -112,18 +112,17 @@ def use_everything(zk: Zkmq) -> None:
     q.enqueue(b"later", delay=3600)
     q.enqueue_many([Message(b"x", priority=at) for at in range(5)], batch="b", then=Message(b"then"))
     q.enqueue(b"once", {"region": "eu"}, task_id="once", metadata={"a": 1})
-    for end in ("complete", "fail", "release", None, "window"):
+    ends: list[Callable[[Any], object]] = [
+        lambda claim: claim.complete(b"result"),
+        lambda claim: claim.fail("why"),
+        lambda claim: claim.release(),
+        lambda _claim: None,
+        lambda claim: claim.complete(dedupe=60),
+    ]
+    for end in ends:
         claim = taken(q)
         claim.progress(0.5, "half")
-        match end:
-            case "complete":
-                claim.complete(b"result")
-            case "fail":
-                claim.fail("why")
-            case "release":
-                claim.release()
-            case "window":
-                claim.complete(dedupe=60)
+        end(claim)
     taken(q, lease=60)
     with zk.transaction() as tx:
         tx.put("out", b"put")
@@ -150,8 +149,9 @@ def test_every_znode_belongs_to_who_made_it(doors: Doors, root: str, identity: s
             names = {e.id.id.split(":")[0] for path in paths for e in client.get_acls(path)[0]}
         run(zk._session, give_lock_back(q._context))
     assert kinds >= {"conf", "queue", "tasks", "consumers", "live", "lock", "batches", "scheduled", "dlq"}, kinds
-    assert rights == {tuple((scheme, 31) for scheme in ({"both": ["digest", "x509"]}.get(identity) or [identity]))}
-    assert names == {"digest": {"ann"}, "x509": {"CN=ann"}, "both": {"ann", "CN=ann"}}[identity]
+    ours = {"digest": {"digest": "ann"}, "x509": {"x509": "CN=ann"}, "both": {"digest": "ann", "x509": "CN=ann"}}
+    assert rights == {tuple((scheme, 31) for scheme in ours[identity])}
+    assert names == {*ours[identity].values()}
 
 
 @pytest.mark.parametrize("identity", ["digest", "x509"])
@@ -173,15 +173,13 @@ def test_others_read_change_and_delete_nothing(doors: Doors, root: str, identity
 
 def _is_shut_out(client: KazooClient, path: str, *, is_root: bool) -> None:
     attempts: list[Callable[[], Any]] = [
-        lambda: client.get(path),
-        lambda: client.get_children(path),
-        lambda: client.get_acls(path),
+        *(partial(call, path) for call in (client.get, client.get_children, client.get_acls)),
         lambda: client.set(path, b"mine"),
         lambda: client.set_acls(path, OPEN_ACL_UNSAFE),
         lambda: client.create(f"{path}/mine"),
+        # Who may delete in "/" may delete a root once it is empty: its owner is warned of that.
+        *([] if is_root else [partial(client.delete, path)]),
     ]
-    if not is_root:  # who may delete in "/" may delete it once it is empty: its owner is warned of that
-        attempts.append(lambda: client.delete(path))
     for attempt in attempts:
         with pytest.raises(NoAuthError):
             attempt()
@@ -291,20 +289,19 @@ def test_a_root_that_somebody_else_makes_first_is_looked_at(doors: Doors, root: 
 
 
 def test_an_owner_is_told_of_an_open_ancestor(doors: Doors, root: str, warnings: Callable[[], str]) -> None:
-    """Who may delete and create above the root could put another in its place; once told is enough."""
+    """Who may delete and create above the root could put another in its place; once told is enough.
+
+    One that bears our name was meant to be closed: it is refused.
+    """
     for _ in range(2):
         with Zkmq.connect(root=f"{root}/deep", **doors.options("x509")) as zk:
             zk.queue("q").enqueue(b"x")
     assert warnings().count("/ is open to anyone") == 1
     assert f"{root} is open" not in warnings()
-
-
-def test_an_ancestor_of_ours_that_is_open_is_refused(doors: Doors, root: str) -> None:
-    """It bears our name, so it was meant to be closed."""
     with kazoo(doors, OURS) as client:
-        client.create(root, acl=[make_digest_acl("ann", "secret", all=True), *OPEN_ACL_UNSAFE])
-    with pytest.raises(NotSecured, match=root):
-        Zkmq.connect(root=f"{root}/deep", **doors.options("digest"))
+        client.create(f"{root}-ours", acl=[make_digest_acl("ann", "secret", all=True), *OPEN_ACL_UNSAFE])
+    with pytest.raises(NotSecured, match=f"{root}-ours"):
+        Zkmq.connect(root=f"{root}-ours/deep", **doors.options("digest"))
 
 
 def test_without_credentials_everything_is_open_as_ever(doors: Doors, root: str, warnings: Callable[[], str]) -> None:
@@ -318,50 +315,43 @@ def test_without_credentials_everything_is_open_as_ever(doors: Doors, root: str,
 # --- TLS
 
 
-def mistakes(doors: Doors) -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
-    """Each mistake: the options, the error, and what its sentence says."""
-    other, folder = Authority(doors.folder, "other"), doors.folder
+def mistakes(doors: Doors) -> Iterator[tuple[type[Exception], str, dict[str, Any]]]:
+    """Each mistake: its error, what its sentence says, and the options."""
+    other, text = Authority(doors.folder, "other"), doors.folder / "text.pem"
     foreign, shut = other.issue("mallory"), doors.authority.issue("shut", password="open sesame")
-    bundle = folder / "bundle.pem"
-    bundle.write_bytes(Path(doors.ann.cert).read_bytes() + Path(doors.bob.key).read_bytes())
-    (folder / "text.pem").write_text("no certificate")
-    base = {"hosts": doors.server.hosts}
-    port = doors.server.hosts.rpartition(":")[2]
-    ann, ca = doors.tls(doors.ann), doors.tls()
-    return {
-        "wrong CA": (base | {"tls": ann | {"ca": other.ca}}, TlsRefused, "did not sign"),
-        "wrong host name": ({"hosts": f"localhost:{port}", "tls": ann}, TlsRefused, "another host name"),
-        "no client certificate": (base | {"tls": ca}, TlsRefused, "demands a client certificate"),
-        "foreign client certificate": (
-            base | {"tls": doors.tls(foreign)},
-            TlsRefused,
-            "refuses the client certificate",
-        ),
-        "wrong password": (base | {"tls": doors.tls(shut) | {"key_password": "guess"}}, ConfigError, "does not open"),
-        "no password": (base | {"tls": doors.tls(shut)}, ConfigError, "is encrypted: give key_password"),
-        "no key": (base | {"tls": ca | {"cert": doors.ann.cert}}, ConfigError, "without its private key"),
-        "no certificate": (base | {"tls": ca | {"key": doors.ann.key}}, ConfigError, "without a certificate"),
-        "another's key": (base | {"tls": ann | {"key": doors.bob.key}}, ConfigError, "is not that of the certificate"),
-        "no PEM": (
-            base | {"tls": ann | {"ca": str(folder / "text.pem")}},
-            ConfigError,
-            "must hold certificates in PEM",
-        ),
-        "names not checked": (base | {"tls": ann | {"check_hostname": False}}, ConfigError, "cannot be switched off"),
+    text.write_text("no certificate")
+    hosts, ann, ca = doors.server.hosts, doors.tls(doors.ann), doors.tls()
+    refused = {
+        "did not sign": ann | {"ca": other.ca},
+        "demands a client certificate": ca,
+        "refuses the client certificate": doors.tls(foreign),
     }
+    senseless = {
+        "does not open": doors.tls(shut) | {"key_password": "guess"},
+        "is encrypted: give key_password": doors.tls(shut),
+        "without its private key": ca | {"cert": doors.ann.cert},
+        "without a certificate": ca | {"key": doors.ann.key},
+        "is not that of the certificate": ann | {"key": doors.bob.key},
+        "must hold certificates in PEM": ann | {"ca": str(text)},
+        "cannot be switched off": ann | {"check_hostname": False},
+    }
+    yield TlsRefused, "another host name", {"hosts": hosts.replace("127.0.0.1", "localhost"), "tls": ann}
+    for kind, some in ((TlsRefused, refused), (ConfigError, senseless)):
+        for sentence, tls in some.items():
+            yield kind, sentence, {"hosts": hosts, "tls": tls}
 
 
 async def test_each_tls_mistake_has_its_own_sentence_at_once(
     doors: Doors, root: str, subtests: pytest.Subtests
 ) -> None:
     """And an error of its own, which no time-out has; no password is shown, and nobody is asked on the terminal."""
-    told: set[str] = set()
-    for mistake, (options, kind, sentence) in mistakes(doors).items():
-        with subtests.test(msg=mistake):
+    told: list[str] = []
+    for kind, sentence, options in mistakes(doors):
+        with subtests.test(msg=sentence):
             said = await refusals(kind, root=root, connect_timeout=60, session_timeout=30, **options)
             assert all(sentence in text and "guess" not in text for text in said), said
-            told.add(said[0].split(":", 3)[-1])
-    assert len(told) == len(mistakes(doors))
+            told.append(said[0].split(":", 3)[-1])
+    assert len(set(told)) == len(told)
 
 
 def test_a_port_without_tls_is_named(doors: Doors, root: str) -> None:
@@ -372,24 +362,26 @@ def test_a_port_without_tls_is_named(doors: Doors, root: str) -> None:
             Zkmq.connect(hosts, root=root, tls=tls, connect_timeout=1)
 
 
-def test_a_ca_alone_switches_tls_on(doors: Doors, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And decides whom to trust: what the system trusts is not asked."""
-    other = Authority(doors.folder, "system")
+def test_files_decide_whom_to_trust_and_are_used_as_they_are(
+    doors: Doors, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CA alone switches TLS on, and what the system trusts is not asked, unless there is none.
+
+    A key may have a password, and may stand beside its certificate.
+    """
+    other, folder = Authority(doors.folder, "system"), doors.folder
+    shut = doors.authority.issue("opened", password="open sesame")
+    (folder / "both.pem").write_bytes(Path(doors.ann.cert).read_bytes() + Path(doors.ann.key).read_bytes())
     monkeypatch.setenv("SSL_CERT_FILE", doors.authority.ca)  # what OpenSSL takes for the system's
     with pytest.raises(TlsRefused, match="did not sign"):
         Zkmq.connect(doors.server.hosts, root=root, tls={"ca": other.ca}, connect_timeout=30)
-    trusted = {"cert": doors.ann.cert, "key": doors.ann.key}
-    with Zkmq.connect(doors.server.hosts, root=root, tls=trusted, gc=False) as zk:
-        assert zk.queues() == []
-
-
-def test_a_key_with_a_password_and_one_beside_its_certificate(doors: Doors, root: str) -> None:
-    """Both are used as they are."""
-    shut = doors.authority.issue("opened", password="open sesame")
-    both = doors.folder / "both.pem"
-    both.write_bytes(Path(doors.ann.cert).read_bytes() + Path(doors.ann.key).read_bytes())
-    for tls in (doors.tls(shut) | {"key_password": "open sesame"}, doors.tls() | {"cert": str(both)}):
+    for tls in (
+        {"cert": doors.ann.cert, "key": doors.ann.key},
+        doors.tls(shut) | {"key_password": "open sesame"},
+        doors.tls() | {"cert": str(folder / "both.pem")},
+    ):
         with Zkmq.connect(doors.server.hosts, root=root, tls=tls, gc=False) as zk:
+            assert zk.queues() == []
             assert "sesame" not in repr(zk.config)
 
 
@@ -410,32 +402,31 @@ def test_the_command_line_speaks_tls(doors: Doors, root: str, tmp_path: Path, su
     """Files by options or by the environment; the key's password by a variable or a file, never as an argument."""
     shut = doors.authority.issue("shell", password="open sesame")
     files = {"ca": doors.authority.ca, "cert": shut.cert, "key": shut.key}
-    options = [f"--tls-{name}={path}" for name, path in files.items()]
+    options = " ".join(f"--tls-{name}={path}" for name, path in files.items())
     variables = {f"ZKMQ_TLS_{name.upper()}": path for name, path in files.items()}
     (tmp_path / "password").write_text("open sesame\n")
     for source, env, argv in (
-        ("environment", variables | {"ZKMQ_TLS_KEY_PASSWORD": "open sesame"}, []),
+        ("environment", variables | {"ZKMQ_TLS_KEY_PASSWORD": "open sesame"}, ""),
         ("options", {"ZKMQ_TLS_KEY_PASSWORD": "open sesame"}, options),
-        ("named variable", {"MINE": "open sesame"}, [*options, "--tls-key-password-env=MINE"]),
-        ("file", {}, [*options, f"--tls-key-password-file={tmp_path / 'password'}"]),
+        ("named variable", {"MINE": "open sesame"}, f"{options} --tls-key-password-env=MINE"),
+        ("file", {}, f"{options} --tls-key-password-file={tmp_path / 'password'}"),
     ):
         with subtests.test(msg=source):
             cli = Cli(doors.server.hosts, root)
             cli.env |= env
-            cli.ask("enqueue", "q", "x", "--task-id", source.replace(" ", "-"), *argv)
-            assert cli.ask(*argv, "show", "q", source.replace(" ", "-"))["data"] == "x"
+            task_id = cli.ask(f"enqueue q x {argv}")["id"]
+            cli.ask(f"{argv} show q {task_id}", data="x")
 
 
 def test_the_command_line_tells_what_is_wrong_with_tls_or_open(doors: Doors, root: str) -> None:
     """In one line, with the exit codes of bad input and of no connection; what is open is allowed where it says so."""
-    cli, ca = Cli(doors.server.hosts, root), ("--tls-ca", doors.authority.ca)
-    assert "demands a client certificate" in cli.refused("queues", *ca, code=6)["message"]
-    refused = cli.refused("queues", *ca, "--tls-cert", doors.ann.cert, code=2)
-    assert "without its private key" in refused["message"]
+    cli, ca = Cli(doors.server.hosts, root), f"--tls-ca {doors.authority.ca}"
+    cli.ask(f"queues {ca}", 6, says="demands a client certificate")
+    cli.ask(f"queues {ca} --tls-cert {doors.ann.cert}", 2, says="without its private key")
     plain = Cli(doors.server.plain_hosts, root)
-    plain.ask("enqueue", "q", "x")
-    assert "--allow-open" in plain.refused("queues", "--auth", OURS, code=2)["message"]
-    assert plain.ask("queues", "--auth", OURS, "--allow-open") == {"queues": ["q"]}
+    plain.ask("enqueue q x")
+    plain.ask(f"queues --auth {OURS}", 2, says="--allow-open")
+    plain.ask(f"queues --auth {OURS} --allow-open", queues=["q"])
 
 
 # --- the server for development
