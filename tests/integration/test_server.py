@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.protocol import serialization as wire
 
 from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter, jars, ports
 from airflow_provider_zkmq.engine.errors import ConfigError
@@ -27,38 +28,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+def stat(pid: int) -> list[str]:
+    """Return what /proc tells of a process after its name: state, parent, group, session; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def is_gone(pid: int) -> bool:
     """Say whether a process has ended, counting one that waits to be reaped by init."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return process_state(pid) == "Z"
-    return True
-
-
-def process_state(pid: int) -> str:
-    """Return the state letter of a process, from its status line after the parenthesised name."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return stat(pid)[:1] in ([], ["Z"])
 
 
 def session_of(pid: int) -> list[int]:
     """Return what lives in the process session that ``pid`` leads: Java and its guard."""
-    return [other for other in running() if session_id(other) == pid and not is_gone(other)]
-
-
-def running() -> list[int]:
-    """Return all process ids."""
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def session_id(pid: int) -> int | None:
-    """Return the session of a process, or None if it has just ended."""
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
+    running = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [other for other in running if stat(other)[3:4] == [str(pid)] and not is_gone(other)]
 
 
 @contextlib.contextmanager
@@ -95,31 +81,18 @@ def announced(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 class CreateTtl:
-    """The request to create an open node with a time to live in milliseconds; kazoo has none."""
+    """The request to create the open node ``/ttl``, which lives for a minute; kazoo has none."""
 
     type = 21
-    _ALL_PERMISSIONS = 31
-    _PERSISTENT_WITH_TTL = 5
-
-    def __init__(self, path: str, ttl: int) -> None:
-        """Name the node and its time to live."""
-        self.path = path
-        self.ttl = ttl
 
     def serialize(self) -> bytes:
         """Return path, empty data, one open ACL, mode and time to live, as ZooKeeper packs them."""
-        acl = struct.pack("!ii", 1, self._ALL_PERMISSIONS) + packed("world") + packed("anyone")
-        return packed(self.path) + packed("") + acl + struct.pack("!iq", self._PERSISTENT_WITH_TTL, self.ttl)
+        acl = struct.pack("!ii", 1, 31) + wire.write_string("world") + wire.write_string("anyone")
+        return wire.write_string("/ttl") + wire.write_buffer(b"") + acl + struct.pack("!iq", 5, 60_000)
 
     def deserialize(self, answer: bytes, offset: int) -> str:
         """Return the path of the node created."""
-        (length,) = struct.unpack_from("!i", answer, offset)
-        return answer[offset + 4 : offset + 4 + length].decode()
-
-
-def packed(text: str) -> bytes:
-    """Return a string with its length before it."""
-    return struct.pack("!i", len(text)) + text.encode()
+        return str(wire.read_string(answer, offset)[0])
 
 
 @pytest.fixture
@@ -139,7 +112,7 @@ def test_a_started_server_serves_on_loopback_only_and_has_its_folder_to_itself(s
     try:
         assert connection.get_children("/") == ["zookeeper"]
         answer = connection.handler.async_result()
-        connection._call(CreateTtl("/ttl", 60_000), answer)
+        connection._call(CreateTtl(), answer)
         assert answer.get(timeout=10) == "/ttl"
         assert connection._session_timeout == 1000
     finally:
@@ -175,14 +148,6 @@ def test_stop_leaves_nothing_but_the_data(tmp_path: Path) -> None:
         assert connection.get("/kept")[0] == b"value"
 
 
-def test_stop_kills_what_does_not_end(tmp_path: Path) -> None:
-    """A node that does not end in time is killed: stop() is bounded."""
-    server = EmbeddedServer(tmp_path, force_sync=False, stop_timeout=0.0)
-    server.start()
-    server.stop()
-    assert is_gone(server.pids[0])
-
-
 def test_a_node_is_killed_restarted_paused_and_resumed(tmp_path: Path) -> None:
     """Killed as by a crash it comes back on its port with what it had acknowledged. Paused, it answers nothing.
 
@@ -201,7 +166,7 @@ def test_a_node_is_killed_restarted_paused_and_resumed(tmp_path: Path) -> None:
             assert server.pids != before
             assert connection.retry(connection.exists, "/kept")
         server.pause(0)
-        eventually(lambda: process_state(server.pids[0]) == "T")
+        eventually(lambda: stat(server.pids[0])[0] == "T")
         with pytest.raises(ServerError, match="timed out"):
             fourletter.srvr("127.0.0.1", port, timeout=0.3)
         server.check()
@@ -291,22 +256,22 @@ def test_the_folder_stays_locked_while_java_runs(tmp_path: Path) -> None:
         pass
 
 
-def test_a_node_that_dies_at_start_shows_its_log(tmp_path: Path) -> None:
-    """If Java ends before it serves, the error carries its last log lines and nothing is left behind."""
-    data = tmp_path / "node-1" / "data"
-    data.mkdir(parents=True)
-    (data / "version-2").write_text("not a folder")
-    server = EmbeddedServer(tmp_path)
-    with pytest.raises(ServerError, match=r"(?s)ended by itself; its last log lines:\n.*version-2"):
-        server.start()
-    assert is_gone(server.pids[0])
-
-
-def test_a_start_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
-    """The deadline of start() holds, and the process is ended."""
-    server = EmbeddedServer(tmp_path, start_timeout=0.0)
-    with pytest.raises(ServerError, match="served no request within 0 s"):
-        server.start()
+def test_a_start_or_stop_that_does_not_come_to_its_end_leaves_nothing(tmp_path: Path) -> None:
+    """Java that ends before it serves: the error has its last log lines. Time-outs hold, and what runs is killed."""
+    for name, options, told in (
+        ("broken", {}, r"(?s)ended by itself; its last log lines:\n.*version-2"),
+        ("late", {"start_timeout": 0.0}, "served no request within 0 s"),
+    ):
+        data = tmp_path / name / "node-1" / "data"
+        data.mkdir(parents=True)
+        if name == "broken":
+            (data / "version-2").write_text("not a folder")
+        server = EmbeddedServer(tmp_path / name, **options)
+        with pytest.raises(ServerError, match=told):
+            server.start()
+        assert is_gone(server.pids[0])
+    with EmbeddedServer(tmp_path / "stuck", force_sync=False, stop_timeout=0.0) as server:
+        pass
     assert is_gone(server.pids[0])
 
 
