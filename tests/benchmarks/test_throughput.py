@@ -1,4 +1,4 @@
-"""The benchmark of throughput runs, and leaves nothing behind; what it measures is for people to read."""
+"""The benchmarks of two revisions run, and leave nothing behind; what they measure is for people to read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.heap import counted
 from tests.benchmarks.throughput import ROWS
 from tests.benchmarks.trees import TOP
+from tests.integration.test_bench import alive
 
 LIMIT_S = 300
 
@@ -38,17 +40,10 @@ def benchmark(zookeeper: str, temporary: Path, *options: str) -> subprocess.Pope
     )
 
 
-def alive(temporary: Path) -> list[str]:
-    """The command lines of processes that work in a benchmark's tree."""
-    processes = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            folder = (process / "cwd").readlink()
-        except OSError:  # it has ended, or belongs to somebody else
-            continue
-        if folder.is_relative_to(temporary):
-            processes.append((process / "cmdline").read_text())
-    return processes
+def leaves_nothing(temporary: Path) -> None:
+    """Neither a work tree nor a process nor a folder."""
+    assert str(temporary) not in work_trees()
+    assert alive(temporary) == list(temporary.iterdir()) == []
 
 
 def test_each_row_has_a_figure_for_both_trees(zookeeper: str, tmp_path: Path) -> None:
@@ -59,9 +54,7 @@ def test_each_row_has_a_figure_for_both_trees(zookeeper: str, tmp_path: Path) ->
     assert process.returncode == 0, errors
     figures = {row: re.search(rf"^{re.escape(row)} +([\d.]+) +([\d.]+) ", table, re.MULTILINE) for row in ROWS}
     assert all(match and float(match[1]) > 0 and float(match[2]) > 0 for match in figures.values()), table
-    assert str(tmp_path) not in work_trees()
-    assert not alive(tmp_path)
-    assert not list(tmp_path.iterdir())
+    leaves_nothing(tmp_path)
 
 
 @pytest.mark.full
@@ -76,9 +69,7 @@ def test_an_interrupted_benchmark_cleans_up(zookeeper: str, tmp_path: Path, numb
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert str(tmp_path) not in work_trees()
-    assert not alive(tmp_path)
-    assert not list(tmp_path.iterdir())
+    leaves_nothing(tmp_path)
 
 
 def test_an_unknown_revision_is_named(tmp_path: Path) -> None:
@@ -89,3 +80,18 @@ def test_an_unknown_revision_is_named(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "no-such-revision" in errors
     assert "Traceback" not in errors
+
+
+HISTOGRAM = """4711:
+ num     #instances         #bytes  class name (module)
+-------------------------------------------------------
+   1:         18200        1456000  [B (java.base@17.0.15)
+   2:            90         800000  [I (java.base@17.0.15)
+   3:         12000         864000  org.apache.zookeeper.data.StatPersisted
+Total         30290        3120000
+"""
+
+
+def test_the_bytes_of_all_classes_are_counted_but_what_fills_the_heap() -> None:
+    """Neither the heading nor the total is a class."""
+    assert counted(HISTOGRAM) == 1_456_000 + 864_000

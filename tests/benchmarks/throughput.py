@@ -43,7 +43,7 @@ def _alone(row: str) -> Callable[[Crew, int], Answer]:
     return measure
 
 
-def _together(fill: str) -> Callable[[Crew, int], Answer]:
+def together(fill: str) -> Callable[[Crew, int], Answer]:
     """All agents of a crew drain a queue that the first of them has filled."""
 
     def measure(crew: Crew, tasks: int) -> Answer:
@@ -62,7 +62,7 @@ def _together(fill: str) -> Callable[[Crew, int], Answer]:
     return measure
 
 
-def _rate(answer: Answer) -> float:
+def rate(answer: Answer) -> float:
     return float(answer["tasks"] / answer["seconds"])
 
 
@@ -83,15 +83,15 @@ class Measurement:
 
 
 MEASUREMENTS: Final = (
-    Measurement(_alone("enqueue"), {"enqueue, one by one": _rate}),
-    Measurement(_alone("enqueue_many"), {"enqueue_many, 100 each": _rate, "enqueue_many, CPU": _cpu_rate}),
-    Measurement(_alone("claim"), {"claim + complete, one caller": _rate, "claim + complete, CPU": _cpu_rate}),
-    Measurement(_alone("worker 1"), {"worker, 1 thread": _rate}),
-    Measurement(_alone("worker 8"), {"worker, 8 threads": _rate}),
-    Measurement(_alone("asyncio enqueue"), {"asyncio enqueue, 64 at once": _rate}),
-    Measurement(_alone("asyncio claim"), {"asyncio claim + complete, 64 at once": _rate}),
-    Measurement(_together("fill"), {"4 consumer processes": _rate}),
-    Measurement(_together("fill strict"), {"4 consumer processes, strict order": _rate}),
+    Measurement(_alone("enqueue"), {"enqueue, one by one": rate}),
+    Measurement(_alone("enqueue_many"), {"enqueue_many, 100 each": rate, "enqueue_many, CPU": _cpu_rate}),
+    Measurement(_alone("claim"), {"claim + complete, one caller": rate, "claim + complete, CPU": _cpu_rate}),
+    Measurement(_alone("worker 1"), {"worker, 1 thread": rate}),
+    Measurement(_alone("worker 8"), {"worker, 8 threads": rate}),
+    Measurement(_alone("asyncio enqueue"), {"asyncio enqueue, 64 at once": rate}),
+    Measurement(_alone("asyncio claim"), {"asyncio claim + complete, 64 at once": rate}),
+    Measurement(together("fill"), {"4 consumer processes": rate}),
+    Measurement(together("fill strict"), {"4 consumer processes, strict order": rate}),
     Measurement(
         _alone("encoding"),
         {"encoding: records for each task": _number("records"), "encoding: creates for each task": _number("creates")},
@@ -124,7 +124,7 @@ def measure(old: Crew, new: Crew, wanted: Sequence[Measurement], tasks: int, rou
             for row, read in measurement.rows.items():
                 figures[row].old.append(read(answers["old"]))
                 figures[row].new.append(read(answers["new"]))
-        _say(f"round {at + 1} of {rounds}", sys.stderr)
+        say(f"round {at + 1} of {rounds}", sys.stderr)
     return figures
 
 
@@ -142,14 +142,14 @@ def table(figures: dict[str, Figures]) -> str:
     return "\n".join(lines)
 
 
-def _say(text: str, stream: Any = None) -> None:
+def say(text: str, stream: Any = None) -> None:
     stream = stream or sys.stdout
     stream.write(text + "\n")
     stream.flush()
 
 
 @contextmanager
-def _server(hosts: str | None) -> Iterator[str]:
+def some_server(hosts: str | None) -> Iterator[str]:
     """The hosts that were asked for, else those of a server of our own."""
     if hosts is not None:
         yield hosts
@@ -160,16 +160,16 @@ def _server(hosts: str | None) -> Iterator[str]:
 
 def compare(revision: str, hosts: str | None, wanted: Sequence[Measurement], tasks: int, rounds: int) -> None:
     """Measure and print."""
-    _say(f"old: {describe(revision)}\nnew: the working tree, at {describe('HEAD')}")
-    _say(f"{tasks} tasks a round, medians of {rounds} round(s), tasks per second")
+    say(f"old: {describe(revision)}\nnew: the working tree, at {describe('HEAD')}")
+    say(f"{tasks} tasks a round, medians of {rounds} round(s), tasks per second")
     with ExitStack() as stack:
         tree = stack.enter_context(tree_of(revision))
-        at = stack.enter_context(_server(hosts))
-        old, new = (_crew(stack, folder, at) for folder in (tree, TOP))
-        _say(table(measure(old, new, wanted, tasks, rounds)))
+        at = stack.enter_context(some_server(hosts))
+        old, new = (crew_of(stack, folder, at) for folder in (tree, TOP))
+        say(table(measure(old, new, wanted, tasks, rounds)))
 
 
-def _crew(stack: ExitStack, tree: Path, hosts: str) -> list[Agent]:
+def crew_of(stack: ExitStack, tree: Path, hosts: str) -> list[Agent]:
     """The agents of one tree, under a root of their own, so that no tree reads what the other has written."""
     root = fresh_root()
     crew = [stack.enter_context(Agent(tree, hosts, root)) for _ in range(CONSUMERS)]
@@ -202,10 +202,10 @@ def main() -> int:
     try:
         compare(asked.against, asked.hosts, wanted, asked.tasks, asked.rounds)
     except BenchmarkError as error:
-        _say(f"benchmark: {error}", sys.stderr)
+        say(f"benchmark: {error}", sys.stderr)
         return 1
     except KeyboardInterrupt:
-        _say("benchmark: interrupted", sys.stderr)
+        say("benchmark: interrupted", sys.stderr)
         return 130
     return 0
 

@@ -29,11 +29,11 @@ os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="zkmq-airflow-"))
 import airflow.jobs.triggerer_job_runner  # noqa: F401  what a triggerer has imported
 import psutil
 
-from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.embedded.fourletter import mntr
 from airflow_provider_zkmq.engine import Message, Zkmq
 from airflow_provider_zkmq.triggers import sessions
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+from tests.benchmarks.throughput import some_server
 from tests.support import fresh_root
 
 QUEUE: Final = "waits"
@@ -194,12 +194,8 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=100.0)
     parser.add_argument("--hosts")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        if given.hosts:
-            found = measure(given.hosts, given.sensors, given.batches, given.rate)
-        else:
-            with EmbeddedServer(folder, force_sync=False) as server:
-                found = measure(server.hosts, given.sensors, given.batches, given.rate)
+    with some_server(given.hosts) as hosts:
+        found = measure(hosts, given.sensors, given.batches, given.rate)
     delays = found["delays"]
     sys.stdout.write(
         f"{given.sensors} sensors, {given.batches} batches; all waiting after {found['started']:.1f} s\n"
