@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.protocol.ops import CreateContainer, Exists, Op, Pipeline, Post, Sync
@@ -13,33 +13,6 @@ from airflow_provider_zkmq.engine.zk.opening import open_session
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.simulation.zookeeper import Ensemble
 from tests.support import eventually
-
-
-class Client(Protocol):
-    """A session at a server."""
-
-    @property
-    def session(self) -> int:
-        """The session's id, as an ephemeral's Stat names it."""
-
-    def perform(self, op: Op) -> Any:
-        """Carry one operation out."""
-
-    def end(self) -> None:
-        """End the session."""
-
-
-class Server(Protocol):
-    """Something that speaks the engine's operations."""
-
-    def connect(self) -> Client:
-        """A new session."""
-
-    def reap(self) -> None:
-        """Return when every container that is to be reaped now has been."""
-
-    def close(self) -> None:
-        """End every session."""
 
 
 def _single(op: Op) -> Iterator[Any]:
@@ -67,7 +40,7 @@ class RealServer:
         self._clients: list[_RealClient] = []
         self._canaries = 0
 
-    def connect(self) -> Client:
+    def connect(self) -> _RealClient:
         made = _RealClient(self._hosts)
         self._clients.append(made)
         return made
@@ -115,7 +88,7 @@ class MemoryServer:
     def __init__(self) -> None:
         self._ensemble = Ensemble()
 
-    def connect(self) -> Client:
+    def connect(self) -> _MemoryClient:
         return _MemoryClient(self._ensemble)
 
     def reap(self) -> None:
@@ -124,3 +97,7 @@ class MemoryServer:
 
     def close(self) -> None:
         pass
+
+
+Client = _RealClient | _MemoryClient
+Server = RealServer | MemoryServer

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +12,8 @@ from airflow_provider_zkmq.engine import (
     ConfigError,
     ConsumeOnce,
     Message,
-    Retry,
     RetryPolicy,
-    Snooze,
     String,
-    Success,
 )
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from tests.filequeue.conftest import taken
@@ -177,28 +172,6 @@ def test_a_claim_is_taken_over_by_its_token(q: FileQueue, folder: Any) -> None:
 
 
 # --- workers
-
-REFUSED: dict[str, tuple[Callable[[Any], object], str, str]] = {
-    "a snooze into the past": (lambda _: Snooze(-1), "queued-with-backoff", "delay -1"),
-    "a backoff of no time": (lambda _: Retry("busy", backoff="soon"), "queued-with-backoff", "'soon'"),
-    "a window": (lambda _: Success(dedupe=60), "dead", "refused"),
-    "an exit": (lambda _: sys.exit(3), "queued-with-backoff", "SystemExit: 3"),
-}
-
-
-def test_what_is_refused_of_a_handler_is_a_failed_delivery(files: FileClient, subtests: pytest.Subtests) -> None:
-    """The task is settled with the reason, and the worker has handled the next one."""
-    for number, (name, (handler, status, reason)) in enumerate(REFUSED.items()):
-        with subtests.test(name):
-            q = files.queue(f"q{number}")
-            q.configure(policy=RetryPolicy(min_backoff=60))
-            q.enqueue_many([Message("x", task_id=task_id) for task_id in ("bad", "good")])
-            it = q.worker(lambda task, handler=handler: handler(task) if task.id == "bad" else "done")
-            it.run(until_empty=True)
-            bad = q.task("bad")
-            assert (str(bad.status), bad.attempt, q.task("good").result) == (status, 1, b"done")
-            assert reason in (bad.error or "")
-            assert (it.finished, it.failed) == (1, 1)
 
 
 def test_a_handler_that_outlasts_its_lock_keeps_its_task(q: FileQueue) -> None:

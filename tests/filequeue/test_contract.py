@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,16 @@ from airflow_provider_zkmq.engine import (
     Message,
     Queue,
     QueueNotFound,
+    Retry,
     RetryPolicy,
     Snooze,
+    Success,
     TaskNotFound,
     TaskTooLarge,
     WaitTimeout,
     Zkmq,
 )
+from airflow_provider_zkmq.filequeue import FileQueue
 from tests.filequeue.conftest import CLASSES, taken
 from tests.support import eventually, fresh_root
 
@@ -173,24 +177,39 @@ def test_tasks_are_waited_for(q: Queue) -> None:
 
 
 def test_a_worker_settles_by_what_its_handler_returns(q: Queue) -> None:
-    """Results, exceptions to the last attempt, Error and Snooze; `until_empty` ends when nothing is left to claim."""
+    """Results, exceptions to the last attempt, Error and Snooze; `until_empty` ends when nothing is left to claim.
 
-    def handler(task: Any) -> object:
-        if task.id == "raises":
-            raise RuntimeError("broken")
-        return {"plain": b"r", "error": Error("no"), "snooze": Snooze(3600)}[task.id]
-
-    q.enqueue_many([Message("x", task_id=name) for name in ("plain", "raises", "error", "snooze")])
-    worker = q.worker(handler, threads=2)
-    worker.run(until_empty=True)
-    tasks = {task.id: (str(task.status), task.attempt, task.error) for task in q.tasks()}
-    assert tasks == {
-        "plain": ("done-awaiting-gc", 1, None),
-        "raises": ("dead", 2, "RuntimeError: broken"),
-        "error": ("dead", 1, "no"),
-        "snooze": ("queued-with-backoff", 0, None),
+    What is refused of a handler is a failed delivery with the reason, and the worker goes on with the next task.
+    """
+    outcomes: dict[str, Callable[[], object]] = {
+        "plain": lambda: b"r",
+        "raises": lambda: 1 // 0,
+        "error": lambda: Error("no"),
+        "snooze": lambda: Snooze(3600),
+        "into the past": lambda: Snooze(-1),
+        "no time": lambda: Retry("busy", backoff="soon"),
+        "exit": lambda: sys.exit(3),
+        "window": lambda: Success(dedupe=60),
     }
-    assert (worker.finished, worker.failed) == (1, 4)
+    ids = {name.replace(" ", "-"): call for name, call in outcomes.items()}
+    q.enqueue_many([Message("x", task_id=name, policy=ConsumeTimes(2)) for name in ids])
+    worker = q.worker(lambda task: ids[task.id](), threads=2)
+    worker.run(until_empty=True)
+    window = ("dead", 1, "refused") if isinstance(q, FileQueue) else ("done-with-backoff", 1, "")
+    expected = {
+        "plain": ("done-awaiting-gc", 1, ""),
+        "raises": ("dead", 2, "ZeroDivisionError: "),
+        "error": ("dead", 1, "no"),
+        "snooze": ("queued-with-backoff", 0, ""),
+        "into-the-past": ("dead", 2, "delay -1"),
+        "no-time": ("dead", 2, "'soon'"),
+        "exit": ("dead", 2, "SystemExit: 3"),
+        "window": window,
+    }
+    found = {task.id: (str(task.status), task.attempt, task.error or "") for task in q.tasks()}
+    assert {name: it[:2] for name, it in found.items()} == {name: it[:2] for name, it in expected.items()}
+    assert [name for name, it in expected.items() if it[2] not in found[name][2]] == []
+    assert (worker.finished, worker.failed) == ((1, 11) if isinstance(q, FileQueue) else (2, 10))
 
 
 def test_a_worker_waits_for_its_queue_until_it_is_stopped(zk: Zkmq) -> None:

@@ -56,7 +56,7 @@ def test_a_damaged_variable_stops_nobody(files: FileClient, subtests: pytest.Sub
 )
 @example(start=b"\r\n", lines=[b"-ends with a return\r\r\n"])
 @example(start=b"", lines=[b"-too many variables\n", b"\\v\n" * 996])
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_lines_stop_nobody(tmp_path_factory: pytest.TempPathFactory, start: bytes, lines: list[bytes]) -> None:
     """Any lines of any bytes: each call ends as the interface says, and the task that was enqueued after them ends."""
     with Zkmq.connect(f"textqueue://{tmp_path_factory.mktemp('queues')}") as zk:

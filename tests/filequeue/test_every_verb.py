@@ -320,11 +320,11 @@ def test_each_verb_of_the_command_line(
     logs: None,
     subtests: pytest.Subtests,
 ) -> None:
-    """As text and as JSON it works, or says in one line, with exit code 2, that a file has no such thing."""
+    """It works, or says in one line, with exit code 2, that a file has no such thing; as text and as JSON."""
     lines = COMMANDS.strip().splitlines()
     verbs = {line.split()[0].lstrip("!") for line in lines}
     assert verbs == set(cli.VERBS) - {"server", "report", "bench"}  # of archives and servers, not of queues
-    for line, zk, as_json in itertools.product(lines, (files, on_zookeeper), (False, True)):
+    for line, (zk, as_json) in itertools.product(lines, ((files, False), (files, True), (on_zookeeper, True))):
         with subtests.test(line, kind=type(zk).__name__, as_json=as_json):
             side, exported, edited = Side(zk), tmp_path / f"{next(numbers)}", tmp_path / f"edited{next(numbers)}"
             told, _, after = line.lstrip("!").partition(" => ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,7 @@ BYTES = st.binary(max_size=60) | st.lists(
 @example(before=b"\xef\xbb\xbf-a\r", text=b"x\ny", variables=["v"])
 @example(before=b"\r", text=b"x\r", variables=[])
 @example(before=b"-a", text=b"x\r", variables=[])
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_an_append_never_changes_what_was_there(
     tmp_path_factory: pytest.TempPathFactory, before: bytes, text: bytes, variables: list[str]
 ) -> None:
@@ -285,19 +286,17 @@ def test_a_file_is_its_owner_s_and_no_link(tmp_path: Path) -> None:
     shared.chmod(0o660)
     with TextQueue.open(shared) as queue:
         queue.append("b")
-        next(queue.messages()).mark_processed()
         assert shared.stat().st_mode & 0o777 == 0o660
         elsewhere = shared.rename(tmp_path / "elsewhere")
         shared.symlink_to(elsewhere)  # a link that takes the file's place meanwhile is not written through
         with pytest.raises(StaleMessage, match="replaced"):
             queue.append("c")
     (tmp_path / "dangling.tq").symlink_to(tmp_path / "not there")
-    for link in (shared, tmp_path / "dangling.tq"):
-        for options in ({}, {"write": False}):
-            with pytest.raises(HostileFile, match="symbolic link"):
-                TextQueue.open(link, **options)
+    for link, options in itertools.product((shared, tmp_path / "dangling.tq"), ({}, {"write": False})):
+        with pytest.raises(HostileFile, match="symbolic link"):
+            TextQueue.open(link, **options)
     assert not (tmp_path / "not there").exists()
-    assert elsewhere.read_bytes() == b"=a\n-b\n"
+    assert elsewhere.read_bytes() == b"-a\n-b\n"
 
 
 def test_a_file_may_be_opened_to_be_read_only(tmp_path: Path) -> None:
@@ -325,7 +324,7 @@ VARIABLE = st.text(st.sampled_from("ab =\u00e9 "), max_size=8)
 
 
 @given(data=st.binary(max_size=200) | st.text(st.sampled_from("-=!# \\\nab\r\u00e9"), max_size=60).map(str.encode))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_random_bytes_are_read_and_only_marks_change_them(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:
