@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
-from airflow_provider_zkmq.engine.core.claiming import ask, by_id, loop, over, ready
+from airflow_provider_zkmq.engine.core.claiming import ask, by_id, claim, loop, over, ready
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Sync, Wait
@@ -32,14 +32,14 @@ from airflow_provider_zkmq.engine.core.reading import (
     trimmed,
     wait,
 )
-from airflow_provider_zkmq.engine.core.reading import counts as counting
-from airflow_provider_zkmq.engine.core.reading import explain as explaining
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
-from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, operate, several_writers
+from airflow_provider_zkmq.engine.core.reading.counts import counts
+from airflow_provider_zkmq.engine.core.reading.explain import explain
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, operate, settle, several_writers
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion
 from airflow_provider_zkmq.engine.fronts.methods import by_token
 from airflow_provider_zkmq.engine.fronts.verbs import QueueVerbs
-from tests.stepping import Stepper
+from tests.unit.claiming import ANY, another, in_hand, refused, step
 from tests.unit.world import Client, new_context, new_queue
 
 #: Every verb of a queue with the arguments that it takes, but for those that create the queue, or look at no znode.
@@ -52,12 +52,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "ids": ids.ids,
     "read_many": lambda it: many.read_many(it, ["a"]),
     "scan": lambda it: scanning.scan(it, ["a"], ["id"]),
-    "counts": counting.counts,
+    "counts": counts,
     "conf": settings.conf,
     "consumers": register.consumers,
     "follow": lambda it: following.follow(it, "a", print),
     "tree": lambda it: trees.read_tree(it, "a"),
-    "explain": lambda it: explaining.explain(it, "a"),
+    "explain": lambda it: explain(it, "a"),
     "wait": lambda it: wait.wait(it, ["a"]),
     "find": lambda it: finding.find_matching(it, "all()"),
     "wait_batch": lambda it: batches.wait_batch(it, "b"),
@@ -131,61 +131,50 @@ def test_a_verb_on_a_missing_queue_creates_nothing_and_names_those_that_come_clo
     for queue in ("census", "consensus", "orders"):
         client.do(configure.configure(elsewhere(client, queue)))
     context, before = elsewhere(client, "cencus"), set(client.zk.nodes)
-    with pytest.raises(QueueNotFound, match=r"'cencus' does not exist under '/zkmq' \(did you mean 'census'") as caught:
-        client.do(existence.unless_missing(context, CALLS[name](context)))
+    why = r"'cencus' does not exist under '/zkmq' \(did you mean 'census'"
+    told = refused(client, QueueNotFound, existence.unless_missing(context, CALLS[name](context)), why)
     assert set(client.zk.nodes) == before
-    assert caught.value.similar[0] == "census"
-    assert "orders" not in caught.value.similar
+    assert (told.similar[0], "orders" in told.similar) == ("census", False)
 
 
 def test_what_creates_a_queue_goes_on_creating_it() -> None:
-    """Enqueues and `configure`."""
+    """Enqueues and `configure`. Where the queue is there, the error of a missing task stays what it was."""
     client = new_queue()
     client.do(enqueue.enqueue(elsewhere(client, "a"), Message(b"x")))
     client.do(configure.configure(elsewhere(client, "b"), lock=5))
     assert {"/zkmq/a/conf/layout", "/zkmq/b/conf/layout"} <= client.zk.nodes.keys()
-
-
-def test_a_task_that_is_missing_from_a_queue_is_told_as_that() -> None:
-    """The queue is there: the error stays what it was."""
-    client = new_queue()
-    with pytest.raises(TaskNotFound, match="never enqueued"):
-        client.do(existence.unless_missing(client.context, inspect.read_task(client.context, "a")))
+    reading = existence.unless_missing(client.context, inspect.read_task(client.context, "a"))
+    refused(client, TaskNotFound, reading, "never enqueued")
 
 
 def test_whether_a_queue_is_there_is_asked_without_creating_it() -> None:
     """A server that lags behind is asked to catch up first."""
     client = new_queue()
-    context = elsewhere(client, "later")
-    stepper = Stepper(client.zk, client.session, existence.exists(context))
+    stepper = step(client, existence.exists(elsewhere(client, "later")))
     assert stepper.finish() is False
     assert [type(op) for op in stepper.done] == [Exists, Sync, Exists]
     assert client.do(existence.exists(client.context)) is True
 
 
-def test_who_waits_for_a_queue_is_woken_by_a_watch() -> None:
-    """Nothing is asked between the look that set the watch and the creation, which ends the wait at once."""
-    client = new_queue()
+@pytest.mark.parametrize("comes", [True, False])
+def test_who_waits_for_a_queue_is_woken_by_a_watch(comes: bool) -> None:
+    """Nothing is asked between the look that set the watch and the creation, which ends the wait at once.
+
+    So does a wake, as of a worker that is told to stop.
+    """
+    client, stop = new_queue(), []
     context = elsewhere(client, "later")
-    stepper = Stepper(client.zk, client.session, existence.exists(context, None))
+    stepper = step(client, existence.exists(context, None, stopping=lambda: bool(stop)))
     stepper.until(Wait)
     signal = stepper.op.signal
-    client.do(configure.configure(elsewhere(client, "later")))
+    if comes:
+        client.do(configure.configure(elsewhere(client, "later")))
+    else:
+        stop.append(True)
+        context.signal.fire()
     assert signal.count > stepper.op.seen
     stepper.answer(True)
-    assert stepper.finish() is True
-
-
-def test_a_wait_for_a_queue_is_ended_by_a_wake() -> None:
-    """As that of a worker that is told to stop."""
-    client, stop = new_queue(), [False]
-    context = elsewhere(client, "later")
-    stepper = Stepper(client.zk, client.session, existence.exists(context, None, stopping=lambda: stop[0]))
-    stepper.until(Wait)
-    stop[0] = True
-    context.signal.fire()
-    stepper.answer(True)
-    assert stepper.finish() is False
+    assert stepper.finish() is comes
 
 
 def test_a_search_waits_for_the_queue_where_it_is_told_to() -> None:
@@ -194,10 +183,9 @@ def test_a_search_waits_for_the_queue_where_it_is_told_to() -> None:
     context, told = elsewhere(client, "latter"), []
     client.do(configure.configure(elsewhere(client, "later")))
     context.run.report = lambda _path, why: told.append(why)
-    with pytest.raises(WaitTimeout, match="'latter' did not come in time") as caught:
-        client.do(finding.find_matching(context, "all()", 1, 5, wait_for_queue=True))
-    assert caught.value.left == ("all()",)
-    stepper = Stepper(client.zk, client.session, finding.find_matching(context, "all()", 1, 60, wait_for_queue=True))
+    search = lambda seconds: finding.find_matching(context, "all()", 1, seconds, wait_for_queue=True)
+    assert refused(client, WaitTimeout, search(5), "'latter' did not come in time").left == ("all()",)
+    stepper = step(client, search(60))
     stepper.until(Wait)
     client.do(enqueue.enqueue(elsewhere(client, "latter"), Message(b"x", task_id="a")))
     stepper.answer(True)
@@ -217,8 +205,7 @@ def remove(client: Client, base: str = "/zkmq/q") -> None:
 def test_a_claim_that_waits_is_told_when_its_queue_goes() -> None:
     """By the watch on its configuration; it is not created again."""
     client = new_queue()
-    asked = client.do(ask.ask(client.context, timeout=60))
-    stepper = Stepper(client.zk, client.session, asked.claiming(Caller()))
+    stepper = step(client, client.do(ask.ask(client.context, timeout=60)).claiming(Caller()))
     stepper.until(Wait)
     seen = stepper.op.seen
     remove(client)
@@ -230,45 +217,27 @@ def test_a_claim_that_waits_is_told_when_its_queue_goes() -> None:
 
 
 def test_a_queue_of_the_same_name_is_another_queue() -> None:
-    """Whoever used the first one goes on with the second: enqueue, claim, settle, with nothing left of the memory."""
-    client = new_queue()
-    other = Client(client.zk, "other")
-    client.put(task_id="a")
-    held = client.claimed()
+    """Whoever used the first one goes on with the second: enqueue, claim, settle, with nothing left of the memory.
+
+    But for who is told of changes: clean-up hears of those of the new queue.
+    """
+    client, held = in_hand()
+    other, hears = another(client), lambda: None
+    client.put(delay=5)
+    client.context.configuration.changed = hears
     assert other.take() is None
     remove(client)
-    with pytest.raises(QueueNotFound):
-        other.take()
-    with pytest.raises(ClaimLost):
-        client.fail(held)
-    with pytest.raises(ClaimLost):
-        client.complete(held)
+    for call in (settle.fail(client.context, held, "e"), settle.complete(client.context, held)):
+        refused(client, ClaimLost, call)
+    for each in (other, client):
+        refused(each, QueueNotFound, claim.claim(each.context, ANY))
+        context = each.context
+        assert (context.configuration.conf, context.registration.consumer, context.census.live) == (None, None, [])
+        assert (context.slots.open, context.slots.buckets, context.listings.readings) == ({}, set(), {})
+    assert client.context.configuration.changed is hears
     client.put(task_id="a", data=b"new")
     assert [client.work(), other.work()] == [["a"], []]
     other.put(task_id="b")
     assert other.work() == ["b"]
     client.check()
     assert (client.reports, other.reports) == ([], [])
-
-
-def test_a_memory_of_a_queue_that_is_gone_is_empty() -> None:
-    """Configuration, lanes, buckets, census, register."""
-    client = new_queue()
-    client.put(delay=5)
-    client.put()
-    client.take()
-    remove(client)
-    with pytest.raises(QueueNotFound):
-        client.take()
-    context = client.context
-    assert (context.configuration.conf, context.registration.consumer, context.census.live) == (None, None, [])
-    assert (context.slots.open, context.slots.buckets, context.listings.readings) == ({}, set(), {})
-
-
-def test_who_is_told_of_changes_is_told_of_those_of_the_queue_that_comes_later() -> None:
-    """A client forgets a queue that is gone, but not who looks after it: clean-up hears of the new queue's changes."""
-    client, told = new_queue(), []
-    client.context.configuration.changed = lambda: told.append(1)
-    client.context.forget_queue()
-    client.context.configuration.changed()
-    assert told == [1]

@@ -1,11 +1,14 @@
-"""Workers know queues by protocols only, and make one decision of whatever a try at settling raised."""
+"""What a worker has in hand: who decides on its end, heartbeats, one verdict of whatever a try at settling raised."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Error, Retry, Snooze, Success, Worker
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, Unavailable
 from airflow_provider_zkmq.engine.working import verdicts
-from airflow_provider_zkmq.engine.working.deliveries import Delivery
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
 from airflow_provider_zkmq.engine.working.verdicts import Tally, Verdict
 from tests.unit.test_cli import a_task
 
@@ -160,9 +163,11 @@ def test_both_workers_settle_by_the_same_rules(
     assert claim.outcomes == [Success("done")] * finished
 
 
-@pytest.mark.parametrize(
-    ("error", "over", "verdict", "level"),
-    [
+def test_each_error_is_one_verdict_and_one_report(
+    log: None, caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests
+) -> None:
+    """A session that is merely cut off still has its claims; what is in the way for good is told in full, once."""
+    for error, over, verdict, level in (
         (ClaimLost("gone"), False, Verdict.LOST, "WARNING"),
         (SessionLost("ended"), True, Verdict.LOST, "WARNING"),
         (SessionLost("cut off"), False, Verdict.AGAIN, "WARNING"),
@@ -170,35 +175,26 @@ def test_both_workers_settle_by_the_same_rules(
         (OutcomeUnknown("no reply"), False, Verdict.AGAIN, "WARNING"),
         (ConfigError("no"), False, Verdict.LATER, "ERROR"),
         (SystemExit(3), False, Verdict.LATER, "ERROR"),
-    ],
-    ids=lambda value: getattr(value, "name", str(value)),
-)
-def test_each_error_is_one_verdict_and_one_report(
-    error: BaseException, over: bool, verdict: Verdict, level: str, log: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A session that is merely cut off still has its claims; what is in the way for good is told in full, once."""
-    delivery: Delivery[Any, Any] = Delivery(ListClaim(over=over), None)
-    tally = Tally()
-    assert tally.judge(delivery, error) is verdict
-    assert [record.levelname for record in caplog.records] == [level]
-    assert bool(caplog.records[0].exc_info) is (verdict is Verdict.LATER)
-    caplog.clear()
-    assert tally.judge(delivery, error) is verdict
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    ):
+        with subtests.test(error=repr(error), over=over):
+            delivery: Delivery[Any, Any] = Delivery(ListClaim(over=over), None)
+            caplog.clear()
+            tally = Tally()
+            assert [tally.judge(delivery, error) for _ in range(2)] == [verdict, verdict]
+            assert [record.levelname for record in caplog.records] == [level, "WARNING"]
+            assert bool(caplog.records[0].exc_info) is (verdict is Verdict.LATER)
 
 
-@pytest.mark.parametrize("begun", [True, False])
-@pytest.mark.parametrize("outcome", [Success(), Error("no"), Retry("no"), Snooze(3)], ids=lambda it: type(it).__name__)
-def test_only_what_a_handler_was_called_for_counts(
-    outcome: Any, begun: bool, log: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_what_a_handler_was_called_for_counts(log: None, caplog: pytest.LogCaptureFixture) -> None:
     """As finished or failed; a failure is told with its outcome."""
     caplog.set_level(logging.INFO, "verdicts")
-    delivery: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=begun)
-    tally, success = Tally(), isinstance(outcome, Success)
-    assert tally.settled(delivery, success=success) is Verdict.SETTLED
-    assert (tally.finished, tally.failed) == (begun * success, begun * (not success))
-    assert len(caplog.records) == (begun and not success)
+    for begun, outcome in product((True, False), (Success(), Error("no"), Retry("no"), Snooze(3))):
+        caplog.clear()
+        delivery: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=begun)
+        tally, success = Tally(), isinstance(outcome, Success)
+        assert tally.settled(delivery, success=success) is Verdict.SETTLED
+        assert (tally.finished, tally.failed) == (begun * success, begun * (not success))
+        assert len(caplog.records) == (begun and not success)
 
 
 def test_the_owner_hears_of_what_was_handled_and_ends_nothing(log: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,3 +214,68 @@ def test_the_owner_hears_of_what_was_handled_and_ends_nothing(log: None, caplog:
     assert heard == [Snooze(3), None]
     assert (tally.finished, tally.failed) == (0, 1)
     assert sum(record.levelname == "ERROR" for record in caplog.records) == 2
+
+
+# --- the table of what is in hand
+
+
+def test_who_decides_first_settles() -> None:
+    """Of the handler's thread and of who ends the worker, one is told that it may settle.
+
+    Given up before its handler was called it is to be released, and its handler is never called.
+    """
+    start = threading.Barrier(2)
+
+    def decide(work: Callable[..., bool], *args: Any) -> bool:
+        start.wait()
+        return work(*args)
+
+    table = Deliveries[Any, Any]()
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(200):
+            it = table.add(ListClaim(), None)
+            assert table.begin(it)
+            mine = pool.submit(decide, table.decide, it, Success())
+            theirs = pool.submit(decide, table.give_up, it)
+            assert mine.result() is not theirs.result()
+            assert it.outcome == (Success() if mine.result() else OUTLASTED)
+    it = table.add(ListClaim(), None)
+    assert (table.give_up(it), it.outcome, table.begin(it)) == (True, NOT_BEGUN, False)
+
+
+def test_a_heartbeat_that_failed_is_tried_again_soon() -> None:
+    """Long before the next one of its span would be due, and a claim that is over is not extended at all."""
+    table = Deliveries[Any, Any]()
+    long, ended = table.add(ListClaim(), 600), table.add(ListClaim(settled=True), 0.001)
+    assert table.until_next_beat(1000) > 100
+    table.beaten(long, good=False)
+    assert table.until_next_beat(1000) <= 0.5
+    table.beaten(long, good=True)
+    table.beaten(ended, good=False)
+    assert (table.due(), table.until_next_beat(1000) > 100) == ([], True)
+    table.drop(long)
+    assert table.until_next_beat(1000) == 1000
+
+
+def test_the_table_is_shared_by_many_threads() -> None:
+    """Eight threads take and drop while another looks for what is due: nobody raises, nothing stays."""
+    table, done = Deliveries[Any, Any](), threading.Event()
+
+    def work() -> None:
+        for _ in range(2000):
+            it = table.add(ListClaim(), 0.003)
+            table.beaten(it, good=True)
+            table.drop(it)
+
+    def beat() -> None:
+        while not done.is_set():
+            table.due()
+            table.until_next_beat(1)
+
+    with ThreadPoolExecutor(9) as pool:
+        beating, working = pool.submit(beat), [pool.submit(work) for _ in range(8)]
+        for each in working:
+            each.result()
+        done.set()
+        beating.result()
+    assert (len(table), table.wait_empty(0)) == (0, True)
