@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -62,9 +63,6 @@ VALUES: Final[dict[str, bytes]] = JSON | {
     "nested deeply": b"[" * 900 + b"]" * 900,
 }
 _HERE: Final = "@@here@@"
-MISSING: Final = None
-
-
 #: Names of znodes that do not belong where they stand.
 STRANGERS: Final = (
     "foreign", "00000001", "0028333333", "000000000000001~x", "p00000;#abc", "000000000000001~..", "~x",
@@ -156,29 +154,28 @@ def _ended(client: Client) -> None:
     client.complete(client.claimed(), result=b"left")
     client.put(task_id="cancelled")
     client.cancel("cancelled")
-    for task_id in ("window", "awaited"):
-        client.put(task_id=task_id)
-        claimed = client.claimed()
-        if task_id == "awaited":
-            client.put(b"again", task_id=task_id, requeue=True)
-        client.complete(claimed, dedupe=150)
+    client.put(task_id="window")
+    client.complete(client.claimed(), dedupe=150)
+    client.put(task_id="awaited")
+    claimed = client.claimed()
+    client.put(b"again", task_id="awaited", requeue=True)
+    client.complete(claimed, dedupe=150)
 
 
 def _claimed(client: Client, tokens: dict[str, int]) -> None:
-    client.put(task_id="held", metadata={"a": 1})
-    tokens["held"] = client.claimed().token
-    client.put(task_id="leased")
-    tokens["leased"] = client.claimed(lease=100).token
-    client.put(task_id="locked", lock=100)
-    tokens["locked"] = client.claimed().token
-    client.put(task_id="escrow")
-    tokens["escrow"] = client.claimed().token
-    client.put(b"again", task_id="escrow", requeue=True)
-    client.put(task_id="rerun")
-    rerun = client.claimed()
-    client.put(b"again", task_id="rerun", requeue=True)
-    client.complete(rerun, result=b"first")
-    tokens["rerun"] = client.claimed().token
+    claims: dict[str, tuple[dict[str, Any], float | None]] = {
+        "held": ({"metadata": {"a": 1}}, None), "leased": ({}, 100), "locked": ({"lock": 100}, None),
+        "escrow": ({}, None), "rerun": ({}, None),
+    }  # fmt: skip
+    for task_id, (options, lease) in claims.items():
+        client.put(task_id=task_id, **options)
+        claimed = client.claimed(lease=lease)
+        if task_id in {"escrow", "rerun"}:
+            client.put(b"again", task_id=task_id, requeue=True)
+        if task_id == "rerun":
+            client.complete(claimed, result=b"first")
+            claimed = client.claimed()
+        tokens[task_id] = claimed.token
 
 
 def _batches(client: Client) -> None:
@@ -210,16 +207,12 @@ def _waiting(client: Client) -> None:
 
 def kinds(order: str = "default") -> list[str]:
     """The znodes to damage: all of the tasks and lanes, and of the rest a few of each kind."""
-    made = world(order)
-    seen: dict[tuple[str, int], int] = {}
-    chosen = []
+    made, seen, chosen = world(order), Counter[tuple[str, int]](), []
     for path in sorted(made.zk.nodes):
-        if not path.startswith(made.base + "/"):
-            continue
-        parts = path[len(made.base) + 1 :].split("/")
-        kind = (parts[0], len(parts))
-        seen[kind] = seen.get(kind, 0) + 1
-        if parts[0] in {"tasks", "queue", "conf", "batches"} or seen[kind] <= 2:
+        top, _, below = path.removeprefix(f"{made.base}/").partition("/")
+        kind = top, below.count("/") if below else -1
+        seen[kind] += 1
+        if path.startswith(f"{made.base}/") and (top in {"tasks", "queue", "conf", "batches"} or seen[kind] <= 2):
             chosen.append(path)
     return chosen
 
@@ -227,7 +220,7 @@ def kinds(order: str = "default") -> list[str]:
 def damages(path: str, order: str = "default") -> Iterator[Damage]:
     """Each way of damaging one znode as a whole."""
     node = world(order).zk.nodes[path]
-    yield Damage(path, "missing", MISSING)
+    yield Damage(path, "missing", None)
     if not node.owner:
         strangers = STRANGERS if path.rpartition("/")[0] == world(order).base else STRANGERS[:1]
         names = (name for name in strangers if name not in node.children)

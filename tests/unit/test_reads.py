@@ -352,6 +352,13 @@ def test_consumers_tell_who_they_are_and_what_they_have_in_hand() -> None:
         ("second", None, None, (theirs,), False),
         ("third", None, None, (), True),
     ]
+    # However many there are, a request names a bounded number of them.
+    log = Log()
+    for number in range(BEYOND_A_CHUNK):
+        client.put()
+        Client(client.zk, f"c{number:03}").claimed()
+    assert len(client.do(register.consumers(client.context), log)) == len(told) + BEYOND_A_CHUNK
+    assert max(len(op.paths) for op in log.of(GetMany)) <= nodes.AT_ONCE
 
 
 def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> None:
@@ -368,16 +375,6 @@ def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> Non
     assert reported(client) == [path]
     leaves = lambda op: client.zk.nodes.pop(path) and None if isinstance(op, GetMany) and op.paths == (path,) else None
     assert client.do(register.consumers(client.context), leaves) == []
-
-
-def test_a_long_register_is_read_in_chunks() -> None:
-    """However many consumers there are, a request names a bounded number of them."""
-    client, log = new_queue(), Log()
-    for number in range(BEYOND_A_CHUNK):
-        client.put()
-        Client(client.zk, f"c{number:03}").claimed()
-    assert len(client.do(register.consumers(client.context), log)) == BEYOND_A_CHUNK
-    assert max(len(op.paths) for op in log.of(GetMany)) <= nodes.AT_ONCE
 
 
 def test_queue_names_leave_out_what_is_no_queue() -> None:
