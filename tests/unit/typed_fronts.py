@@ -16,7 +16,6 @@ from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
 from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.core.tasks.batches import Batch
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
 from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
 from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
@@ -29,68 +28,50 @@ from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
 
 def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None:
     assert_type(Zkmq.connect(), Zkmq | FileClient)
-    assert_type(zk.queues(), list[str])
     assert_type(zk.queue("q"), Queue)
     assert_type(zk.transaction(), UnitOfWork)
     assert_type(queue.pause, Callable[[], bool])
     assert_type(queue.pause(), bool)
     assert_type(queue.task("a"), Task)
-    assert_type(queue.counts(), dict[str, int])
     assert_type(queue.enqueue(b"x", {"region": "eu"}, priority=3, task_id="a"), str)
     assert_type(queue.enqueue_many([Message(b"x")], batch="b"), list[str])
     assert_type(queue.enqueue_new([Message(b"x", task_id="a")], batch="b"), NewTasks)
-    assert_type(queue.seal_batch("b"), Batch)
     assert_type(queue.claim({"region": "eu"}, "at_least", timeout=5), Claim | None)
     assert_type(queue.claim_many(5, {"region": "eu"}, "at_least", timeout=5), list[Claim])
     assert_type(queue.claim_task("a", lease=60, attempt=2), Claim | None)
-    assert_type(queue.take_over("a", 1), Claim | None)
-    assert_type(queue.ready({"region": "eu"}, "at_least", timeout=None), bool)
     for each in queue.claims({"region": "eu"}, timeout=0, prefetch=8):
         assert_type(each, Claim)
         each.result = b"r"
     assert_type(queue.fail("a", 1, "no", retry=False), State)
-    assert_type(queue.fail(task_id="a", token=1, error="no"), State)
     assert_type(queue.worker(print), Worker)
     claim = queue.claim()
     assert claim is not None
     assert_type(claim.task, Task)
-    assert_type(claim.fail("no", backoff=3), State)
-    assert_type(claim.complete(b"r", dedupe=60), None)
     assert_type(claim.transaction(), UnitOfWork)
     assert_type(unit.try_take("q", timeout=1), Task | None)
-    assert_type(unit.put("q", b"x"), str)
     assert_type(unit.commit(b"r"), list[str])
     assert_type(running.report(0.5, "half"), None)
 
 
 async def awaited(zk: AsyncZkmq, queue: AsyncQueue, unit: AsyncUnitOfWork, running: RunningAsync) -> None:
     assert_type(AsyncZkmq.connect(), AsyncZkmq)
-    assert_type(await zk.queues(), list[str])
     assert_type(zk.queue("q"), AsyncQueue)
     assert_type(zk.transaction(), AsyncUnitOfWork)
     assert_type(queue.pause, Callable[[], Coroutine[Any, Any, bool]])
     assert_type(await queue.pause(), bool)
     assert_type(await queue.task("a"), Task)
-    assert_type(await queue.counts(), dict[str, int])
     assert_type(await queue.enqueue(b"x", {"region": "eu"}, priority=3, task_id="a"), str)
-    assert_type(await queue.enqueue_many([Message(b"x")], batch="b"), list[str])
-    assert_type(await queue.enqueue_new([Message(b"x", task_id="a")], batch="b"), NewTasks)
-    assert_type(await queue.seal_batch("b"), Batch)
     assert_type(await queue.claim({"region": "eu"}, "at_least", timeout=5), AsyncClaim | None)
     assert_type(await queue.claim_many(5, selector="region==eu"), list[AsyncClaim])
     async for each in queue.claims(selector="region==eu", timeout=0):
         assert_type(each, AsyncClaim)
     assert_type(await queue.fail("a", 1, "no", retry=False), State)
-    assert_type(await queue.fail(task_id="a", token=1, error="no"), State)
     assert_type(queue.worker(print), AsyncWorker)
     claim = await queue.claim()
     assert claim is not None
     assert_type(claim.task, Task)
-    assert_type(await claim.fail("no", backoff=3), State)
-    assert_type(await claim.complete(b"r", dedupe=60), None)
     assert_type(claim.transaction(), AsyncUnitOfWork)
     assert_type(await unit.try_take("q", timeout=1), Task | None)
-    assert_type(await unit.put("q", b"x"), str)
     assert_type(await unit.commit(b"r"), list[str])
     assert_type(await running.report(0.5, "half"), None)
 
@@ -116,9 +97,7 @@ def times(queue: Queue, either: Queue | FileQueue, claim: Claim) -> None:
     assert_type(either.enqueue("x", not_before=when, lock=span), str)
     assert_type(queue.find("all()", since=datetime.now(UTC)), list[str])
     assert_type(either.worker(print, grace=span, throttle=0), Worker)
-    assert_type(queue.task("a").enqueued_at, pendulum.DateTime)
     assert_type(queue.task("a").due_at, pendulum.DateTime | None)
-    assert_type(RetryPolicy(min_backoff=span).min_backoff, float)
     assert_type(parse_duration("5m"), float)
     seconds: Duration = span
     queue.enqueue("x", delay=seconds)
