@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import time
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from airflow_provider_zkmq.engine import (
-    AsyncQueue,
-    AsyncUnitOfWork,
     AsyncZkmq,
     ConfigError,
     IllegalTransition,
     OrderedEnum,
     OutcomeUnknown,
-    Queue,
     TaskTooLarge,
     TransportError,
     Unavailable,
-    UnitOfWork,
     Zkmq,
 )
 from airflow_provider_zkmq.engine.config import ConnectionConfig
@@ -34,9 +29,11 @@ from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading import configuration
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, giveback, putting, transaction
 from airflow_provider_zkmq.engine.fronts.unit import Transaction
+from tests.unit.claiming import another, in_hand, refused
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
 
 NOWHERE = ConnectionConfig.of("127.0.0.1:1", request_timeout=20, session_timeout=0.2)
+AWAY = Unavailable("gone")
 
 
 def unit_with(client: Client, *messages: Message, queue: str = "new") -> transaction.Transaction:
@@ -56,30 +53,16 @@ async def test_a_put_is_in_memory_only() -> None:
     unit = client.transaction()
     assert unit.put("q", b"x", {"size": 3}, task_id="a") == "a"
     assert unit.put("q", b"x") != unit.put("q", b"x")
-    for wrong in (
-        {"priority": 10**6},
-        {"task_id": "a/b"},
-        {"delay": -5},
-        {"update": True},
-        {"metadata": {"a": object()}},
-    ):
+    wrong = {"priority": 10**6, "task_id": "a/b", "delay": -5, "update": True, "metadata": {"a": object()}}
+    for name, value in wrong.items():
         with pytest.raises(ConfigError):
-            unit.put("q", b"x", **wrong)
+            unit.put("q", b"x", **{name: value})
     with pytest.raises(TaskTooLarge):
         unit.put("q", b"x" * 2_000_000)
     with pytest.raises(ConfigError, match="queue name"):
         unit.put("a/b", b"x")
     assert await awaited.transaction().put("q", b"x", task_id="a") == "a"
     assert (client.requests, awaited.requests, len(unit._subject.transaction.put)) == ({}, {}, 3)
-
-
-def test_what_claims_is_shown_to_return_what_its_caller_gets() -> None:
-    """By Python's own signature of the method, in either front."""
-    claims = {Queue.claim: "Claim | None", AsyncQueue.claim: "AsyncClaim | None"}
-    for method, returns in (
-        claims | dict.fromkeys([UnitOfWork.try_take, AsyncUnitOfWork.try_take], "Task | None")
-    ).items():
-        assert inspect.signature(method).return_annotation == returns
 
 
 def test_a_commit_creates_the_queues_that_it_puts_into() -> None:
@@ -101,8 +84,7 @@ def test_a_refused_commit_creates_no_queue() -> None:
     for messages, error in ((undeclared, ConfigError), (large, TaskTooLarge)):
         client = new_queue()
         unit, before = unit_with(client, *messages), set(client.zk.nodes)
-        with pytest.raises(error):
-            client.do(transaction.commit(unit))
+        refused(client, error, transaction.commit(unit))
         assert set(client.zk.nodes) == before
         client.do(transaction.rollback(unit))
         assert unit.ended
@@ -141,9 +123,7 @@ def test_a_transaction_leaves_behind_the_membership_that_is_missing_and_no_other
 
 
 def taken() -> tuple[Client, Claimed, transaction.Transaction]:
-    client = new_queue()
-    client.put(task_id="a")
-    claimed = client.claimed()
+    client, claimed = in_hand()
     return client, claimed, transaction.Transaction([(client.context, claimed)])
 
 
@@ -152,59 +132,48 @@ def holder(over: Any) -> giveback.Holder:
 
 
 def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:
-    """The server gave back what the session held: the rollback is over at once, and others take the task."""
-    client, _, unit = taken()
-    client.zk.expire(client.session)
-    asked: list[Any] = []
-    client.do(transaction.rollback(unit, holder(lambda: True)), asked.append)
-    assert (asked, unit.ended, unit.taken) == ([], True, [])
-    assert Client(client.zk, "other").work() == ["a"]
+    """The server gave back what the session held: the rollback is over at once, and others take the task.
+
+    Sent, and cut off: it waits no longer than its session lives, and raises nothing.
+    """
+    for sent in (False, True):
+        client, _, unit = taken()
+        asked: list[Any] = []
+
+        def fault(op: Any, asked: list[Any] = asked) -> Any:
+            asked.append(op)
+            return LOST_REQUEST if isinstance(op, Multi) else None
+
+        over = lambda sent=sent, asked=asked: not sent or any(isinstance(op, Multi) for op in asked)
+        if not sent:
+            client.zk.expire(client.session)
+        client.do(transaction.rollback(unit, holder(over)), fault)
+        assert (unit.ended, unit.taken) == (True, [])
+        assert isinstance(asked[-1], Multi) if sent else not asked
+        client.zk.expire(client.session)
+        assert another(client).work() == ["a"]
 
 
 def test_a_rollback_out_of_reach_of_its_session_is_owed_to_it() -> None:
     """The session was out of reach for longer than it lives, and lives: its client gives the task back all the same."""
     client, claimed, unit = taken()
-    asked = iter([False])
-    client.do(transaction.rollback(unit, holder(lambda: next(asked, True))), at(0, Unavailable("gone"), Multi))
+    asked, other = iter([False]), another(client)
+    client.do(transaction.rollback(unit, holder(lambda: next(asked, True))), at(0, AWAY))
     assert (unit.ended, unit.taken) == (True, [])
     assert [owed.claimed for owed in client.context.claims.owed.values()] == [claimed]
-    assert Client(client.zk, "other").take() is None
+    assert other.take() is None
     assert client.do(giveback.give_back(client.context)) == 1
-    assert Client(client.zk, "other").work() == ["a"]
-
-
-def test_a_rollback_whose_reply_is_lost_waits_no_longer_than_its_session_lives() -> None:
-    """Sent, and cut off: it does not wait for the connection beyond the end of the session, and raises nothing."""
-    client, _, unit = taken()
-    asked: list[Any] = []
-    lost = holder(lambda: any(isinstance(op, Multi) for op in asked))
-
-    def cut_off(op: Any) -> Any:
-        asked.append(op)
-        return LOST_REQUEST if isinstance(op, Multi) else None
-
-    client.do(transaction.rollback(unit, lost), cut_off)
-    assert unit.ended
-    assert isinstance(asked[-1], Multi)
-    client.zk.expire(client.session)
-    assert Client(client.zk, "other").work() == ["a"]
+    assert other.work() == ["a"]
 
 
 def test_a_rollback_that_may_have_met_a_commit_says_so_whatever_became_of_the_session() -> None:
     """The commit was sent and its outcome is unknown: that the session is over does not tell it."""
     client, _, unit = taken()
-
-    def cut_off(op: Any) -> Any:
-        gone = Unavailable("gone") if isinstance(op, Reconnect) else None
-        return LOST_REPLY if isinstance(op, Multi) else gone
-
-    with pytest.raises(OutcomeUnknown):
-        client.do(transaction.commit(unit), cut_off)
-    with pytest.raises(TransportError):
-        client.do(transaction.rollback(unit, holder(lambda: True)), lambda _op: Unavailable("gone"))
+    cut_off = lambda op: LOST_REPLY if isinstance(op, Multi) else AWAY if isinstance(op, Reconnect) else None
+    refused(client, OutcomeUnknown, transaction.commit(unit), None, cut_off)
+    refused(client, TransportError, transaction.rollback(unit, holder(lambda: True)), None, lambda _op: AWAY)
     assert not unit.ended
-    with pytest.raises(IllegalTransition, match="had happened"):
-        client.do(transaction.rollback(unit))
+    refused(client, IllegalTransition, transaction.rollback(unit), "had happened")
 
 
 def test_a_session_is_over_once_it_is_out_of_reach_for_its_time_out() -> None:
@@ -240,26 +209,17 @@ async def test_a_failing_rollback_does_not_hide_what_ended_the_block(caplog: pyt
         """The handler's."""
 
     for trouble in (OutcomeUnknown("lost"), Unavailable("away"), RuntimeError("a mistake")):
-
-        def failing(trouble: Exception = trouble) -> None:
-            raise trouble
-
-        async def awaited(trouble: Exception = trouble) -> None:
-            await asyncio.sleep(0)
-            raise trouble
-
         unit, other = Zkmq(NOWHERE).transaction(), AsyncZkmq(NOWHERE).transaction()
-        unit.rollback, other.rollback = failing, awaited  # type: ignore[method-assign]
-        with caplog.at_level(logging.WARNING), pytest.raises(Broken) as caught, unit:
-            raise Broken
-        assert caught.value.__notes__ == [f"its rollback: {trouble}"]
-        assert str(trouble) in caplog.text
-        caplog.clear()
-        with pytest.raises(Broken) as caught:
-            async with other:
+        unit.rollback = Mock(side_effect=trouble)  # type: ignore[method-assign]
+        other.rollback = AsyncMock(side_effect=trouble)  # type: ignore[method-assign]
+        with caplog.at_level(logging.WARNING):
+            with pytest.raises(Broken) as caught, unit:
                 raise Broken
-        assert caught.value.__notes__ == [f"its rollback: {trouble}"]
-        assert str(trouble) in caplog.text
+            with pytest.raises(Broken) as awaited:
+                async with other:
+                    raise Broken
+        assert caught.value.__notes__ == awaited.value.__notes__ == [f"its rollback: {trouble}"]
+        assert [str(trouble) in record.getMessage() + str(record.exc_info) for record in caplog.records] == [True, True]
         caplog.clear()
         with pytest.raises(type(trouble)):
             async with other:
