@@ -256,19 +256,3 @@ def test_what_is_put_down_when_the_connection_is_closed_under_its_worker_is_told
     with pytest.raises(SessionLost):
         worker.join()
     eventually(lambda: not worker._deliveries)
-
-
-def test_stopping_a_worker_waits_for_its_running_handler(q: Queue) -> None:
-    """v3.3 waits for its poll loops only: here `join` returns when the handler has, its result kept."""
-    entered, go = threading.Event(), threading.Event()
-    q.enqueue("x", task_id="m")
-    worker = q.worker(lambda _task: entered.set() or (go.wait(20) and "done"))
-    worker.start()
-    assert entered.wait(20)
-    assert worker.stop() is True
-    joined = started(worker.join)
-    assert q.claim(timeout=0.5) is None
-    assert (not joined.done(), q.task("m").status) == (True, "locked")
-    go.set()
-    joined.result(20)
-    assert (q.task("m").status, q.task("m").result) == ("done-awaiting-gc", b"done")

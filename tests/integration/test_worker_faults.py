@@ -18,7 +18,6 @@ from airflow_provider_zkmq.engine import (
     ConfigError,
     ConsumeOnce,
     Error,
-    Integer,
     Message,
     Queue,
     Retry,
@@ -135,40 +134,6 @@ def test_a_record_damaged_in_hand_is_a_dead_letter(zk: Zkmq, root: str, q: Queue
     claim = taken(q)
     assert claim.task.id == "state"
     claim.complete("anew")
-
-
-# --- what a worker meets itself
-
-
-def test_an_unexpected_exception_ends_no_worker(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim that raises what nobody expected is logged, and the worker's thread goes on."""
-    met = []
-    claim = q.claim
-
-    def stumble(**options: Any) -> Any:
-        if not met:
-            met.append(1)
-            raise RuntimeError("dictionary changed size during iteration")
-        return claim(**options)
-
-    monkeypatch.setattr(q, "claim", stumble)
-    q.enqueue(b"x", task_id="a")
-    in_time(lambda: q.worker(lambda _task: "done").run(until_empty=True))
-    assert (q.task("a").result, met) == (b"done", [1])
-
-
-@pytest.mark.full
-def test_a_selector_that_is_refused_later_ends_the_worker(zk: Zkmq, q: Queue) -> None:
-    """Its declaration gone, a running worker's selector is refused: `join` raises that, whatever threads there are."""
-    q.configure(filters={"size": Integer()})
-    it = q.worker(lambda _task: None, threads=3, selector="size>=1")
-    it.start()
-    eventually(lambda: q.counts() is not None and zk.queue("census")._context.registration.consumer is not None)
-    q.configure(filters={"other": Integer()})
-    q.enqueue(b"x")
-    with pytest.raises(ConfigError, match="size"):
-        in_time(it.join, 60)  # a thread finds out when it asks again, every 30 s at the latest
-    assert claimed(q) == 0
 
 
 # --- cancelling

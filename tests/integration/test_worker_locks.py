@@ -78,6 +78,7 @@ def keeps_its_lock(
     assert it.stop() if stops else True
     joined = started(it.join)
     assert q.claim(timeout=2.5) is None
+    assert (joined.done(), q.task("a").status) == (False, "locked")
     go.set()
     eventually(lambda: q.task("a").state == "finished")
     it.stop()
@@ -92,7 +93,10 @@ def test_a_worker_extends_the_lock_of_what_it_handles(q: Queue, front: Any) -> N
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"lease": 1}, marks=pytest.mark.full)], ids=["lock", "lease"])
 def test_heartbeats_go_on_during_the_grace(q: Queue, front: Any, options: dict[str, Any]) -> None:
-    """A worker is told to stop: the lock or lease of what it still handles is extended until the handler returns."""
+    """A worker is told to stop: the lock or lease of what it still handles is extended until the handler returns.
+
+    v3.3 waits for its poll loops only: here `join` returns when the handler has, its result kept.
+    """
     keeps_its_lock(q, front, stops=True, **options)
 
 

@@ -25,7 +25,6 @@ from airflow_provider_zkmq.engine.core.reading.once import once
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.tasks import enqueue, holding, operate
 from airflow_provider_zkmq.engine.core.upkeep import rescue
-from airflow_provider_zkmq.engine.errors import ClaimLost
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.stepping import Stepper
 from tests.support import eventually
@@ -206,21 +205,6 @@ def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment() -> None:
         client.complete(claimed)
 
 
-def test_progress_of_an_earlier_run_of_the_same_id_is_refused() -> None:
-    """After `clear`, the same id again may have a record of the same version: the claim's own note tells them apart."""
-    client = queue("a")
-    old = client.claimed(lease=30)
-    client.do(operate.clear(client.context))
-    other = another(client)
-    client.put(task_id="a")
-    new = other.claimed(lease=30)
-    assert new.version == old.version
-    with pytest.raises(ClaimLost):
-        client.do(holding.progress(client.context, old, 0.5, "stale"))
-    assert b"stale" not in client.zk.nodes[client.context.paths.task("a", "claim")].data
-    other.complete(new)
-
-
 def test_a_foreign_znode_at_a_dead_consumer_is_no_loop_and_no_end() -> None:
     """What keeps a burial from its end is looked at again after longer and longer pauses; work goes on."""
     client = queue("a")
@@ -338,20 +322,6 @@ def test_one_of_each_kind_is_woken_in_the_order_in_which_they_came() -> None:
         seats.take("first", first)
     seats.leave("first", first)
     assert seats.everybody() == ["second"]
-
-
-def test_a_signal_wakes_everybody_when_it_is_fired_and_one_when_it_is_nudged() -> None:
-    """Who passes it on wakes the next of its kind; who comes too late is told so."""
-    signal, woken = ThreadSignal(), []
-    for number in range(3):
-        signal.on_next(0, lambda number=number: woken.append(number), Seat("kind"))  # type: ignore[misc]
-    signal.nudge()
-    assert (woken, signal.count) == ([0], 1)
-    signal.pass_on("kind")
-    assert (woken, signal.count) == ([0, 1], 1)
-    assert not signal.on_next(0, lambda: woken.append(9), Seat("kind")), "it has happened since"
-    signal.fire()
-    assert woken == [0, 1, 2]
 
 
 def test_an_interrupt_of_who_tells_leaves_nobody_asleep() -> None:

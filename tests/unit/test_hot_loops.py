@@ -38,34 +38,20 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 }
 
 
-def finished(client: Client) -> None:
-    client.put(task_id="a")
-    client.work()
-
-
-def claimed(client: Client) -> None:
-    client.put(task_id="a")
-    client.claimed()
-
-
-def dead(client: Client) -> None:
-    client.put(task_id="a")
-    client.fail(client.claimed(), retry=False)
-
-
-def cancelled(client: Client) -> None:
-    client.put(task_id="a")
-    client.cancel("a")
-
-
-SETUPS: dict[str, Callable[[Client], Any]] = {
-    "pending": lambda it: it.put(task_id="a"),
-    "scheduled": lambda it: it.put(task_id="a", delay=5),
-    "cancelled": cancelled,
-    "dead": dead,
-    "finished": finished,
-    "claimed": claimed,
-}
+def in_state(name: str) -> Client:
+    """A queue whose task "a" is in such a state."""
+    client = new_queue()
+    client.put(task_id="a", delay=5 if name == "scheduled" else None)
+    match name:
+        case "cancelled":
+            client.cancel("a")
+        case "dead":
+            client.fail(client.claimed(), retry=False)
+        case "finished":
+            client.work()
+        case "claimed":
+            client.claimed()
+    return client
 
 
 def entry(client: Client) -> str:
@@ -95,8 +81,7 @@ def test_a_missing_znode_ends_the_call_and_is_named(subtests: pytest.Subtests) -
     cases: list[tuple[str, str, Any]] = [(call, *case) for call, some in MISSING.items() for case in some]
     for call, setup, missing in [*cases, ("requeue", "claimed", None)]:
         with subtests.test(call=call, setup=setup, missing=missing and missing.__name__):
-            client = new_queue()
-            SETUPS[setup](client)
+            client = in_state(setup)
             path = missing(client) if missing else client.context.paths.task("a", "requeue")
             client.zk.multi(0, (Delete(path) if missing else Create(path),))
             before = client.state("a")
@@ -112,8 +97,7 @@ def test_a_race_is_tried_again(subtests: pytest.Subtests) -> None:
     """The record changes under each of the first tries: the call goes on until it is written."""
     for call in ("cancel", "redrive", "replace", "update", "enqueue again"):
         with subtests.test(call=call):
-            client = new_queue()
-            SETUPS[{"redrive": "dead", "enqueue again": "finished"}.get(call, "pending")](client)
+            client = in_state({"redrive": "dead", "enqueue again": "finished"}.get(call, "pending"))
             path = client.context.paths.task("a", "state")
             left = iter(range(5))
 
@@ -128,8 +112,7 @@ def test_a_race_is_tried_again(subtests: pytest.Subtests) -> None:
 
 def test_a_server_that_lags_behind_is_asked_to_catch_up() -> None:
     """The same stale record is read twice: no damage, the call is carried out once the server has caught up."""
-    client = new_queue()
-    client.put(task_id="a")
+    client = in_state("pending")
     path = client.context.paths.task("a", "state")
     stale = client.zk.node(path)
     client.zk.multi(0, (SetData(path, client.zk.nodes[path].data, -1),))
@@ -142,45 +125,42 @@ def test_a_server_that_lags_behind_is_asked_to_catch_up() -> None:
     assert client.state("a").state is State.CANCELLED
 
 
-@pytest.mark.parametrize("call", ["cancel", "clear"])
-def test_a_claim_that_vanishes_with_its_session_meanwhile_is_no_damage(call: str) -> None:
+def test_a_claim_that_vanishes_with_its_session_meanwhile_is_no_damage() -> None:
     """The ephemeral goes between the read and the write: tried again, and done."""
-    owner = new_queue()
-    claimed(owner)
-    client = Client(owner.zk)
-    path, looks = client.context.paths.task("a", "claim"), []
+    for procedure, result, after in (
+        (lambda it: operate.cancel(it.context, "a"), None, [State.CANCELLED]),
+        (lambda it: operate.clear(it.context), 1, []),
+    ):
+        owner = in_state("claimed")
+        client = Client(owner.zk)
+        path, looks = client.context.paths.task("a", "claim"), list[Any]()
 
-    def dies(op: Any) -> None:
-        if isinstance(op, Multi) and any(item.path == path for item in op.ops) and not looks:
-            looks.append(op)
-            owner.zk.expire(owner.session)
+        def dies(op: Any, owner: Client = owner, path: str = path, looks: list[Any] = looks) -> None:
+            if isinstance(op, Multi) and any(item.path == path for item in op.ops) and not looks:
+                looks.append(op)
+                owner.zk.expire(owner.session)
 
-    procedure = operate.cancel(client.context, "a") if call == "cancel" else operate.clear(client.context)
-    result = client.do(procedure, dies)
-    assert len(looks) == 1
-    states = {task: state.state for task, state in client.check().items()}
-    assert (result, states) == ((None, {"a": State.CANCELLED}) if call == "cancel" else (1, {}))
-
-
-CHANGES: dict[str, tuple[Callable[[Client], Any], bool]] = {
-    "record": (lambda it: SetData(it.context.paths.task("a", "state"), it.state("a").encode()), True),
-    "claim": (lambda it: Delete(it.context.paths.task("a", "claim")), True),
-    "note": (lambda it: Delete(note(it)), False),
-}
+        assert client.do(procedure(client), dies) == result
+        assert len(looks) == 1
+        assert [state.state for state in client.check().values()] == after
 
 
-@pytest.mark.parametrize("changed", CHANGES)
-def test_a_move_s_caller_can_tell_a_race_from_damage(changed: str) -> None:
+def test_a_move_s_caller_can_tell_a_race_from_damage() -> None:
     """The record or the claim's ephemeral changed since they were read: worth another try. Anything else is not."""
-    client, (change, raced) = new_queue(), CHANGES[changed]
-    claimed(client)
-    node = client.zk.nodes[client.context.paths.task("a", "state")]
-    current = Current("a", node.version, client.state("a"))
-    client.zk.multi(0, (change(client),))
-    plan = client.do(transitions.rescue(client.context, current, "nonce", "why", []))
-    refusal = client.do(commit.commit(plan)).refusal
-    assert refusal is not None
-    assert (refusal.why is Why.CHANGED) == raced
+    changes: tuple[tuple[Callable[[Client], Any], bool], ...] = (
+        (lambda it: SetData(it.context.paths.task("a", "state"), it.state("a").encode()), True),
+        (lambda it: Delete(it.context.paths.task("a", "claim")), True),
+        (lambda it: Delete(note(it)), False),
+    )
+    for change, raced in changes:
+        client = in_state("claimed")
+        node = client.zk.nodes[client.context.paths.task("a", "state")]
+        current = Current("a", node.version, client.state("a"))
+        client.zk.multi(0, (change(client),))
+        plan = client.do(transitions.rescue(client.context, current, "nonce", "why", []))
+        refusal = client.do(commit.commit(plan)).refusal
+        assert refusal is not None
+        assert (refusal.why is Why.CHANGED) == raced
 
 
 def knows_a_deleted_queue(known: bool, **options: Any) -> Client:
@@ -244,21 +224,12 @@ def _lose_each_write(stepper: Stepper) -> None:
                 stepper.step()
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [Message(b"x")],
-        [Message(b"x", delay=5)],
-        [Message(b"x", task_id="a", update=True)],
-        [Message(b"x")] * 50,
-    ],
-    ids=["one", "delayed", "update", "many"],
-)
-def test_a_connection_that_is_lost_at_each_try_ends_the_call_as_unknown(messages: list[Message]) -> None:
+def test_a_connection_that_is_lost_at_each_try_ends_the_call_as_unknown() -> None:
     """The server answers, and drops the connection whenever a task is written."""
-    client = new_queue()
-    client.put(task_id="a")
-    stepper = Stepper(client.zk, client.session, enqueue.enqueue_many(client.context, messages))
-    with pytest.raises(OutcomeUnknown):
-        _lose_each_write(stepper)
-    assert sum(isinstance(op, Reconnect) for op in stepper.done) < 50
+    one = Message(b"x")
+    for messages in ([one], [Message(b"x", delay=5)], [Message(b"x", task_id="a", update=True)], [one] * 50):
+        client = in_state("pending")
+        stepper = Stepper(client.zk, client.session, enqueue.enqueue_many(client.context, messages))
+        with pytest.raises(OutcomeUnknown):
+            _lose_each_write(stepper)
+        assert sum(isinstance(op, Reconnect) for op in stepper.done) < 50

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming.loop import LEFT, Loop, go_on
+from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Wait
@@ -297,19 +297,6 @@ def cut_after(client: Client, loop: Loop, operations: int, *, arrived: bool) -> 
         if not stepper.result:
             return ids, True
         ids.append(handed_out(loop).task_id)
-
-
-@IN_GROUPS
-def test_a_loop_that_is_left_fails_what_is_in_hand(prefetch: int) -> None:
-    """It counts, as a task that kills its handler must; what was taken ahead does not."""
-    client, loop = begun(prefetch=prefetch)
-    assert following(client, loop) is not None
-    loop.leave()
-    assert client.work() == ["c", "d", "e", "b"] or sorted(client.check()) == ["0", *"abcde"]
-    states = client.check()
-    assert {name: states[name].attempt for name in "abcde"} == {"a": 1, "b": 2, "c": 1, "d": 1, "e": 1}
-    assert any(LEFT in str(entry) for entry in states["b"].history)
-    assert not client.context.claims.owed
 
 
 def test_a_loop_that_is_left_without_a_server_is_owed() -> None:

@@ -67,21 +67,22 @@ def test_it_is_written_at_once_and_in_order(session: Session, line: Wire, post: 
     assert (lost, session.client.unanswered) == ([], 1)
 
 
-@pytest.mark.parametrize("end", ["refused", "denied", "connection", "session", "closed"])
-def test_what_was_not_carried_out_is_told(session: Session, line: Wire, post: Any, end: str) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(frame(1, REFUSED), id="refused"), pytest.param(frame(1, error=-102), id="denied"),
+        KeeperState.CONNECTING, KeeperState.EXPIRED_SESSION, KeeperState.CLOSED,
+    ],
+)  # fmt: skip
+def test_what_was_not_carried_out_is_told(session: Session, line: Wire, post: Any, end: Any) -> None:
     """Refused, or not answered: it is told by the connection's thread."""
-    states = {
-        "connection": KeeperState.CONNECTING,
-        "session": KeeperState.EXPIRED_SESSION,
-        "closed": KeeperState.CLOSED,
-    }
     lost: list[str] = []
     assert post(lost)
     assert lost == []
-    if end in states:
-        session.client._notify_pending(states[end])
+    if isinstance(end, bytes):
+        arrives(session, line, end)
     else:
-        arrives(session, line, frame(1, REFUSED) if end == "refused" else frame(1, error=-102))
+        session.client._notify_pending(end)
     assert lost == ["lost"]
 
 
@@ -111,40 +112,31 @@ def test_where_it_cannot_be_sent_at_once_nothing_is(
     assert (session.client.unanswered, lost, session.requests.get("Multi", 0)) == (under_way, [], 0)
 
 
-@pytest.mark.parametrize("taken", [0, 7, BrokenPipeError()])
-def test_what_the_system_takes_no_whole_of_is_not_given_to_it(
-    session: Session, line: Wire, post: Any, taken: Any
-) -> None:
+def test_what_the_system_takes_no_whole_of_is_not_given_to_it(session: Session, line: Wire, post: Any) -> None:
     """It is sent by the connection's thread, in order; whoever posts it is told that it has not been yet."""
     lost: list[str] = []
-    line.takes = [taken]
-    assert not post(lost)
-    assert rung(session)
-    flush(session)
-    assert [kind for _, kind in line.requests] == [14]
-    arrives(session, line, frame(1, WRITTEN))
-    assert lost == []
+    for number, taken in enumerate((0, 7, BrokenPipeError()), 1):
+        line.takes = [taken]
+        assert not post(lost)
+        assert rung(session)
+        flush(session)
+        assert [kind for _, kind in line.requests] == [14] * number
+        arrives(session, line, frame(number, WRITTEN))
+        assert lost == []
 
 
-def test_what_is_to_be_looked_at_before_is_not_skipped(
+def test_what_is_to_be_looked_at_before_or_is_too_large_is_not_skipped(
     session: Session, line: Wire, post: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With credentials nothing is written where it has not been seen to be ours alone."""
-    monkeypatch.setattr(access.Access, "questions", lambda _self, _ops: iter([iter(())]))
-    assert not post([])
-    assert line.requests == []
-
-
-def test_what_is_too_large_is_refused_as_ever(session: Session, line: Wire, post: Any) -> None:
+    """With credentials nothing is written where it has not been seen to be ours alone. A closed bell is no error."""
     with pytest.raises(TaskTooLarge):
         post([], Multi((SetData("/a", b"x" * MAX_REQUEST),)))
+    with monkeypatch.context() as patched:
+        patched.setattr(access.Access, "questions", lambda _self, _ops: iter([iter(())]))
+        assert not post([])
     assert line.requests == []
-
-
-def test_a_closed_bell_is_no_error(session: Session, line: Wire, post: Any) -> None:
-    """The connection is being closed while the socket takes nothing."""
     line.takes = [0]
-    session.client.handler.bell.close()
+    session.client.handler.bell.close()  # the connection is being closed while the socket takes nothing
     assert not post([])
 
 

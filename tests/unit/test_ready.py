@@ -11,9 +11,9 @@ from airflow_provider_zkmq.engine.core.claiming.ready import ready
 from airflow_provider_zkmq.engine.core.model.filters import String
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete
-from airflow_provider_zkmq.engine.core.tasks import configure, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import consumers, deletion
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound
 from tests.stepping import Stepper
@@ -173,18 +173,6 @@ def test_a_task_whose_attempts_are_used_up_is_no_work() -> None:
     assert look(looker) is True
 
 
-def test_a_task_that_another_has_claimed_since_it_was_listed_is_no_work() -> None:
-    """Its record says so; the listing's watch has the waiter look again."""
-    client, looker = queue("a")
-    stepper = step(looker, ready(looker.context, timeout=None))
-    stepper.until(GetMany, "tasks/a")
-    claimed = client.claimed()
-    stepper.until(Wait)
-    assert not stepper.over
-    client.do(settle.release(client.context, claimed))
-    assert woken(stepper)
-
-
 def test_what_a_claim_would_step_over_is_no_work() -> None:
     """An entry without a task, which is told of once, and a task without its payload: no claim would find any."""
     client, looker = queue("a", "b")
@@ -209,28 +197,6 @@ def test_it_takes_no_wake_up_from_one_who_claims() -> None:
     ]
     assert kinds[1] == kinds[2]
     assert len(set(kinds)) == 3
-
-
-@pytest.mark.parametrize("how", ["found", "cut off", "in time"])
-def test_who_leaves_has_the_next_one_look(how: str) -> None:
-    """Of several that look for the same, one is woken: whatever becomes of it, it calls the next."""
-    client, looker = queue()
-    waiter, called = waiting(looker, timeout=5), list[object]()
-    kind = waiter.op.seat.kind
-    signal = looker.context.signal
-    passed = signal.pass_on
-    signal.pass_on = lambda one: called.append(one) or passed(one)  # type: ignore[method-assign,func-returns-value]
-    waiter.op.seat.kept = True  # as the driver has it when it sits down
-    match how:
-        case "found":
-            client.put()
-            assert woken(waiter)
-        case "cut off":
-            waiter.cut()
-        case _:
-            assert not in_time(client, waiter, 6)
-            assert waiter.result is False
-    assert called == [kind]
 
 
 def test_a_queue_that_is_not_there_or_goes_while_it_is_waited_for_is_told_of() -> None:

@@ -176,6 +176,41 @@ def test_what_refuses_a_start_is_raised_by_it_or_by_join(made: Made) -> None:
             made(ListQueue(), done, limit=limit)
 
 
+class Failing(ListQueue):
+    """A queue one of whose claims, and each after the last task, raises something."""
+
+    def __init__(self, error: Exception, *claims: ListClaim) -> None:
+        super().__init__(*claims)
+        self.error, self.raised = error, 0
+
+    def claim(self, **asked: object) -> ListClaim | None:
+        if not self.raised or not self.claims:
+            self.raised += 1
+            raise self.error
+        return super().claim(**asked)
+
+
+def test_an_unexpected_exception_ends_no_worker(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that raises what nobody expected is logged, and the worker goes on.
+
+    What its caller must mend ends it, also later, and is raised by `join`, whatever threads there are.
+    """
+    for module in (worker, aworker):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+    queue = Failing(RuntimeError("dictionary changed size during iteration"), ListClaim(), ListClaim())
+    it = made(queue, done)
+    it.start()
+    eventually(lambda: it.finished == 2 and queue.raised > 1)
+    it.stop()
+    it.join()
+    queue = Failing(ConfigError("no such filter"), ListClaim())
+    queue.raised = 1
+    it = made(queue, done, threads=3)
+    with pytest.raises(ConfigError, match="no such filter"):
+        it.run()
+    assert queue.claims == []
+
+
 def test_a_handler_learns_the_name_of_its_queue() -> None:
     """As Carmine's does."""
     queues: list[str] = []
