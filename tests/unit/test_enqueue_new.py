@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -24,25 +25,25 @@ from airflow_provider_zkmq.engine.errors import (
     TaskNotFound,
     Unavailable,
 )
-from tests.stepping import Stepper
+from tests.unit.claiming import another, refused, step
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Crash, new_queue
 
 IDS = [f"t{n:02}" for n in range(50)]
+JOINS_NOT = "not open for new tasks"
 
 
-def load(client: Client, *ids: str, data: bytes = b"x", fault: Any = lambda _op: None, **options: Any) -> NewTasks:
-    messages = [Message(data, task_id=task_id) for task_id in ids]
-    new: NewTasks = client.do(enqueue_new(client.context, messages, **options), fault)
+def loading(client: Client, *ids: str, data: bytes = b"x", **options: Any) -> Any:
+    return enqueue_new(client.context, [Message(data, task_id=task_id) for task_id in ids], **options)
+
+
+def load(client: Client, *ids: str, fault: Any = lambda _op: None, **options: Any) -> NewTasks:
+    new: NewTasks = client.do(loading(client, *ids, **options), fault)
     return new
 
 
 def writes(client: Client, op: Any, task_id: str) -> bool:
     path = client.context.paths.task(task_id)
     return isinstance(op, Multi) and any(isinstance(part, Create) and part.path == path for part in op.ops)
-
-
-def neighbour(client: Client) -> Client:
-    return Client(client.zk, "neighbour")
 
 
 def with_batch(**conf: Any) -> Client:
@@ -55,6 +56,10 @@ def with_batch(**conf: Any) -> Client:
 
 def seal(client: Client) -> batches.Batch:
     return client.do(several_writers.seal(client.context, "b"))
+
+
+def collected(client: Client) -> collect.Collected:
+    return client.do(collect.collect_garbage(client.context))
 
 
 def test_what_is_there_in_whatever_state_stays_as_it_is() -> None:
@@ -93,83 +98,72 @@ def test_several_tasks_are_one_transaction_and_ids_in_use_cost_no_other() -> Non
 
 def test_two_that_write_the_same_side_by_side_write_each_task_once() -> None:
     """What comes between the look and the transaction refuses that, and what is missing then is written anew."""
-    client = new_queue()
-    other, done = neighbour(client), list[NewTasks]()
+    client, theirs = new_queue(), [*IDS[5:10], *IDS[30:35]]
+    other, done = another(client), list[NewTasks]()
 
     def meanwhile(op: Any) -> None:
         if not done and writes(client, op, IDS[0]):
-            done.append(load(other, *IDS[5:10], *IDS[30:35]))
-            assert other.work() == [*IDS[5:10], *IDS[30:35]]
+            done.append(load(other, *theirs))
+            assert other.work() == theirs
 
     told = load(client, *IDS, fault=meanwhile)
-    assert (done[0].written, told.existing) == ((*IDS[5:10], *IDS[30:35]), (*IDS[5:10], *IDS[30:35]))
+    assert (done[0].written, told.existing) == (tuple(theirs), tuple(theirs))
     assert sorted([*told.written, *told.existing]) == IDS
     assert sorted(client.work()) == sorted(told.written)
     client.check()
 
 
-def test_a_lost_reply_tells_what_was_written(subtests: pytest.Subtests) -> None:
+def test_a_lost_reply_tells_what_was_written() -> None:
     """Also where a neighbour has written some of the same tasks meanwhile, as the request was lost."""
     for effect, theirs in ((LOST_REPLY, ()), (LOST_REQUEST, ()), (LOST_REQUEST, tuple(IDS[3:6]))):
-        with subtests.test(effect=effect, theirs=theirs):
-            client, lost = new_queue(), []
+        client, lost = new_queue(), iter([True])
 
-            def cut(op: Any, client: Any = client, lost: Any = lost, effect: str = effect, ids: Any = theirs) -> Any:
-                if lost or not writes(client, op, IDS[0]):
-                    return None
-                lost.append(op)
-                load(neighbour(client), *ids)
-                return effect
+        def cut(op: Any, client: Any = client, lost: Any = lost, effect: str = effect, ids: Any = theirs) -> Any:
+            if not writes(client, op, IDS[0]) or not next(lost, False):
+                return None
+            load(another(client), *ids)
+            return effect
 
-            told = load(client, *IDS, fault=cut)
-            assert told == NewTasks(tuple(name for name in IDS if name not in theirs), theirs)
-            assert sorted(client.work()) == IDS
-            client.check()
+        told = load(client, *IDS, fault=cut)
+        assert told == NewTasks(tuple(name for name in IDS if name not in theirs), theirs)
+        assert sorted(client.work()) == IDS
+        client.check()
 
 
 def test_a_call_of_unknown_outcome_made_again_tells_what_it_wrote() -> None:
-    """It was cut off with its transaction under way: the same call finds its own tasks, and says that it wrote them."""
+    """It was cut off with its transaction under way: the same call finds its own tasks, and says that it wrote them.
+
+    Through an outage: nothing sent is `Unavailable`; something sent `OutcomeUnknown`, with ids.
+    """
     client = new_queue()
-    with pytest.raises(Crash):
-        load(client, *IDS, fault=lambda op: BROKEN_OFF if writes(client, op, IDS[20]) else None)
+    refused(client, Crash, loading(client, *IDS), None, lambda op: BROKEN_OFF if writes(client, op, IDS[20]) else None)
     assert load(client, *IDS) == NewTasks(tuple(IDS), ())
-    assert load(neighbour(client), *IDS) == NewTasks((), tuple(IDS))
+    assert load(another(client), *IDS) == NewTasks((), tuple(IDS))
     assert sorted(client.work()) == IDS
-
-
-def test_an_outage_is_told_as_what_it_is() -> None:
-    """Nothing sent: `Unavailable`; something sent: `OutcomeUnknown`, with ids. The call made again writes the rest."""
-    client, seen = new_queue(), list[Any]()
-    with pytest.raises(Unavailable):
-        load(client, *IDS, fault=lambda op: Unavailable("no server") if isinstance(op, Multi) else None)
-
-    def later(op: Any) -> Any:
-        seen.extend([op] if isinstance(op, Multi) else [])
-        return Unavailable("no server") if len(seen) > 8 else None
-
+    client, left, away = new_queue(), count(), Unavailable("no server")
+    refused(client, Unavailable, loading(client, *IDS), None, lambda op: away if isinstance(op, Multi) else None)
     many = [f"m{n:03}" for n in range(240)]
-    with pytest.raises(OutcomeUnknown) as unknown:
-        load(client, *many, fault=later)
-    assert set(unknown.value.task_ids) <= set(many)
-    assert set(load(client, *many).written) >= set(many) - set(unknown.value.task_ids)
+    after_eight = lambda op: away if isinstance(op, Multi) and next(left) >= 8 else None
+    unknown = set(refused(client, OutcomeUnknown, loading(client, *many), None, after_eight).task_ids)
+    assert unknown <= set(many)
+    assert set(load(client, *many).written) >= set(many) - unknown
     assert sorted(client.work()) == many
 
 
 def test_an_id_that_goes_while_it_is_looked_at_is_not_written_again() -> None:
     """It was there when the transaction was refused: whoever deleted it has not asked for another run."""
     client = new_queue()
-    other, steps = neighbour(client), list[str]()
+    other, steps = another(client), list[str]()
 
     def meanwhile(op: Any) -> None:
         if not steps and writes(client, op, "a"):
-            steps.append("written")
-            other.put(task_id="a")
-        elif steps == ["written"] and isinstance(op, GetMany):
+            steps.append(other.put(task_id="a"))
+        elif len(steps) == 1 and isinstance(op, GetMany):
             steps.append("dropped")
             other.do(operate.drop(other.context, "a"))
 
     assert load(client, "a", "b", fault=meanwhile) == NewTasks(("b",), ("a",))
-    assert (client.work(), steps) == (["b"], ["written", "dropped"])
+    assert (client.work(), steps) == (["b"], ["a", "dropped"])
     client.check()
 
 
@@ -177,8 +171,7 @@ def test_a_znode_that_is_no_task_is_told_by_its_path() -> None:
     """It has the id and no record: the id would never be free, and nobody waits for it. The neighbours are written."""
     client = new_queue()
     client.zk.multi(client.session, (Create(client.context.paths.task("torso")),))
-    with pytest.raises(CorruptRecord, match="tasks/torso has no state"):
-        load(client, "a", "torso", "b")
+    refused(client, CorruptRecord, loading(client, "a", "torso", "b"), "tasks/torso has no state")
     load(client, "a", "b")
     assert client.work() == ["a", "b"]
 
@@ -203,13 +196,10 @@ def test_a_message_that_is_refused_is_told_by_its_position_and_part(subtests: py
     for options, part, why in BAD:
         with subtests.test(options=options):
             messages = [Message(b"x", task_id="good"), Message(**({"data": b"x", "task_id": "bad"} | options))]
-            with pytest.raises(BadMessage, match=why) as refused:
-                client.do(enqueue_new(client.context, messages))
-            assert (refused.value.position, part or refused.value.part) == (1, refused.value.part)
-    with pytest.raises(BadMessage, match="takes Message objects"):
-        client.do(enqueue_new(client.context, ["x"]))  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="'a' stands twice"):
-        load(client, "a", "a")
+            told = refused(client, BadMessage, enqueue_new(client.context, messages), why)
+            assert (told.position, part or told.part) == (1, told.part)
+    refused(client, BadMessage, enqueue_new(client.context, ["x"]), "takes Message objects")  # type: ignore[list-item]
+    refused(client, ConfigError, loading(client, "a", "a"), "'a' stands twice")
     assert client.check() == {}
     assert load(client) == NewTasks((), ())
 
@@ -231,13 +221,12 @@ def test_a_load_is_refused_before_clean_up_could_have_made_its_ids_free() -> Non
     client.zk.advance(80)
     assert load(client, "a", since=began) == NewTasks((), ("a",))
     client.zk.advance(15)
-    with pytest.raises(ConfigError, match=r"95 s ago, and finished tasks are kept for 100 s \(task_gc_lifetime"):
-        load(client, "b", since=began)
+    late = r"95 s ago, and finished tasks are kept for 100 s \(task_gc_lifetime"
+    refused(client, ConfigError, loading(client, "b", since=began), late)
     assert client.check().keys() == {"a"}
     client.do(configure.configure(client.context, task_gc_lifetime=1_000))
     assert load(client, "b", since=began).written == ("b",)
-    with pytest.raises(ConfigError, match="since"):
-        load(client, "c", since=datetime(2026, 1, 1))  # noqa: DTZ001  that is what is refused
+    refused(client, ConfigError, loading(client, "c", since=began.replace(tzinfo=None)), "since")
 
 
 def test_clean_up_keeps_the_members_of_a_batch_that_is_being_written() -> None:
@@ -247,11 +236,11 @@ def test_clean_up_keeps_the_members_of_a_batch_that_is_being_written() -> None:
     client.work()
     load(client, "open", batch="b")
     client.zk.advance(10_000)
-    report = client.do(collect.collect_garbage(client.context))
+    report = collected(client)
     assert (report.collected, report.kept_for_batches) == (0, 1)
     assert load(client, "a", batch="b") == NewTasks((), ("a",))
     seal(client)
-    assert client.do(collect.collect_garbage(client.context)).collected == 1
+    assert collected(client).collected == 1
     assert client.work() == ["open", "then"]
     client.check()
 
@@ -259,19 +248,16 @@ def test_clean_up_keeps_the_members_of_a_batch_that_is_being_written() -> None:
 def test_a_batch_that_clean_up_gave_up_takes_no_members() -> None:
     """Nobody has written it for `task_gc_lifetime`, and all has ended: a second try is refused, and nothing runs."""
     client = with_batch(task_gc_lifetime=100)
-    load(client, "a", batch="b")
-    client.work()
-    client.zk.advance(90)
-    load(client, "late", batch="b")
-    client.work()
-    client.zk.advance(90)  # since the last of them was written it is not as long yet
-    client.do(collect.collect_garbage(client.context))
+    for name in ("a", "late"):
+        load(client, name, batch="b")
+        client.work()
+        client.zk.advance(90)
+    collected(client)  # since the last of them was written it is not as long yet
     assert load(client, "a", batch="b") == NewTasks((), ("a",))
     client.zk.advance(200)
     for _ in range(2):
-        client.do(collect.collect_garbage(client.context))
-    with pytest.raises(ConfigError, match="not open for new tasks"):
-        load(client, "a", batch="b")
+        collected(client)
+    refused(client, ConfigError, loading(client, "a", batch="b"), JOINS_NOT)
     assert client.check() == {}
     client.do(several_writers.open_for_several(client.context, "b"))
     assert load(client, "a", batch="b").written == ("a",)
@@ -287,11 +273,10 @@ def test_a_batch_is_written_by_several_and_done_when_it_is_sealed_and_all_have_e
     """
     client = with_batch()
     for part in (IDS[:30], IDS[20:]):
-        other = neighbour(client)
+        other = another(client)
         load(other, *part, batch="b")
         other.work()
-    assert not client.do(batches.read_batch(client.context, "b")).done
-    assert client.work() == []
+    assert (client.do(batches.read_batch(client.context, "b")).done, client.work()) == (False, [])
     sealed = seal(client)
     assert (sealed.total, sealed.done, sealed.written, sealed.failed) == (50, True, True, ())
     assert client.work() == ["then"]
@@ -309,20 +294,17 @@ def test_nothing_joins_a_batch_that_is_sealed_or_not_there() -> None:
     assert client.do(several_writers.open_for_several(client.context, "b")).written
     assert load(client, "a", batch="b") == NewTasks((), ("a",))
     for name in ("b", "never-opened"):
-        with pytest.raises(ConfigError, match="not open for new tasks"):
-            load(client, "late", batch=name)
+        refused(client, ConfigError, loading(client, "late", batch=name), JOINS_NOT)
     assert client.check().keys() == {"a"}
-    with pytest.raises(TaskNotFound):
-        client.do(several_writers.seal(client.context, "never"))
+    refused(client, TaskNotFound, several_writers.seal(client.context, "never"))
 
 
 def test_a_task_of_another_batch_is_no_member_and_one_that_was_dropped_is_not_written_again() -> None:
     """The batch would not wait for the one: the call is refused. The other counts as ended and failed."""
     client = with_batch()
     client.put(task_id="theirs")
-    with pytest.raises(DuplicateTask, match="'theirs' is in use by a task that is no member of batch 'b'") as error:
-        load(client, "a", "theirs", batch="b")
-    assert error.value.duplicates == ("theirs",)
+    why = "'theirs' is in use by a task that is no member of batch 'b'"
+    assert refused(client, DuplicateTask, loading(client, "a", "theirs", batch="b"), why).duplicates == ("theirs",)
     load(client, "a", "c", batch="b")
     client.do(operate.drop(client.context, "a"))
     assert load(client, "a", "c", batch="b") == NewTasks((), ("a", "c"))
@@ -336,13 +318,12 @@ def test_a_member_that_comes_while_the_batch_is_sealed_is_counted_or_refused() -
     for comers in (1, several_writers.COUNTS + 1):
         client = with_batch()
         load(client, "a", batch="b")
-        sealing = Stepper(client.zk, client.session, several_writers.seal(client.context, "b"))
+        sealing = step(client, several_writers.seal(client.context, "b"))
         for number in range(comers):
             sealing.until(Multi)
-            load(neighbour(client), f"n{number}", batch="b")
+            load(another(client), f"n{number}", batch="b")
             sealing.step()
         sealed = sealing.finish()
         assert sealed.written
         assert comers > 1 or (sealed.total, sealed.open) == (2, 2)
-        with pytest.raises(ConfigError, match="not open for new tasks"):
-            load(client, "late", batch="b")
+        refused(client, ConfigError, loading(client, "late", batch="b"), JOINS_NOT)
