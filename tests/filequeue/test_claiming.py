@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -99,29 +100,21 @@ def test_there_is_work_where_something_fits_and_nothing_is_claimed(q: FileQueue)
 
 def test_who_waits_for_work_is_told_of_it(q: FileQueue) -> None:
     """Of an enqueue, of a claim and a delay that end while nothing happens in the file; a wake ends the wait."""
-    told: list[bool] = []
-
-    def wait(**options: Any) -> threading.Thread:
-        thread = threading.Thread(target=lambda: told.append(q.ready(timeout=None, **options)))
-        thread.start()
-        return thread
-
-    thread = wait()
-    q.enqueue("x", task_id="a")
-    thread.join(30)
-    assert told == [True]
-    taken(q, lease=0.5)
-    assert q.ready(timeout=30) is True
-    taken(q, lease=600)
-    q.enqueue("x", delay=0.5)
-    assert q.ready() is False
-    assert q.ready(timeout=30) is True
-    taken(q, lease=600)
     stop = threading.Event()
-    wait(stopping=stop.is_set)
-    stop.set()
-    eventually(lambda: q.wake() or len(told) == 2)  # type: ignore[func-returns-value]
-    assert told == [True, False]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(q.ready, timeout=None)
+        q.enqueue("x", task_id="a")
+        assert waiting.result(30) is True
+        taken(q, lease=0.5)
+        assert q.ready(timeout=30) is True
+        taken(q, lease=600)
+        q.enqueue("x", delay=0.5)
+        assert (q.ready(), q.ready(timeout=30)) == (False, True)
+        taken(q, lease=600)
+        waiting = pool.submit(q.ready, timeout=None, stopping=stop.is_set)
+        stop.set()
+        eventually(lambda: q.wake() or waiting.done())  # type: ignore[func-returns-value]
+        assert waiting.result() is False
 
 
 def test_a_task_is_claimed_by_its_id_and_no_other(q: FileQueue, folder: Any) -> None:
@@ -176,17 +169,22 @@ def test_a_claim_is_taken_over_by_its_token(q: FileQueue, folder: Any) -> None:
 
 def test_a_handler_that_outlasts_its_lock_keeps_its_task(q: FileQueue) -> None:
     """Its lock is extended, also in the grace after a stop, where `ConsumeOnce` ends; without heartbeat it is lost."""
-    q.configure(policy=ConsumeOnce(), lock=1.5)
-    q.enqueue("x", task_id="a")
     begun, go = threading.Event(), threading.Event()
-    it = q.worker(lambda _task: begun.set() or go.wait(60), grace=3)
+
+    def handle(_task: object) -> None:
+        begun.set()
+        go.wait(60)
+
+    q.configure(policy=ConsumeOnce(), lock=1)
+    q.enqueue("x", task_id="a")
+    it = q.worker(handle, grace=2)
     it.start()
     assert begun.wait(20)
-    assert q.claim(timeout=2) is None
+    assert q.claim(timeout=1.5) is None
     it.stop()
     joined = threading.Thread(target=it.join)
     joined.start()
-    assert q.claim(timeout=2) is None
+    assert q.claim(timeout=1.5) is None
     joined.join(20)
     assert not joined.is_alive()
     assert (str(q.task("a").state), q.task("a").attempt, q.claim()) == ("dead", 1, None)
@@ -194,7 +192,7 @@ def test_a_handler_that_outlasts_its_lock_keeps_its_task(q: FileQueue) -> None:
 
     q.enqueue("x", task_id="b", policy=RetryPolicy(factor=0), lock=0.5)
     begun.clear()
-    late = q.worker(lambda _task: begun.set() or go.wait(60), heartbeat=False)
+    late = q.worker(handle, heartbeat=False)
     late.start()
     assert begun.wait(20)
     other = taken(q, timeout=20, lease=60)

@@ -149,10 +149,7 @@ def test_a_delay_and_a_backoff_put_a_task_off(q: Queue) -> None:
 
 
 def test_tasks_are_waited_for(q: Queue) -> None:
-    """`wait` returns when all have ended, whichever way; sooner for a claim; it names what was not there in time.
-
-    A claim that waits gets the task that another thread enqueues.
-    """
+    """`wait` returns when all have ended, or are claimed, and names what was not in time; a claim waits for a task."""
 
     def wait(event: str) -> list[str]:
         return [str(it.state) for it in q.wait(["b", "a"], event)]
@@ -177,10 +174,7 @@ def test_tasks_are_waited_for(q: Queue) -> None:
 
 
 def test_a_worker_settles_by_what_its_handler_returns(q: Queue) -> None:
-    """Results, exceptions to the last attempt, Error and Snooze; `until_empty` ends when nothing is left to claim.
-
-    What is refused of a handler is a failed delivery with the reason, and the worker goes on with the next task.
-    """
+    """What is refused of a handler is a failed delivery with the reason; `until_empty` ends with the last task."""
     outcomes: dict[str, Callable[[], object]] = {
         "plain": lambda: b"r",
         "raises": lambda: 1 // 0,
@@ -238,10 +232,7 @@ def test_a_worker_waits_for_its_queue_until_it_is_stopped(zk: Zkmq) -> None:
 
 
 def test_a_claim_goes_by_its_token(where: dict[str, Any], q: Queue) -> None:
-    """Another holder of id and token settles it, once; a token of an earlier claim settles nothing.
-
-    A claim ends with its connection: the next one is another attempt. A leased one outlives it.
-    """
+    """Whoever has id and token settles it, once; a claim ends with its connection, a leased one outlives it."""
     q.enqueue("x", task_id="a")
     first = taken(q)
     q.release("a", first.token)

@@ -33,10 +33,7 @@ from tests.support import eventually
 
 
 def test_a_queue_and_its_tasks_are_read(q: FileQueue) -> None:
-    """Where it is, what was configured, and what a file has by itself; ids in the order of the lines.
-
-    Many tasks come in the order of their ids, each once; what is not there or not asked for is left out.
-    """
+    """Where it is, how it is configured; ids in the order of the lines, tasks in that of the ids."""
     policy = RetryPolicy(attempts=2)
     q.configure(policy=policy, lock=30)
     assert (q.name, q.root) == ("census", str(q.path.parent))
@@ -65,10 +62,7 @@ def test_a_queue_and_its_tasks_are_read(q: FileQueue) -> None:
 
 
 def test_a_task_is_followed_to_its_end(q: FileQueue) -> None:
-    """A delay's end, a claim, its end by time and its settlement are told; the last one is returned.
-
-    Nobody writes to the file when a delay ends; who follows for some time only is told whose end it missed.
-    """
+    """The end of a delay, a claim, its end by time and its settlement are told; the last one is returned."""
     q.enqueue(b"x", task_id="t", delay=0.2)
     seen: list[str] = []
     with pytest.raises(WaitTimeout, match="'t' of queue 'census'") as late:
@@ -153,10 +147,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def test_each_call_ends_though_the_file_is_locked(q: FileQueue, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with a time of its own in that, others after a limit; the error names file and limit, nothing is written.
-
-    Closing ends too, however much is in hand; what could not be given back then is so when its time is over.
-    """
+    """Within its own time or a limit, which the error names; nothing is written; closing ends too."""
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 60)
     q.enqueue_many([Message("x", task_id=name) for name in "abc"])
     before = q.path.read_bytes()

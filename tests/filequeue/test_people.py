@@ -140,10 +140,7 @@ def test_a_move_that_was_cut_off_is_carried_on_with(files: FileClient) -> None:
 
 
 def test_an_editor_may_replace_the_file_and_delete_lines(q: FileQueue) -> None:
-    """Who waits sees what was written into another file of the same name; the claim of a deleted line is lost.
-
-    A worker goes on with the next task.
-    """
+    """Who waits sees another file of the same name; the claim of a deleted line is lost, and a worker goes on."""
     q.enqueue("x", task_id="a")
     claim, found = taken(q), list[bytes]()
     thread = threading.Thread(target=lambda: found.append(taken(q, timeout=30).task.data))
@@ -198,10 +195,7 @@ def test_a_long_error_is_cut_and_a_long_result_has_a_file_of_its_own(q: FileQueu
 
 
 def test_the_configuration_is_a_file_that_people_may_edit(q: FileQueue, files: FileClient, tmp_path: Path) -> None:
-    """What stands in it counts at once; what is not understood is an error that names it.
-
-    So does a folder in place of a queue's file, or a file in place of the folder.
-    """
+    """What stands in it counts at once; what is not understood, or no file at all, is an error that names it."""
     conf = q.path.with_name("census.conf.json")
     conf.write_text('{"filters": {"size": {"type": "Integer"}}, "policy": {"attempts": 1}, "lock": 5}')
     q.enqueue("x", {"size": 3}, task_id="a")
@@ -224,10 +218,7 @@ def test_the_configuration_is_a_file_that_people_may_edit(q: FileQueue, files: F
 
 
 def test_the_last_claim_that_expires_ends_the_task(q: FileQueue) -> None:
-    """It is dead for who looks and who waits; the next claim marks it so.
-
-    One that has failed for the last time gets one more try by hand: a `-` for its `!`.
-    """
+    """It is dead, and the next claim marks it so; one that has failed gets one more try by hand: a `-` for its `!`."""
     q.enqueue("x", task_id="a", policy=ConsumeTimes(1), lock=0.3)
     claim = taken(q)
     assert str(q.wait(["a"], timeout=20)[0].state) == "dead"

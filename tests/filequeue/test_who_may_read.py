@@ -33,10 +33,7 @@ def modes(folder: Path) -> dict[str, int]:
 def test_what_is_made_is_for_those_who_may_read_the_queue(
     files: FileClient, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is made is its owner's, beside a file that is shared already for the same people; that one's mode is kept.
-
-    Of one that everybody may read, the log warns once for a connection.
-    """
+    """Its owner, or those who share its file already; of one that everybody may read the log warns once."""
     with caplog.at_level(logging.WARNING, "airflow_provider_zkmq"):
         for mode, of_folder in ((0o600, 0o700), (0o660, 0o770), (0o644, 0o755)):
             name = f"q{mode:o}"
@@ -92,10 +89,7 @@ def test_a_link_in_place_of_a_queue_or_its_configuration_is_refused(
 def test_results_that_lead_elsewhere_are_not_followed(
     q: FileQueue, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link in place of the results' folder, or of one: nothing is written or read there; the tasks are listed.
-
-    Whoever may write to the folder, and is quick to replace what was just made, changes nobody's mode elsewhere.
-    """
+    """A link in place of their folder, at whatever moment, or of one: nothing is read or written there."""
     elsewhere, results, make = tmp_path / "elsewhere", q.path.with_name("census.results"), Path.mkdir
     elsewhere.mkdir(0o700)
     (elsewhere / "a").write_bytes(b"a secret")
@@ -128,10 +122,7 @@ def test_results_that_lead_elsewhere_are_not_followed(
 
 
 def test_a_name_that_leads_out_is_refused(q: FileQueue, files: FileClient, tmp_path: Path) -> None:
-    """Neither a queue's name nor a task's leads out of the folder; an `id=` with slashes, by a person, is no id.
-
-    The folder itself may be a link: whoever connects names it, and it is theirs to say where it is.
-    """
+    """A queue's name or a task's; an `id=` with slashes, by a person, is no id. The folder itself may be a link."""
     for name in ("../out", "a/b", "..", "/etc/passwd", "a\0b", ""):
         for call in (lambda name=name: files.queue(name), lambda name=name: q.enqueue("x", task_id=name)):
             with pytest.raises(ConfigError, match="not allowed"):

@@ -48,10 +48,7 @@ PAYLOADS = [
 
 
 def test_many_tasks_there_and_back(queue: Queue, zookeeper: str, tmp_path: Path) -> None:
-    """Dead letters of all kinds are exported, edited and imported, while others redrive, drop and claim some of them.
-
-    Exactly those are applied that nobody else touched, with the payloads they had or were given.
-    """
+    """Edited and imported, while others redrive, drop and claim some: applied is exactly what nobody else touched."""
     payloads = {f"t{n}": PAYLOADS[n % len(PAYLOADS)] for n in range(TASKS)}
     path = letters(queue, tmp_path, *payloads.values())
     signs = {task_id: "!-=-"[n % 4] for n, task_id in enumerate(payloads)}
@@ -96,10 +93,7 @@ def test_an_export_can_be_read(queue: Queue, tmp_path: Path) -> None:
 
 
 def test_an_untouched_export_changes_nothing(queue: Queue, tmp_path: Path) -> None:
-    """Whatever the payloads, each is found as it was; an editor that changes line ends or strips spaces is no harm.
-
-    What lost empty lines that way is refused, not changed.
-    """
+    """Nor do changed line ends or stripped spaces; what lost empty lines that way is refused, not changed."""
     path = letters(queue, tmp_path, *PAYLOADS, signs="-")
     plain = path.read_bytes()
     stripped = b"\n".join(line.rstrip() for line in plain.split(b"\n"))
@@ -126,10 +120,7 @@ def test_any_payload_is_spelled_so_that_editors_keep_it(payload: bytes) -> None:
 
 
 def test_base64_may_be_replaced_by_text(queue: Queue, tmp_path: Path) -> None:
-    """With `encoding=text`, or without that line, the text stands for itself; other base64 is decoded.
-
-    Where only the line that says base64 was lost, the message is refused.
-    """
+    """With `encoding=text`, or without encoding, text is text; where only the encoding was lost it is refused."""
     path = letters(queue, tmp_path, b"\xff0", b"\xff1", b"\xff2", b"\xff\xfe")
     edit(path, "t0", mark("-", b"no encoding"))
     edit(path, "t1", lambda it: sub(rb"=base64", b"=text")(it).replace(b"/zE=", b"said"))
@@ -145,11 +136,7 @@ def test_base64_may_be_replaced_by_text(queue: Queue, tmp_path: Path) -> None:
 
 
 def test_each_sign_does_what_the_header_says(queue: Queue, tmp_path: Path) -> None:
-    """`!` leaves alone, `-` redrives with the text that stands there, `=` deletes; the file itself is not changed.
-
-    A task that the file does not name any more, or in a comment only, is left alone. A dry run tells the same before,
-    and no task has another version after it.
-    """
+    """`!` leaves alone, `-` redrives, `=` deletes, as the dry run says; what is not named is left alone."""
     path = letters(queue, tmp_path, *(b"%d" % n for n in range(8)))
     changes: list[Callable[[bytes], bytes]] = [
         mark("-"),
@@ -260,11 +247,7 @@ def test_one_message_is_refused_and_the_others_are_not(zk: Zkmq, tmp_path: Path,
 
 
 def test_what_does_not_belong_to_one_message_is_refused(queue: Queue, zk: Zkmq, tmp_path: Path) -> None:
-    """Without an id, a message may be a part of the one after it, with its variables: both are refused.
-
-    Text pasted without the space in front of its lines does not become a payload, nor what looks like a message.
-    An import adds no tasks, and says which verb does.
-    """
+    """Without an id, with the one after it; text pasted without its spaces; a new task, which `enqueue` adds."""
     path = letters(queue, tmp_path, b"0", b"1", b"2", signs="=")
     edit(path, "t0", lambda it: re.sub(rb"\\id=.*\n", b"", it))
     path.write_bytes(path.read_bytes() + b"-a new task\n")
@@ -302,10 +285,7 @@ def test_what_others_did_meanwhile_is_refused_by_name(queue: Queue, tmp_path: Pa
 
 
 def test_what_happens_during_an_import(zk: Zkmq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that another takes at the last moment, or whose new text is changed in the file, is refused.
-
-    An outage says how far it came; a second import goes on with the rest.
-    """
+    """What others take or change at the last moment is refused; after an outage another import goes on."""
 
     def begun(meanwhile: Callable[[str], object]) -> tuple[Queue, Path]:
         """A queue in which something happens before each redrive."""

@@ -61,10 +61,7 @@ def test_another_queue_or_root_must_be_said_explicitly(queue: Queue, zk: Zkmq, z
 def test_an_export_appears_whole_and_for_its_owner(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mode 0600; one that fails in the middle, or has more tasks than are read, leaves nothing.
-
-    What is there is replaced by `force` alone, also on a file system without links.
-    """
+    """Mode 0600; one that fails leaves nothing; what is there is replaced by `force` alone, also without links."""
     path = letters(queue, tmp_path, b"0", b"1")
     path.unlink()
     with monkeypatch.context() as patch:

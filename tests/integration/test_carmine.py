@@ -72,10 +72,7 @@ def in_use(told: str) -> Iterator[None]:
 
 
 def test_nil_to_queued_to_locked_to_done(q: Queue, front: Any) -> None:
-    """nil → queued → locked, with attempt 1 → done-awaiting-gc → nil once it is collected.
-
-    In the words of zkmq: inserted → claimed → finished. What it was enqueued with is told, and its result.
-    """
+    """nil → queued → locked → done-awaiting-gc → nil; in the words of zkmq: inserted → claimed → finished."""
     queue = front.queue(q.name)
     assert status(queue) == "nil"
     put(queue, "x", filters={"performance_class": "standard"}, metadata={"who": "me"})
@@ -105,10 +102,7 @@ def test_an_initial_delay_is_a_backoff(q: Queue) -> None:
 
 
 def test_a_run_that_is_given_back_or_fails_is_queued_again(q: Queue) -> None:
-    """locked → queued by a release or a retry without backoff, → queued-with-backoff by a snooze or a retry with one.
-
-    What was given back is attempt 1 again; a failure counts, and its error is kept.
-    """
+    """locked → queued or queued-with-backoff; given back it is attempt 1 again, a failure counts, with its error."""
     put(q, "x")
     take(q, b"x", 1).release()
     assert seen(q) == ("queued", b"x", 0)
@@ -123,10 +117,7 @@ def test_a_run_that_is_given_back_or_fails_is_queued_again(q: Queue) -> None:
 
 
 def test_a_late_owner_is_refused_whatever_it_tries(q: Queue, second: Queue) -> None:
-    """locked → queued when the lock has ended, then attempt 2; its late owner gets ClaimLost and frees no lock.
-
-    v3.2 deleted the new owner's lock, and a third consumer got the task: here it stays until its owner ends it.
-    """
+    """The lock has ended, another has attempt 2: the late owner gets ClaimLost and, unlike in v3.2, frees no lock."""
     put(q, "x")
     late = take(q, b"x", 1, hold=1)
     becomes(second, "queued")
@@ -168,10 +159,7 @@ def test_a_claim_holds_as_long_as_its_lock_says(q: Queue, second: Queue) -> None
 
 
 def test_a_requeue_waits_for_the_end_of_the_run(q: Queue) -> None:
-    """locked → locked-with-requeue; at the end of the run → queued, with the NEW data, handed out as attempt 1.
-
-    The slot is one: a second requeue is refused, and with `update` it replaces the first.
-    """
+    """locked-with-requeue → queued with the NEW data, attempt 1; a second one is refused or, by `update`, replaces."""
     put(q, "old")
     take(q, b"old", 1).fail("broken", backoff=0)
     claim = take(q, b"old", 2)
@@ -203,10 +191,7 @@ def test_a_requeue_survives_the_lock_and_retries(q: Queue, second: Queue) -> Non
 
 
 def test_no_requeue_flag_is_left_after_a_final_error_and_clean_up(q: Queue, second: Queue) -> None:
-    """A run that would be dead makes way for the one in escrow: by its error, its last attempt, its last lock.
-
-    v3.2 kept a stale flag: here the requeue runs once, and the id begins anew, locked without requeue.
-    """
+    """A run that would be dead makes way for the one in escrow, which runs once; the id begins anew without requeue."""
     put(q, "1", policy=ONCE)
     claim = take(q, b"1", 1)
     put(q, "2", requeue=True)
@@ -242,10 +227,7 @@ def test_a_dedupe_window_is_a_backoff_of_the_done(q: Queue) -> None:
 
 
 def test_a_requeue_waits_for_the_end_of_the_window(q: Queue, front: Any) -> None:
-    """Asked for in the run or in the window: → done-with-requeue → queued with the new data once that has passed.
-
-    The slot is one: a second requeue is refused, and with `update` it replaces the first.
-    """
+    """done-with-requeue → queued with the new data; a second one is refused or, by `update`, replaces."""
     there = front.queue("census")
     put(there, "old", "in-the-run")
     claim = take(there, b"old", 1)
@@ -296,10 +278,7 @@ def test_duplicates_are_refused_with_the_status(q: Queue) -> None:
 
 
 def test_an_id_is_accepted_again_when_it_is_done(q: Queue) -> None:
-    """done-awaiting-gc, the window passed, collected, and cancelled: each time → queued, attempt 1, no old result.
-
-    v3.2 ran the old data for an id that was done: here each run has the data it was asked with.
-    """
+    """Done, collected or cancelled: → queued, attempt 1, and, unlike in v3.2, with the data it was asked with."""
     put(q, "1")
     take(q, b"1", 1).complete("r")
     for data, between in (
@@ -316,10 +295,7 @@ def test_an_id_is_accepted_again_when_it_is_done(q: Queue) -> None:
 
 
 def test_an_update_replaces_what_is_queued(q: Queue) -> None:
-    """The new data is what is handed out, once, at the old place in line; without a queued task it is an enqueue.
-
-    In its backoff the task keeps its due time; a delay in the update sets another.
-    """
+    """New data at the old place in line, at the old due time unless a delay is given; or it is an enqueue."""
     put(q, "old")
     put(q, "behind", "n")
     put(q, "new", update=True)
@@ -359,10 +335,7 @@ def test_cancelled_from_queued_backoff_and_locked(q: Queue) -> None:
 
 
 def test_dead_and_redriven(q: Queue, second: Queue) -> None:
-    """The last attempt that the policy allows, a final failure or a lapsed lock → dead, handed out no more.
-
-    Until then a failure is backed off by the policy; redrive → queued, attempt 1, what has been kept.
-    """
+    """The last allowed attempt, a final failure, a lapsed lock → dead; redrive → queued, attempt 1."""
     put(q, "x", policy=RetryPolicy(attempts=2, factor=0.2))
     assert take(q, b"x", 1).fail("broken 1") == "inserted"
     assert status(q) == "queued-with-backoff"

@@ -83,10 +83,7 @@ def worked(front: str, hosts: str, root: str, wanted: set[str]) -> set[str]:
 def test_workers_and_their_connections_outlive_every_damage_at_once(
     zookeeper: str, root: str, zk: Zkmq, other: Zkmq, front: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Healthy tasks are handled, before and after; each damage is logged once; clean-up and every verb come back.
-
-    What was delivered before waits for a retry policy that can be read, and is claimed once there is one.
-    """
+    """Healthy tasks are handled; each damage is logged once; what needs the configuration waits for it."""
     queue, later, client = zk.queue("q"), other.queue("q"), zk._session.client
     queue.configure(**SETTINGS)
     with_damages(queue, client, f"{root}/q")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
-from airflow_provider_zkmq.engine import AccessDenied, ClaimLost, Queue, Unavailable, Zkmq
+from airflow_provider_zkmq.engine import AccessDenied, ClaimLost, Queue, Zkmq
 from airflow_provider_zkmq.engine.errors import SessionLost, TransportError
 from tests.integration.conftest import started, taken
 from tests.integration.fronts import KINDS, connected
@@ -69,13 +68,11 @@ def test_a_worker_whose_connection_is_closed_ends(zookeeper: str, root: str, sub
             q = zk.queue(name := f"{front}-{there}")
             if there:
                 q.configure()
-            worker = q.worker(on_a_loop if front == "asynchronous" else lambda _task: None)
-            with ThreadPoolExecutor(1) as pool:
-                running = pool.submit(worker.run)
-                eventually(lambda zk=zk, name=name, there=there: waits_in(zk, name, there=there))
-                zk.close()
-                with pytest.raises(SessionLost):
-                    running.result(PATIENCE_S)
+            running = started(q.worker(on_a_loop if front == "asynchronous" else lambda _task: None).run)
+            eventually(lambda zk=zk, name=name, there=there: waits_in(zk, name, there=there))
+            zk.close()
+            with pytest.raises(SessionLost):
+                running.result(PATIENCE_S)
 
 
 def test_a_client_is_closed_although_others_begin_to_use_it(zookeeper: str, root: str) -> None:
@@ -166,32 +163,22 @@ def test_a_killed_producer_leaves_whole_tasks_only(zookeeper: str, root: str, q:
 # --- servers
 
 
-def test_no_server_is_one_error_that_names_the_hosts() -> None:
-    """Connecting to a closed port ends within the time-out and names the hosts."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        hosts = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(Unavailable, match=hosts):
-            Zkmq.connect(hosts, connect_timeout=1)
-
-
 def test_a_wrong_password_is_refused_at_once(zookeeper: str, root: str) -> None:
     """What was created with credentials opens to them alone; the error names the user and never the password."""
-    with Zkmq.connect(zookeeper, root=root, auth="ann:right", gc=False) as zk:
-        zk.queue("q").enqueue(b"x")
+    for auth in ("ann:right", ("ann", "right")):
+        with Zkmq.connect(zookeeper, root=root, auth=auth, gc=False) as zk:
+            zk.queue("q").enqueue(b"x")
     for auth in ("ann:wrong", None):
         with pytest.raises(AccessDenied) as caught:
             Zkmq.connect(zookeeper, root=root, auth=auth)
         assert "wrong" not in str(caught.value)
-    with Zkmq.connect(zookeeper, root=root, auth=("ann", "right"), gc=False) as zk:
-        assert zk.queue("q").counts()["inserted"] == 1
 
 
 def test_waiters_and_claims_survive_a_server_restart(tmp_path: Path) -> None:
     """Watches lost with the connection are armed again: a wait and a blocked claim go on after a restart."""
     with (
         EmbeddedServer(tmp_path, force_sync=False) as server,
-        Zkmq.connect(server.hosts, session_timeout=30, gc=False) as zk,
+        Zkmq.connect(server.hosts, session_timeout=120, gc=False) as zk,
     ):
         q = zk.queue("q")
         task_id = q.enqueue(b"x")

@@ -148,10 +148,7 @@ def test_waiting_calls_are_told_of_the_deletion(zk: Zkmq, zookeeper: str, root: 
 
 
 def test_what_was_claimed_of_a_deleted_queue_is_lost(zk: Zkmq, front: Any) -> None:
-    """Its holder is told so however it is settled, by the queue's name; a transaction rolls back without harm.
-
-    It is asked once more whether it is to be deleted; who waits for a queue of the name sees the next one.
-    """
+    """Who holds claims or a transaction is told; who waits for the queue sees the next one."""
     q = front.queue("q")
     q.enqueue_many([Message(b"x")] * 4)
     claims, both = [q.claim() for _ in range(2)], [front.transaction() for _ in range(2)]

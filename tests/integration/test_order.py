@@ -94,10 +94,7 @@ def test_first_deliveries_are_in_commit_order(zookeeper: str, root: str, line: Q
 
 
 def test_the_order_holds_across_lanes(zookeeper: str, root: str, line: Queue) -> None:
-    """Tasks with different filters stand in different lanes; consumers without a selector see one line.
-
-    One with a selector gets what fits, of several lanes, in commit order.
-    """
+    """Consumers without a selector see one line of all lanes; one with a selector sees its part, in commit order."""
     rng = random.Random(3)
     work = [[_message(f"{number}.{at}", rng.choice(LANES)) for at in range(20)] for number in range(PRODUCERS)]
     ids, deliveries = _run(zookeeper, root, _singly, work, 4)
@@ -117,10 +114,7 @@ def _segments(queue: Queue) -> list[str]:
 
 @pytest.mark.full
 def test_the_order_holds_across_segments_and_bulk_enqueues(zookeeper: str, root: str, line: Queue) -> None:
-    """Many tasks at once by 3 producers, in two lanes, the larger of several segments, which are dropped once drained.
-
-    Ties stand in the producer's order. Four consumers drain at the same time, and roll over to new segments.
-    """
+    """Large lanes roll over to new segments and drop drained ones meanwhile; ties stand in the producer's order."""
     sizes = (SEGMENT_ENTRIES + 200, 80, 80)
     work = [[_message(at, (None, "a")[at % 9 == 8]) for at in range(size)] for size in sizes]
     with clients(zookeeper, root, 3) as producers:
@@ -156,10 +150,7 @@ GIVING_BACK = {
 
 @pytest.mark.full
 def test_what_is_given_back_is_next(line: Queue, other: Zkmq, subtests: pytest.Subtests) -> None:
-    """Released, failed without backoff, or its session ended: it is claimed next, before what was enqueued later.
-
-    Also where its segment has been drained and dropped meanwhile: before all of the later segments.
-    """
+    """Before what was enqueued later, also where its segment has been drained and dropped meanwhile."""
     for (how, give_back), lanes in product(GIVING_BACK.items(), ((None,), ("a", "b", None))):
         with subtests.test(how, lanes=lanes):
             ids = [line.enqueue(b"x", {"lane": lane} if lane else None) for lane in lanes for _ in range(5)]

@@ -93,10 +93,7 @@ def single(op: Any) -> Any:
 @DRIVERS
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "away"])
 def test_no_operation_waits_for_ever(door: Faulty, impatient: Session, drive: Any, *, silent: bool) -> None:
-    """Of a server that does not answer, a read is given up and a write's outcome is unknown after `request_timeout`.
-
-    Also when there are many in flight, and when the connection is away altogether: then nothing was written.
-    """
+    """A read is given up, a write's outcome is unknown, however many are in flight; if away, nothing is written."""
     root = impatient.config.root
     writes = tuple(Multi((Create(f"{root}/n{number}"),)) for number in range(150))
     if silent:
@@ -172,10 +169,7 @@ def test_a_client_that_sends_into_a_drop_is_not_blocked(door: Faulty, impatient:
 
 
 def test_an_interrupt_during_a_request(door: Faulty, q: Queue) -> None:
-    """Ctrl-C while the reply is outstanding: the call ends, and the client and its neighbours go on.
-
-    What an interrupted claim got is given back before the client claims again, and counts as no attempt.
-    """
+    """The call ends, all go on; what an interrupted claim got is given back and counts as no attempt."""
     main = threading.main_thread().ident
     assert main is not None
     calls: list[Callable[[], Any]] = [lambda: q.enqueue(b"interrupted", task_id="b"), lambda: q.claim(timeout=5)]

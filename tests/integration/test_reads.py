@@ -108,10 +108,7 @@ def test_a_task_is_followed_to_its_end(q: Queue, reads: Any) -> None:
 
 
 def test_what_archives_and_streams_need(q: Queue, reads: Any) -> None:
-    """What ended up to a number of now, and a pointer that only its reader may move; what left, and what was trimmed.
-
-    A dead letter that was dropped is told as it was when it died, until clean-up has taken it.
-    """
+    """What ended, what left and what was trimmed, up to a number of now; a pointer that only its reader may move."""
     nothing, now = reads.archive(), q.zxid()
     assert (nothing.version, reads.zxid() >= now) == (None, True)
     reads.publish_archive(replace(nothing, watermark=now, directory="/archive", run="r"))

@@ -31,10 +31,7 @@ def data(zk: Zkmq, queue: str) -> list[bytes]:
 
 
 def test_taking_locks_without_removing_and_putting_writes_nothing(zk: Zkmq, front: Any) -> None:
-    """Before the commit the taken task is still there, locked, and the put one is nowhere; afterwards the reverse.
-
-    A put sends no request; by leaving the block uncommitted, all is as before; after its end every call is refused.
-    """
+    """A put sends no request, the commit writes all at once, leaving without it gives back; then calls are refused."""
     task_id = zk.queue("in").enqueue(b"x")
     before = dict(front.requests)
     with front.transaction() as tx:
@@ -74,10 +71,7 @@ def test_each_taking_is_a_delivery(zk: Zkmq) -> None:
 
 
 def test_what_is_refused_does_not_happen(zk: Zkmq) -> None:
-    """Beyond ZooKeeper's limit, or with an id in use: one clear error, and nothing of it is written.
-
-    What cannot be put at all is refused before.
-    """
+    """What cannot be put, is too large or has an id in use: one clear error, and nothing of it is written."""
     q = zk.queue("in")
     q.enqueue(b"x", task_id="a")
     with zk.transaction() as tx:
@@ -102,10 +96,7 @@ def test_what_is_refused_does_not_happen(zk: Zkmq) -> None:
 
 
 def test_many_transactions_share_one_session(zk: Zkmq) -> None:
-    """Thirty open at once take different tasks; half are rolled back.
-
-    Those are moved by six threads of one transaction, which holds each once, or by a transaction for each.
-    """
+    """Thirty take different tasks, half are rolled back; threads move those, in one transaction or one for each."""
     q = zk.queue("in")
     q.enqueue_many([Message(f"{number}") for number in range(30)])
     open_ones = [zk.transaction() for _ in range(30)]
@@ -136,10 +127,7 @@ def test_many_transactions_share_one_session(zk: Zkmq) -> None:
 
 
 def test_a_transaction_dies_with_its_session(zk: Zkmq, other: Zkmq) -> None:
-    """When the session ends the locks are free and others take the tasks; commit is refused, rollback does no harm.
-
-    So is the completion of a claim, even before a rescue: its client has a new session.
-    """
+    """Others take its tasks; its commit, and the completion of a claim, is refused; rollback does no harm."""
     zk.queue("in").enqueue_many([Message(b"x")] * 2)
     claim, tx, session = taken(other.queue("in")), other.transaction(), other.session_id
     assert tx.try_take("in") is not None
@@ -159,10 +147,7 @@ def test_a_transaction_dies_with_its_session(zk: Zkmq, other: Zkmq) -> None:
 
 
 def test_a_rollback_out_of_reach_leaves_no_lock(zk: Zkmq, door: Faulty, root: str) -> None:
-    """The way to ZooKeeper is lost: a rollback fails, or ends without an error where its session is over by then.
-
-    The end of a session frees its locks, and others take the tasks; the handler's own exception leaves the block.
-    """
+    """It fails, or its session is over, which frees its locks; the handler's own exception leaves the block."""
     zk.queue("in").enqueue_many([Message(b"x") for _ in range(3)])
     options = {"root": root, "session_timeout": 3, "gc": False}
     with (

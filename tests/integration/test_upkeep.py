@@ -78,10 +78,7 @@ def overdue(zk: Zkmq, path: str, name: str) -> Queue:
 def test_a_producer_of_one_enqueue_makes_an_overdue_clean_up(
     zk: Zkmq, zookeeper: str, root: str, subtests: pytest.Subtests
 ) -> None:
-    """Connect, enqueue, close, as an operator does: nobody else is there, and what is over its lifetime goes.
-
-    The next ones do nothing before the interval has passed; one that opted out never does.
-    """
+    """As an operator does; not again before the interval has passed, and not if it opted out."""
     for kind in KINDS:
         with subtests.test(kind):
             q = overdue(zk, f"{root}/{kind}", kind)
@@ -104,10 +101,7 @@ def test_who_only_makes_transactions_cleans_up(zk: Zkmq, zookeeper: str, root: s
 
 
 def test_a_shorter_lifetime_or_interval_takes_effect_at_once(zk: Zkmq, zookeeper: str, root: str) -> None:
-    """What was kept for a day goes when the lifetime says so, whatever the interval is; and once only.
-
-    Who sleeps out the old interval is woken by a change of it, and goes by the new one.
-    """
+    """A lifetime whatever the interval is, once only; who sleeps out the old interval is woken by the new one."""
     q, path = zk.queue("q"), f"{root}/q"
     q.configure(task_gc_lifetime=86_400, task_gc_interval=3600)
     with Zkmq.connect(zookeeper, root=root) as other, Zkmq.connect(zookeeper, root=root) as third:

@@ -46,10 +46,7 @@ def by_ours(path: Path) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def test_they_see_our_edits_and_we_see_theirs(tmp_path: Path) -> None:
-    """Both read the same: comments, statuses, continuations, padding, blank lines, variables, a last line unended.
-
-    Marks and variables written by one are read by the other, and the files are the same bytes.
-    """
+    """Both read every construct the same; marks and variables written by one are read by the other: the same bytes."""
     ours, others = tmp_path / "ours.tq", tmp_path / "others.tq"
     for path in (ours, others):
         path.write_bytes(FILE)

@@ -147,7 +147,8 @@ def test_a_variable_is_written_in_place_in_bytes(tmp_path: Path) -> None:
         message.set_variable(0, "éééé")
         with pytest.raises(StaleMessage):
             stale.set_variable(0, "new")
-    assert path.read_bytes() == "-a\n\\éééé \n\\x\n-b".encode()
+        message.set_variable(1, "=")
+    assert path.read_bytes() == "-a\n\\éééé \n\\=\n-b".encode()
 
 
 def test_appends_end_the_last_line_first_and_keep_the_file_s_line_ends(tmp_path: Path) -> None:
@@ -190,10 +191,7 @@ BYTES = st.binary(max_size=60) | st.lists(
 def test_an_append_never_changes_what_was_there(
     tmp_path_factory: pytest.TempPathFactory, before: bytes, text: bytes, variables: list[str]
 ) -> None:
-    """Whatever bytes a file holds: they stay, every message reads as before, and the new one as it was given.
-
-    Else the append is refused, and nothing is written.
-    """
+    """Whatever bytes a file holds, every message reads as before and the new one as given; else nothing is written."""
     path = written(tmp_path_factory.mktemp("tq") / "a.tq", before)
     messages = read(path, raw=True)
     with TextQueue.open(path) as queue:
@@ -319,10 +317,6 @@ def test_a_file_may_be_opened_to_be_read_only(tmp_path: Path) -> None:
             TextQueue.open(tmp_path / "pipe.tq", **options)
 
 
-TEXT = st.text(st.sampled_from("ab -=#!\\\n\u00e9\U0001f389\t\x00"), max_size=12)
-VARIABLE = st.text(st.sampled_from("ab =\u00e9 "), max_size=8)
-
-
 @given(data=st.binary(max_size=200) | st.text(st.sampled_from("-=!# \\\nab\r\u00e9"), max_size=60).map(str.encode))
 @settings(max_examples=200, deadline=None)
 def test_random_bytes_are_read_and_only_marks_change_them(
@@ -338,33 +332,3 @@ def test_random_bytes_are_read_and_only_marks_change_them(
             expected[message.offset : message.offset + 1] = b"="
             message.mark_processed()
     assert path.read_bytes() == bytes(expected)
-
-
-@given(
-    data=st.data(),
-    messages=st.lists(st.tuples(TEXT, st.lists(VARIABLE, min_size=1, max_size=3)), min_size=1, max_size=4),
-)
-@settings(deadline=None)
-def test_edits_change_only_the_bytes_they_may(tmp_path_factory: pytest.TempPathFactory, data, messages) -> None:
-    """Any sequence of edits: each changes its control byte or its variable's room, and the length never changes."""
-    path = tmp_path_factory.mktemp("tq") / "a.tq"
-    with TextQueue.open(path) as queue:
-        for text, variables in messages:
-            queue.append(text, variables)
-        found = list(queue.messages())
-        for _ in range(5):
-            before = path.read_bytes()
-            message = data.draw(st.sampled_from(found))
-            index = data.draw(st.integers(0, len(message.variables) - 1))
-            room = message._record.variables[index]
-            value = data.draw(VARIABLE)
-            try:
-                message.set_variable(index, value)
-            except ValueError:
-                assert len(value.encode()) > len(room[1])
-                assert path.read_bytes() == before
-                continue
-            after = path.read_bytes()
-            start, end = room[0], room[0] + len(room[1])
-            assert (after[:start], after[end:]) == (before[:start], before[end:])
-            assert after[start:end].rstrip(b" ") == value.encode().rstrip(b" ")

@@ -66,10 +66,7 @@ def test_a_mutex_without_room_is_stepped_over(tmp_path: Path) -> None:
 
 
 def test_an_owner_is_a_name_that_fits(tmp_path: Path) -> None:
-    """One that cannot be read back, or is too long for the room that an append leaves, is refused, unwritten.
-
-    What names no owner with an end holds nothing.
-    """
+    """What cannot be read back or has no room is refused; what names no owner with an end holds nothing."""
     path = tmp_path / "a.tq"
     with TextQueue.open(path) as queue:
         queue.append("x", mutex=True)
