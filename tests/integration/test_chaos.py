@@ -1,7 +1,4 @@
-"""Many processes, killed and frozen at random while they work: every task ends, no completion happens twice.
-
-``ZKMQ_CHAOS_TASKS`` sets the number of tasks (default 800).
-"""
+"""Many processes, killed and frozen at random: every task ends, none twice. ``ZKMQ_CHAOS_TASKS``: how many (800)."""
 
 from __future__ import annotations
 
@@ -68,10 +65,7 @@ class Theatre:
         return [line.split() for text in texts for line in text.splitlines()]
 
     def attack(self, q: Queue) -> bool:
-        """kill -9 a random consumer and start another; every third time freeze it instead, until its session ends.
-
-        Whether there was one that had begun to work.
-        """
+        """kill -9 a random consumer that has begun to work, if any, or freeze it until its session ends."""
         ready = [it for it in self.consumers if it is not self.frozen and _lives(it, q)]
         if not ready:
             return False
@@ -221,10 +215,7 @@ def _outputs_match(out: Queue, tasks: dict[str, Task]) -> None:
 def test_a_session_that_ends_during_a_claim_costs_no_walk(
     zk: Zkmq, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
-    """The session ends between the choice of a task and its claim: not one after the other is tried in vain.
-
-    Nothing that is pending is lost from sight: the same client, registered anew, claims all of it.
-    """
+    """Not one task after the other is tried in vain; the same client, registered anew, claims all of them."""
     for order, module in (("default", default_order), ("fifo", strict_order)):
         with subtests.test(order=order), monkeypatch.context() as patch:
             q, take_all, ended = zk.queue(order), module.take_all, list[int]()

@@ -1,7 +1,4 @@
-"""Idle is free and a crowd is calm: what waits asks for nothing, and what comes for one does not touch the others.
-
-Requests are counted, of those who wait; never time. With ``ZKMQ_SCALE=1`` the numbers are those of a large plant.
-"""
+"""What waits asks for nothing, and what comes for one leaves the others calm (``ZKMQ_SCALE=1``: in a large plant)."""
 
 from __future__ import annotations
 
@@ -98,10 +95,7 @@ def total(requests: dict[str, int], before: dict[str, int]) -> Counter[str]:
 
 
 def test_an_idle_consumer_sends_nothing_whatever_others_do_with_foreign_tasks(zookeeper: str, foreign: Queue) -> None:
-    """Others enqueue, claim and complete what does not concern it; then its own comes, and costs what one costs.
-
-    A consumer that waits for another kind does not hear of that; one that asks again and again costs nothing, either.
-    """
+    """Nor one of another kind, nor one that asks again and again; then its own task comes, at the cost of one."""
     with clients(zookeeper, foreign.root, 2, session_timeout=20) as (client, stranger):
         mine, theirs = client.queue("plant"), stranger.queue("plant")
         mine.counts()

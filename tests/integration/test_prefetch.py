@@ -87,10 +87,7 @@ def begun(log: Path) -> list[list[str]]:
 def test_only_what_had_begun_counts_after_a_kill(
     zk: Zkmq, log: Path, start: Callable[..., subprocess.Popen[bytes]], threads: int, lease: float | None
 ) -> None:
-    """A worker with many tasks taken ahead is killed: what its handlers had begun counts, the rest does not.
-
-    None is lost. What was handled in its last moments may not be completed yet: it had begun, and is handled again.
-    """
+    """None is lost; what was handled in the last moments may not be completed yet; it is handled again."""
     stuck = {f"stuck{number}" for number in range(threads)}
     quick, behind = ([f"{name}{number:02}" for number in range(count)] for name, count in (("a", 30), ("z", 60)))
     everything = [*quick, *sorted(stuck), *behind]
@@ -135,10 +132,7 @@ def test_a_kill_right_after_the_beginning_counts_it(zk: Zkmq, zookeeper: str, ro
 
 
 def test_a_stop_gives_back_what_was_taken_ahead(zk: Zkmq) -> None:
-    """What never began is pending again with no attempt, at once; what had begun is finished.
-
-    What settles a task begins the next, and claims go together: a worker of one thread sends less than two each.
-    """
+    """At once and uncounted; what had begun is finished. A worker of one thread sends less than two requests a task."""
     queue, handled = filled(zk, *(f"t{number:03}" for number in range(300))), list[str]()
 
     def handler(task: object) -> None:
@@ -192,10 +186,7 @@ def is_marked(queue: Queue, claim: Any) -> bool:
 def test_a_connection_cut_right_after_the_beginning(
     zk: Zkmq, door: Faulty, root: str, subtests: pytest.Subtests
 ) -> None:
-    """Nobody waits for it, and the mark is written again as the handler goes on; it completes, once: either front.
-
-    Nothing is owed any more then, and what waits has not begun.
-    """
+    """Nobody waits for the mark, which is written again; it completes, once. What waits has not begun: either front."""
     faults = [CutBefore(), CutAfter(), Late(0.2), CutBefore(away=1.0)]
     cases = [("blocking", fault, None) for fault in faults] + [("blocking", CutBefore(), 60.0)]
     for number, (front, fault, lease) in enumerate([*cases, ("asynchronous", CutBefore(), None)]):

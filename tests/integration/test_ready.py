@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, Message, Queue, QueueNotFound, String, Zkmq, ZkmqError
-from tests.integration.conftest import taken, waits
+from tests.integration.conftest import started, taken, waits
 from tests.support import eventually
 
 
@@ -26,21 +26,12 @@ def q(zk: Zkmq) -> Queue:
 def waiting(queue: Queue, *calls: Callable[[], object]) -> Iterator[list[object]]:
     """Inside the block each call waits in a thread of its own; afterwards: what each has returned or raised."""
     told: list[object] = []
-
-    def ask(call: Callable[[], object]) -> None:
-        try:
-            told.append(call())
-        except ZkmqError as error:
-            told.append(error)
-
-    threads = [threading.Thread(target=ask, args=[call]) for call in calls]
-    for number, thread in enumerate(threads, 1):
-        thread.start()
+    futures = []
+    for number, call in enumerate(calls, 1):
+        futures.append(started(call))
         eventually(lambda number=number: waits(queue) == number)
     yield told
-    for thread in threads:
-        thread.join(60)
-    assert len(told) == len(calls)
+    told += [future.exception(60) or future.result() for future in futures]
 
 
 def test_who_waits_for_work_sends_nothing_while_there_is_none(q: Queue, other: Zkmq) -> None:

@@ -1,8 +1,4 @@
-"""No claim is left with nobody: whatever is cancelled, on a real server behind a faulty door.
-
-After each kind of trouble the same client claims once more; then every claimed task is in a caller's hand, and in the
-end every task can be had.
-"""
+"""No claim is left with nobody: calls are cancelled behind a faulty door; then all that is claimed is in some hand."""
 
 from __future__ import annotations
 

@@ -65,10 +65,7 @@ def objects() -> Counter[str]:
 
 @contextmanager
 def constant(zookeeper: str, session: Session) -> Iterator[None]:
-    """As many callbacks and objects are left behind as there were before, and no more watches.
-
-    Fewer watches are those of another client, whose session ended a moment before.
-    """
+    """As many callbacks and objects are left as there were before, and no more watches (others' sessions may end)."""
     run(session, single(Sync("/")))  # replies come in order: whatever was sent before has been answered
     server, kept, before = on_server(zookeeper), callbacks(session), objects()
     yield
@@ -215,10 +212,7 @@ def path(q: Queue, there: Zkmq) -> str:
 
 
 def test_a_watch_is_taken_away_when_nobody_wants_it(zookeeper: str, session: Session, q: Queue, path: str) -> None:
-    """One request, once; then the server and kazoo have none.
-
-    Of two that rely on a znode one ends its wait: the other is told of the change. Listings have their own.
-    """
+    """By one request; of two that rely on a znode the other is told of the change. Listings have their own."""
     before, kept = on_server(zookeeper), callbacks(session)
     for number, op in enumerate((Get, Exists), 1):
         watch = watch_of(session, op, path)

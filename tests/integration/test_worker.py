@@ -105,10 +105,7 @@ def test_a_running_handler_reports_progress_and_learns_of_a_cancellation(q: Queu
 
 
 def test_a_transactional_worker_puts_what_it_takes_or_nothing(zk: Zkmq, q: Queue, front: Any) -> None:
-    """The handler's puts appear with its task's completion; an exception leaves none, and counts as a delivery.
-
-    What a handler commits itself stays; what it rolls back is handed out again as often as the policy allows.
-    """
+    """With its task's completion; an exception leaves none and counts. A handler may commit or roll back itself."""
     q.configure(policy=ConsumeTimes(2))
     q.enqueue_many([Message(b"x", task_id=name) for name in ("good", "bad", "commits", "rolls-back")])
 

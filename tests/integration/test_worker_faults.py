@@ -15,7 +15,6 @@ import pytest
 
 from airflow_provider_zkmq.engine import (
     AsyncZkmq,
-    ConfigError,
     ConsumeOnce,
     Error,
     Message,
@@ -104,20 +103,8 @@ def test_what_the_engine_refuses_is_a_failed_delivery(
     assert (it.finished, it.failed, claimed(q)) == (len(names), len(names), 0)
 
 
-def test_a_handler_on_an_event_loop_is_a_coroutine_function(front: Any) -> None:
-    """A plain function, which would hold the loop up, is refused; of a thread's handler nothing is asked."""
-    if isinstance(front, Awaited):
-        with pytest.raises(ConfigError, match="coroutine"):
-            front.queue("census").worker(lambda _task: None)
-    else:
-        front.queue("census").worker(lambda _task: None)
-
-
 def test_a_record_damaged_in_hand_is_a_dead_letter(zk: Zkmq, root: str, q: Queue) -> None:
-    """Its consumer still knows the task: it is settled with the reason, and the worker goes on.
-
-    What the claim's znode held is nobody's trouble: that is deleted unread.
-    """
+    """With the reason, and the worker goes on; what the claim's znode held is nobody's trouble."""
     q.enqueue_many([Message(b"x", task_id=name) for name in ("state", "claim", "good")])
 
     def handler(task: Any) -> str:
@@ -253,10 +240,7 @@ def _while_shut(door: Faulty, zk: Zkmq, seconds: float, work: Callable[[], objec
 
 
 def test_a_drop_during_a_transactional_handler_costs_no_delivery(door: Faulty, root: str, q: Queue) -> None:
-    """Two seconds without a server, the session lives: the handler puts, and its task is completed at its first try.
-
-    So where the connection is away when the transaction begins and when it is committed: no claim is dropped.
-    """
+    """Two seconds without a server, during the handler or around all of it: the task is completed at its first try."""
     q.enqueue_many([Message(b"x", task_id=name) for name in ("during", "before")])
     deliveries: list[tuple[str, int]] = []
     with Zkmq.connect(door.hosts, root=root, session_timeout=20, gc=False) as own:

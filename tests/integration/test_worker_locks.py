@@ -93,10 +93,7 @@ def test_a_worker_extends_the_lock_of_what_it_handles(q: Queue, front: Any) -> N
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"lease": 1}, marks=pytest.mark.full)], ids=["lock", "lease"])
 def test_heartbeats_go_on_during_the_grace(q: Queue, front: Any, options: dict[str, Any]) -> None:
-    """A worker is told to stop: the lock or lease of what it still handles is extended until the handler returns.
-
-    v3.3 waits for its poll loops only: here `join` returns when the handler has, its result kept.
-    """
+    """The lock or lease of what it handles is extended until the handler returns; `join` returns then, not before."""
     keeps_its_lock(q, front, stops=True, **options)
 
 
@@ -138,10 +135,7 @@ def test_a_slow_monitor_delays_no_heartbeat(zk: Zkmq, q: Queue) -> None:
 def test_a_handler_that_outlasts_the_grace_has_been_delivered(
     q: Queue, front: Any, *, transactional: bool, policy: Any, status: str, again: list[int]
 ) -> None:
-    """Its attempt counts, and what it returns late is refused.
-
-    Under `ConsumeOnce` its task is a dead letter and is never handed out again, else it is there for others.
-    """
+    """It counts, and what it returns late is refused: a dead letter under `ConsumeOnce`, else there for others."""
     q.configure(policy=policy)
     q.enqueue(b"x", task_id="a")
     deliveries: list[int] = []

@@ -89,10 +89,7 @@ def changes(client: Client) -> None:
 
 
 def test_what_was_refused_is_tried_again() -> None:
-    """An update in place fires no watch. A claim reads the record again; a promotion is tried again soon.
-
-    A burial is carried out all the same by the look that met the requeue.
-    """
+    """A claim whose record was updated, and a burial, by the same look; a promotion soon."""
     for order in ORDERS:
         client = queue("a", order=order)
         stepper = claiming(client)
@@ -172,10 +169,7 @@ def test_lanes_of_one_priority_are_served_by_time_of_enqueue() -> None:
 
 
 def test_a_lane_that_comes_while_the_first_is_looked_for_is_not_passed_by() -> None:
-    """In strict order the list of lanes is read by the same rule as the lanes: a lower rank in a new one comes first.
-
-    Also where another thread of the client has read that list anew meanwhile: it is another reading than this look's.
-    """
+    """A lower rank in a new lane comes first in strict order; also where another thread has read the lanes anew."""
     for read_anew in (False, True):
         client = queue(order="fifo")
         client.put(task_id="warm", filters={"k": "m"})
@@ -374,10 +368,7 @@ def sit_down(*steppers: Stepper) -> list[list[bool]]:
 
 
 def test_an_enqueue_wakes_one_thread_of_each_kind() -> None:
-    """Ten wait for anything, two for what is of kind a: one of each is told, and few more once the task is taken.
-
-    These are told by the claim itself, which takes the entry off the listing, and by the thread that leaves.
-    """
+    """And few more once the task is taken: by the claim, which takes the entry off the listing, and by who leaves."""
     client = warm()
     steppers = [waiting(client, selector) for selector in [None] * 10 + ["k==a"] * 2]
     told = sit_down(*steppers)

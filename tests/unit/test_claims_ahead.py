@@ -74,10 +74,7 @@ def attempts(client: Client) -> dict[str, tuple[State, int, int]]:
 
 @HOWEVER_BOUND
 def test_the_death_of_a_consumer_counts_only_what_had_begun(options: dict[str, Any]) -> None:
-    """Of three that were taken ahead one had begun: it alone counts; all are pending, and handled by the next one.
-
-    A fresh claim begins without waiting: what is posted stands when its consumer dies.
-    """
+    """One of three: it alone counts, though it began without waiting; all are pending, and handled by the next one."""
     client = new_queue()
     claims = take_ahead(client, options, 3)
     assert [each.state.attempt for each in claims] == [1, 1, 1]

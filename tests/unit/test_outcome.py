@@ -94,10 +94,7 @@ def points() -> Iterator[tuple[bool, str, int, str]]:
 
 
 def test_an_unknown_outcome_does_not_stop_the_settling(subtests: pytest.Subtests) -> None:
-    """Repeated with its progress it goes on where it was: each task is in its place, and the worker takes the next.
-
-    Who settles hears what happened. Where the connection comes back in time, it need not be repeated.
-    """
+    """Repeated with its progress it goes on where it was; where the connection comes back in time, it need not be."""
     for unit, name, at, kind in points():
         outcome, state = OUTCOMES[name]
         with subtests.test(unit=unit, outcome=name, at=at, kind=kind):

@@ -242,10 +242,7 @@ class Unbeginnable(ListClaim):
 
 
 def test_a_handler_is_not_called_for_what_cannot_begin(made: Made) -> None:
-    """It is given back, which tells what became of it; those behind it are handled.
-
-    It is none of a worker's limit: another is handled in its place, and the worker ends after so many calls.
-    """
+    """It is given back, and those behind it are handled; it is none of a worker's limit."""
     for bad, count, limit in (({3}, 6, None), ({2, 3, 5}, 12, 6)):
         queue, called = Asked(*(Unbeginnable() if at in bad else ListClaim() for at in range(count))), list[Any]()
         it = made(queue, called.append, limit=limit)

@@ -17,15 +17,14 @@ from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import consumers, deletion
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound
 from tests.stepping import Stepper
-from tests.unit.claiming import ANY, ORDERS, another, step
-from tests.unit.world import Client, new_queue
+from tests.unit.claiming import ANY, ORDERS, another, queue_of, step
+from tests.unit.world import Client
 
 
 def queue(*names: str, order: str = "default") -> tuple[Client, Client]:
     """A client that changes the queue, and another one that looks."""
-    client = new_queue(order=order, filters={"k": String()}, policy=RetryPolicy(attempts=5, factor=0))
-    for name in names:
-        client.put(task_id=name)
+    policy = RetryPolicy(attempts=5, factor=0)
+    client = queue_of(names, order=order, filters={"k": String()}, policy=policy)
     return client, another(client, "looker")
 
 

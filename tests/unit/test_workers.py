@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import ConfigError, Poll, QueueNotFound, Worker, monitor
+from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Poll, QueueNotFound, Worker, monitor
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost
 from airflow_provider_zkmq.engine.working import absence, aworker, worker
 from airflow_provider_zkmq.engine.working.handling import Running
@@ -174,6 +174,8 @@ def test_what_refuses_a_start_is_raised_by_it_or_by_join(made: Made) -> None:
     for limit in (0, -1, 1.5, True, "3"):
         with pytest.raises(ConfigError, match="limit"):
             made(ListQueue(), done, limit=limit)
+    with pytest.raises(ConfigError, match="coroutine"):
+        AsyncWorker(ListQueue(), done)  # type: ignore[arg-type]
 
 
 class Failing(ListQueue):
@@ -191,10 +193,7 @@ class Failing(ListQueue):
 
 
 def test_an_unexpected_exception_ends_no_worker(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim that raises what nobody expected is logged, and the worker goes on.
-
-    What its caller must mend ends it, also later, and is raised by `join`, whatever threads there are.
-    """
+    """It is logged and the worker goes on; what its caller must mend ends it, and is raised by `join`."""
     for module in (worker, aworker):
         monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     queue = Failing(RuntimeError("dictionary changed size during iteration"), ListClaim(), ListClaim())
@@ -262,10 +261,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
 def test_a_worker_says_once_that_its_queue_is_not_there_and_waits(
     made: Made, warnings: Callable[[], list[str]]
 ) -> None:
-    """All of its threads and its monitor wait; it looks no more until the queue has come, and then works.
-
-    One that is stopped meanwhile ends.
-    """
+    """All of its threads and its monitor; it looks no more until the queue has come. One that is stopped ends."""
     queue, told = Absent(*(ListClaim() for _ in range(5))), threading.Event()
     it, stopped = made(queue, done, threads=3, monitor=lambda _poll: told.set()), made(queue, done, threads=2)
     assert it.start()
