@@ -124,10 +124,7 @@ class World:
 
 @cache
 def world(order: str = "default") -> World:
-    """Made once by the procedures of the public verbs; nobody changes it: each test has a copy.
-
-    Its ids and nonces are the same in every process: tests are named by the paths.
-    """
+    """Made once by the public verbs, and copied by each test; its ids and nonces are the same in every process."""
     with patch.object(marks, "os", SimpleNamespace(urandom=Random(order).randbytes)):
         return _made(order)
 

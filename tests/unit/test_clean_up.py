@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,11 +45,7 @@ def finished(count: int = 1, **conf: Any) -> Client:
 
 
 def test_a_run_is_due_an_interval_after_the_last() -> None:
-    """The first look of whoever comes first makes the first run; another's says how long it is to the next.
-
-    A look that finds nothing due is one read, where the server's clock is known, as after an enqueue: a short-lived
-    producer pays no more than that.
-    """
+    """The first look makes the first run, another's says when the next is due; to find nothing due costs one read."""
     client, ops = finished(task_gc_interval=20, task_gc_lifetime=0), list[Any]()
     assert look(client) == turns.Turn(Collected(collected=1), 20)
     client.zk.advance(15)
@@ -84,10 +79,7 @@ def test_another_interval_counts_from_the_last_run() -> None:
 
 
 def test_a_shorter_lifetime_makes_a_run_due_at_once_and_once() -> None:
-    """What was kept for an hour may go now: the first look deletes it, the others find it done.
-
-    Not where an operator's run for less has deleted all that had ended.
-    """
+    """The first look deletes what may go now; not where an operator's run for less has deleted all that had ended."""
     client = finished(task_gc_interval=3600, task_gc_lifetime=3600)
     other = another(client)
     client.zk.advance(100)
@@ -108,9 +100,9 @@ def test_two_that_look_at_the_same_time_make_one_run() -> None:
     """Who comes second sees that the first has been there; a run under way elsewhere is looked at again soon."""
     client = new_queue(task_gc_interval=3600)
     path = client.context.paths.at("lock")
-    client.zk.multi(0, (Create(path, b"another's"),))
+    client.write(Create(path, b"another's"))
     assert look(client) == turns.Turn(Collected(ran=False), turns.BUSY_SECONDS)
-    client.zk.multi(0, (Delete(path),))
+    client.write(Delete(path))
     other, first = another(client), iter([True])
 
     def overtaken(op: Any) -> None:
@@ -126,17 +118,14 @@ def test_a_damaged_note_of_the_last_run_leaves_it_to_the_interval() -> None:
     for data in (b"", b"{", b"[1]", b'{"lifetime":"long"}', b'{"lifetime":true}', b"[" * 100_000):
         client = new_queue(task_gc_interval=20)
         look(client)
-        client.zk.multi(0, (SetData(client.context.paths.at("gc"), data),))
+        client.write(SetData(client.context.paths.at("gc"), data))
         assert not due(client), data[:20]
         client.zk.advance(21)
         assert due(client), data[:20]
 
 
 def test_a_run_that_does_not_come_to_its_end_is_due_for_the_next() -> None:
-    """It did not say that it has run: somebody else goes on where it was cut off, or ended as its client was closed.
-
-    That one deletes no further chunk, and gives its lock back.
-    """
+    """Cut off, or ended after a chunk as its client is closed, its lock given back: somebody else goes on there."""
     client = finished(task_gc_interval=3600, task_gc_lifetime=0)
     gc = client.context.paths.at("gc")
     with pytest.raises(Unavailable):
@@ -191,11 +180,7 @@ def broken_off(client: Client, where: str = "within") -> Client:
 
 @pytest.mark.parametrize("where", ["lock", "within"])
 def test_a_broken_off_clean_up_is_followed_by_another_of_the_same_client(where: str) -> None:
-    """The lock stands, other clients wait for it; its client takes it over, or whatever it does gives the lock back.
-
-    Afterwards that costs nothing, and others clean up. A lock that ended with its session, and is another's by now, is
-    not given back.
-    """
+    """It takes its lock over, or gives it back with whatever it does, at no cost afterwards; never another's."""
     client = broken_off(new_queue(), where)
     other = another(client)
     assert (locked(client), collect(other)) == (True, False)
@@ -242,52 +227,40 @@ def test_lost_replies_leave_no_lock() -> None:
 # --- the thread that puts right what calls left
 
 
-class Changed:
-    """The session's signal: notes for how long it is waited for, and lets so much time pass."""
-
-    def __init__(self, client: Client) -> None:
-        self.client, self.count, self.pauses = client, 0, list[float]()
-
-    def wait(self, _seen: int, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.client.zk.ms += max(1, round(seconds * 1000))
-
-
 def paying(
-    client: Client, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any], Any] = lambda _op: None, **session: Any
+    client: Client, monkeypatch: pytest.MonkeyPatch, fault: Fault = lambda _op: None, *, closed: bool = False
 ) -> list[float]:
-    """Pay in this thread, with faults; the pauses that were made."""
-    changed, connected = Changed(client), SimpleNamespace(is_set=lambda: True)
-    about = {"memory": contextlib.nullcontext(), "changed": changed, "closed": False, "connected": connected}
+    """Pay in this thread, with faults; the pauses that were made, in which so much time has passed."""
+    pauses: list[float] = []
+
+    def wait(_seen: int, seconds: float) -> None:
+        pauses.append(seconds)
+        client.zk.ms += max(1, round(seconds * 1000))
+
+    changed, connected = SimpleNamespace(count=0, wait=wait), SimpleNamespace(is_set=lambda: True)
     monkeypatch.setattr(debts, "run", lambda _session, procedure: client.do(procedure, fault))
-    debts._pay(SimpleNamespace(**about | session), client.context)  # type: ignore[arg-type]
+    session = SimpleNamespace(memory=contextlib.nullcontext(), changed=changed, closed=closed, connected=connected)
+    debts._pay(session, client.context)
     assert not client.context.debts.paying
-    return changed.pauses
-
-
-def test_of_a_closed_client_it_is_told_that_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where something else is owed, which nobody pays any more."""
-    client = filled()
-    claims = taken(client, 3)
-    told = put_down(client, claims[:2])
-    client.context.debts.unmarked[claims[2].task_id, claims[2].token] = claims[2]
-    closed = SessionLost("the connection was closed")
-    assert paying(client, monkeypatch, lambda _op: closed, closed=True) == []
-    assert told == {"a": [closed], "b": [closed]}
+    return pauses
 
 
 def test_what_was_put_down_is_waited_for_until_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a server it pauses before each try: what is due stays due, and is not tried again at once."""
+    """Without a server it pauses before each try; of a closed client it is told to be lost, whatever else is owed."""
     for away in (0, 3):
         client = filled()
         told = put_down(client, taken(client, 2))
-        tries = iter([True] * away)
-        pauses = paying(
-            client, monkeypatch, lambda _op, tries=tries: Unavailable("away") if next(tries, False) else None
-        )  # type: ignore[misc]
+        errors = iter([Unavailable("away")] * away)
+        pauses = paying(client, monkeypatch, lambda _op, errors=errors: next(errors, None))
         assert pauses == pytest.approx([0.05, *[0.5] * away])
         assert told == {"a": [None], "b": [None]}
         assert not in_debt(client.context)
+    client, lost = filled(), SessionLost("the connection was closed")
+    claims = taken(client, 3)
+    told = put_down(client, claims[:2])
+    client.context.debts.unmarked[claims[2].task_id, claims[2].token] = claims[2]
+    assert paying(client, monkeypatch, lambda _op: lost, closed=True) == []
+    assert told == {"a": [lost], "b": [lost]}
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), ZkmqError("refused")])

@@ -48,11 +48,6 @@ def below(client: Client, path: str = BASE) -> set[str]:
     return {each for each in client.zk.nodes if (each + "/").startswith(path + "/")}
 
 
-def write(client: Client, *ops: Any) -> None:
-    """What somebody does by hand."""
-    client.zk.multi(0, ops)
-
-
 def deleted_by_force(client: Client) -> None:
     """It goes whole, and a queue of its name can be made."""
     client.do(delete(client, force=True))
@@ -76,10 +71,7 @@ def test_a_deleted_queue_is_gone_whole(used: FakeZooKeeper) -> None:
 
 
 def test_a_queue_in_use_is_deleted_by_force_only() -> None:
-    """Another live consumer, or a claimed task, refuses it; a consumer of the same client's alone does not.
-
-    Without `confirm` nothing is deleted either: the refusal says how many tasks there are.
-    """
+    """Others' consumers and claimed tasks refuse it; a call without `confirm` is told how many tasks would go."""
     client = new_queue()
     client.put(task_id="a")
     before = below(client)
@@ -105,25 +97,22 @@ def test_a_queue_in_use_is_deleted_by_force_only() -> None:
 
 
 def test_what_is_no_queue_is_not_deleted() -> None:
-    """A foreign tree, also by force; foreign znodes in a queue take force; so does a queue that has lost its layout.
-
-    A queue of another version is deleted by nobody but who knows its layout.
-    """
+    """A foreign tree or another version never; by force one with foreign znodes, or one that has lost its layout."""
     client = new_queue()
-    write(client, Create("/zkmq/other"), Create("/zkmq/other/precious"))
+    client.write(Create("/zkmq/other"), Create("/zkmq/other/precious"))
     foreign = new_context(client.zk, client.session, "other")
     for force in (False, True):
         with pytest.raises(QueueNotFound):
             client.do(deletion.delete(foreign, confirm=True, force=force))
     assert "/zkmq/other/precious" in client.zk.nodes
-    write(client, Create(BASE + "/notes"), Create(BASE + "/notes/mine"))
+    client.write(Create(BASE + "/notes"), Create(BASE + "/notes/mine"))
     with pytest.raises(QueueError, match="notes"):
         client.do(delete(client))
-    write(client, Delete(BASE + "/conf/layout"))
+    client.write(Delete(BASE + "/conf/layout"))
     with pytest.raises(QueueNotFound):
         client.do(delete(client))
     deleted_by_force(client)
-    write(client, SetData(BASE + "/conf/layout", b"2", -1))
+    client.write(SetData(BASE + "/conf/layout", b"2", -1))
     with pytest.raises(ConfigError, match="upgrade"):
         client.do(delete(client, force=True))
     assert BASE + "/tasks" in client.zk.nodes
@@ -137,15 +126,15 @@ def test_a_queue_with_strange_znodes_or_without_a_part_is_deleted_by_force(
         with subtests.test(strange=path):
             client = Client(used.copy())
             if path.startswith("deleting"):  # a deletion that was cut off, and then somebody's znodes below its mark
-                write(client, Delete(BASE + "/conf/layout"), Create(BASE + "/deleting"))
+                client.write(Delete(BASE + "/conf/layout"), Create(BASE + "/deleting"))
             for above in itertools.accumulate(path.split("/"), "{}/{}".format, initial=BASE):
-                write(client, Create(above))  # refused where it is there
+                client.write(Create(above))  # refused where it is there
             deleted_by_force(client)
     for name in ("conf", "queue", "tasks"):
         with subtests.test(lost=name):
             client = Client(used.copy())
             lost = {f"{BASE}/conf/layout"} | below(client, f"{BASE}/{name}")
-            write(client, *map(Delete, sorted(lost, reverse=True)))
+            client.write(*map(Delete, sorted(lost, reverse=True)))
             with pytest.raises(QueueNotFound):
                 client.do(delete(client))
             deleted_by_force(client)
@@ -173,7 +162,7 @@ def test_its_transactions_are_of_a_bounded_size_and_it_ends_while_others_write()
         if isinstance(op, Multi):
             multis.append(len(op.ops))
         if isinstance(op, Children) and op.path.endswith("/tasks") and next(seen, None) is not None:
-            write(client, Create(BASE + "/queue/late"), Create(BASE + "/queue/late/0000000001"))
+            client.write(Create(BASE + "/queue/late"), Create(BASE + "/queue/late/0000000001"))
 
     client.do(delete(client), interfere)
     assert max(multis) <= deletion.DELETES_PER_MULTI + 1
@@ -269,11 +258,7 @@ COME = {"begun": 4, "without consumers": 25, "without lanes": 47, "over": 1_000,
 
 
 def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(subtests: pytest.Subtests) -> None:
-    """Between any two operations: it is told that the queue or its claim is gone, or had come to its end.
-
-    What creates queues may create it anew, whole, once the deletion is over; nothing else does. What was enqueued after
-    the deletion is handled, and the client goes on in a new queue.
-    """
+    """It ends, or is told what is gone; what creates queues makes it anew, whole; what is put there is handled."""
     for (name, (make, creates)), (come, requests) in itertools.product(BESIDE.items(), COME.items()):
         for number in itertools.count():
             with subtests.test(beside=name, after=number, deletion=come):

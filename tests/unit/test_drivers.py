@@ -60,11 +60,7 @@ def asking(op: Any, closed: list[Any] | None = None) -> Any:
 
 @BLOCKING_OR_NOT
 def test_a_step_is_alone_with_the_memory_and_a_function_of_the_users_is_outside(session: Session, drive: Any) -> None:
-    """From the start to the first operation, between two, after one that failed, and where a procedure is closed.
-
-    While a user's function runs, another thread of the client goes on; what it returns comes back, what it raises is
-    thrown.
-    """
+    """Also after a failure, and where it is closed; what the function returns comes back, what it raises is thrown."""
     alone: list[bool] = []
 
     def step() -> None:
@@ -98,10 +94,7 @@ def test_a_step_is_alone_with_the_memory_and_a_function_of_the_users_is_outside(
 
 
 async def test_a_cancelled_wait_leaves_nothing_behind(session: Session, subtests: pytest.Subtests) -> None:
-    """At a signal, a reply or a lost connection; also where what it waits for comes in the loop's same round.
-
-    It ends cancelled, the procedure is closed, and no callback of it is left.
-    """
+    """Closed, and without a callback left, also where what it waits for comes in the loop's same round."""
     signal, reply, closed = ThreadSignal(), session.client.handler.async_result(), list[Any]()
     waiting, connecting = Wait(signal, 0, PATIENCE), Reconnect()
     cases: dict[str, tuple[Callable[[], Any], Any, Callable[[], Any] | None]] = {
@@ -218,10 +211,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_what_a_call_waits_for_in_turn_is_one_span(clock: SimpleNamespace) -> None:
-    """Until a server answers it is the same time that runs out; what is computed in between takes no time.
-
-    A reply that is missed among others counts from the last that came: servers that fall silent are not given more.
-    """
+    """Until a server answers, without what is computed in between; what is missed counts from the last reply."""
     patience = Patience(5)
     patience.begin()
     clock.now += 3

@@ -89,10 +89,7 @@ class Counting(Client):
 
 
 def damaged(damage: Damage, order: str = "default", *, dies: bool = False, knows: bool = False) -> Counting:
-    """A client of a queue with this damage, new, or one that `knows` it.
-
-    `dies`: the consumers of what is in flight are dead.
-    """
+    """A client of a queue with this damage, known to it or new; `dies`: consumers with claims are dead."""
     zk = world(order).copy()
     if dies:
         zk.expire(world(order).client.session)
@@ -241,20 +238,14 @@ def readable_queue() -> Iterator[str]:
 @SHARE
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_missing_or_strange_znode_stops_nobody(subtests: pytest.Subtests, share: int, dies: bool) -> None:
-    """A client that knew the queue before, or one that comes later, where consumers have died: to be rescued is much.
-
-    What everybody needs is made anew.
-    """
+    """Neither who knew the queue nor who comes after consumers have died; what everybody needs is made anew."""
     cases = (damage for path in readable_queue() for damage in damages(path) if damage.of_the_tree)
     each(subtests, some(cases, share // (MANY if dies else 1)), partial(survive, dies=dies))
 
 
 @SHARE
 def test_a_damaged_znode_stops_nobody(subtests: pytest.Subtests, share: int) -> None:
-    """Healthy tasks are claimed and finished, clean-up runs, requests are bounded, and each path is reported once.
-
-    So it is in strict order.
-    """
+    """Healthy tasks are finished, clean-up runs, requests are bounded, a path is reported once; so in strict order."""
     cases = (damage for path in readable_queue() for damage in damages(path) if not damage.of_the_tree)
     each(subtests, some(cases, share), survive)
     paths = (path for path in kinds("fifo") if "/queue/" in path or "released" in path)
@@ -415,11 +406,7 @@ LANES = (b'{"filters":3}', b'{"priority":"x"}', b'{"filters":["a"]}', b'{"filter
 
 
 def test_a_record_with_a_wrong_field_is_corrupt(subtests: pytest.Subtests) -> None:
-    """Whatever field of a task or a lane is malformed, and however deep it is nested: the error names the path.
-
-    No text that is no part of a path becomes one: such a path ends the thread of a connection, or is refused by the
-    server in a way that looks like no refusal.
-    """
+    """The error names the path, however deep it is; no text becomes a part of a path that would end a connection."""
     odd: list[dict[str, Any]] = []
     for text in ("a\ud800", "..", "a/../b", "a\x00", "\ufffe", "", "\ue000"):
         odd += [{"place": f"p09999/00000001/{text}"}, {"index": f"dlq/{text}"}, {"filters": {text: "x"}}]

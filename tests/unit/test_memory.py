@@ -102,10 +102,7 @@ def test_a_producer_of_ever_new_filters_and_times_does_not_grow() -> None:
 def test_lanes_are_bounded_pruned_and_forgotten_however_their_names_are_spelt(
     long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shortened names count against the bound; clean-up deletes lanes that have been empty for an hour.
-
-    Pruned by anybody's clean-up: this client's next one drops what it remembers of them.
-    """
+    """Anybody's clean-up deletes lanes that were empty for an hour, and this client's next forgets them."""
     monkeypatch.setattr(place, "MAX_LANES", 20)
     client, lanes = new_queue(filters=KIND), f"{BASE}/queue"
     other = Client(client.zk)

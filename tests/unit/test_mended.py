@@ -32,18 +32,9 @@ from tests.unit.damage import delete
 from tests.unit.world import Client, new_queue
 
 
-def write(client: Client, op: Any) -> None:
-    """As an operator would."""
-    assert client.zk.multi(0, (op,)).committed
-
-
 def damage(client: Client, path: str, data: bytes | None) -> None:
     """Put something else there, or nothing."""
-    write(client, Delete(path) if data is None else SetData(path, data))
-
-
-def reported(client: Client) -> list[str]:
-    return [path for path, _ in client.reports]
+    assert client.write(Delete(path) if data is None else SetData(path, data)).committed
 
 
 def claimed_one(client: Client, **options: Any) -> Claimed:
@@ -71,7 +62,7 @@ def test_a_claim_whose_note_is_missing_is_settled_all_the_same(subtests: pytest.
             else:
                 client.complete(claimed)
             client.check()
-            assert sorted(reported(client)) in (sorted(notes), sorted(notes)[:1], [])
+            assert sorted(client.reported) in (sorted(notes), sorted(notes)[:1], [])
             client.put(task_id="b")
             assert "b" in client.work()
 
@@ -83,14 +74,14 @@ def test_a_result_is_kept_whether_one_stands_there_or_not(there: bool) -> None:
     claimed = claimed_one(client)
     path = client.context.paths.task("a", "result")
     if there:
-        write(client, Create(path, b"strange"))
+        assert client.write(Create(path, b"strange")).committed
     else:
         client.put(task_id="a", requeue=True)
         client.complete(claimed, result=b"first")
         claimed = client.claimed()
         delete(client.zk, path)
     client.complete(claimed, result=b"mine")
-    assert (client.check()["a"].result, client.zk.nodes[path].data, reported(client)) == (True, b"mine", [path])
+    assert (client.check()["a"].result, client.zk.nodes[path].data, client.reported) == (True, b"mine", [path])
 
 
 def test_three_refusals_alike_are_no_race() -> None:
@@ -110,16 +101,13 @@ def test_three_refusals_alike_are_no_race() -> None:
 
 
 def test_a_claim_that_has_lost_its_deadline_or_its_znode_is_given_back() -> None:
-    """Without the lock of a session-bound claim its consumer's death alone gives the task back.
-
-    Without its znode its holder is told that it was lost; the same client's next look gives the task back, counted.
-    """
+    """By its consumer's death alone; or, its holder being told of the loss, by the same client's next look, counted."""
     owner = new_queue()
     lock = notes_of(owner.context, "a", claimed_one(owner, lock=100).state)[1]
-    write(owner, Delete(lock))
+    assert owner.write(Delete(lock)).committed
     owner.zk.expire(owner.session)
     client = Client(owner.zk, "other")
-    assert (client.work(), reported(client)) == (["a"], [lock])
+    assert (client.work(), client.reported) == (["a"], [lock])
     client.check()
     client = new_queue()
     claimed = claimed_one(client)
@@ -152,7 +140,7 @@ def test_what_was_delivered_before_waits_for_a_policy_that_can_be_read() -> None
     assert client.take() is None
     with pytest.raises(CorruptRecord, match=path):
         client.do(settings.conf(client.context))
-    assert reported(client) == [path]
+    assert client.reported == [path]
     damage(client, path, good)
     assert sorted(client.work()) == ["before", "fails"]
 
@@ -218,7 +206,7 @@ def test_a_task_with_a_damaged_run_in_escrow_ends_as_it_would_without(data: byte
     client.complete(claimed, result=b"r")
     state = client.check()["a"]
     assert (state.state, state.requeue, state.result) == (State.FINISHED, False, True)
-    assert reported(client) == [client.context.paths.task("a", "requeue")]
+    assert client.reported == [client.context.paths.task("a", "requeue")]
     client.put(task_id="a")
     assert client.work() == ["a"]
 
@@ -242,7 +230,7 @@ def test_a_run_that_cannot_be_inserted_is_given_up() -> None:
     """A stranger under the task's data leaves no room for the next run: the present one is finished all the same."""
     [run] = (maker := new_queue()).do(enqueue.prepare_many(maker.context, [Message(b"x", task_id="a")]))
     client, claimed = escrowed(escrow.pack(run))
-    write(client, Create(client.context.paths.task("a", "data") + "/foreign"))
+    assert client.write(Create(client.context.paths.task("a", "data") + "/foreign")).committed
     client.complete(claimed)
     assert client.check()["a"].state is State.FINISHED
     assert "given up" in client.reports[0][1]
@@ -256,10 +244,7 @@ def batch(client: Client, name: str, then: Message | None = None) -> str:
 
 @pytest.mark.parametrize("data", [b"", b"not json", b'{"total":"x"}', b'{"then":5}'])
 def test_a_damaged_batch_is_named_by_who_waits_for_it_and_by_nobody_else(data: bytes) -> None:
-    """An empty ``open`` beside a damaged record: claims and clean-up go on, `wait_batch` names the path.
-
-    Among batches that nobody closed it is stepped over: the one after it is closed.
-    """
+    """Claims and clean-up go on beside it, the next batch is closed, and `wait_batch` names the path."""
     client = new_queue()
     base = batch(client, "b")
     claimed = client.claimed()
@@ -268,8 +253,8 @@ def test_a_damaged_batch_is_named_by_who_waits_for_it_and_by_nobody_else(data: b
     client.put(task_id="c")
     assert client.work() == ["c"]
     assert client.do(collect.collect_garbage(client.context)).ran
-    assert reported(client) == [base]
-    write(client, Delete(f"{batch(client, 'next')}/open/next1"))
+    assert client.reported == [base]
+    assert client.write(Delete(f"{batch(client, 'next')}/open/next1")).committed
     client.do(closing.close_batches(client.context))
     assert client.do(batches.read_batch(client.context, "next")).done
     with pytest.raises(CorruptRecord, match=base):
@@ -285,7 +270,7 @@ def test_a_batch_whose_follower_is_damaged_ends_without_it(data: bytes | None) -
     assert client.work() == ["b1"]
     ended = client.do(batches.wait_batch(client.context, "b", 1))
     assert (ended.done, path in str(ended.refused)) == (True, True)
-    assert reported(client) == [path]
+    assert client.reported == [path]
     client.zk.advance(200)
     client.do(collect.collect_garbage(client.context, 0))
     assert client.zk.names(client.context.paths.at("batches")) == []
@@ -298,11 +283,11 @@ def test_what_lacks_a_part_is_reported_by_clean_up_and_kept() -> None:
         client.put(task_id=task_id)
     client.work()
     missing = client.context.paths.task("a", "data")
-    write(client, Delete(missing))
+    assert client.write(Delete(missing)).committed
     client.zk.advance(10)
     for _ in range(2):
         assert client.do(collect.collect_garbage(client.context, 0)).kept_changed == 1
-    assert reported(client) == [missing]
+    assert client.reported == [missing]
     assert client.zk.names(client.context.paths.at("tasks")) == ["a"]
 
 
@@ -313,7 +298,7 @@ def test_a_stranger_among_the_segments_takes_no_entries() -> None:
     """A foreign name that sorts last is not taken for the newest segment, and its lane is not deleted under it."""
     client = new_queue()
     lane = client.context.paths.at("queue", "p09999")
-    client.zk.multi(0, (Create(lane), Create(f"{lane}/zzz")))
+    client.write(Create(lane), Create(f"{lane}/zzz"))
     client.put(task_id="a")
     assert (client.zk.names(f"{lane}/zzz"), client.work()) == ([], ["a"])
     client.zk.advance(8000)
@@ -331,10 +316,7 @@ def picked(client: Client) -> Pick:
 
 
 def test_a_task_that_came_back_is_not_stepped_over() -> None:
-    """Not when its entry was listed since its record was read, nor when it comes and goes while it is looked at.
-
-    A copy of an entry, left by a hand, of a task that is finished is reported, once: nobody tries it for ever.
-    """
+    """Nor one that comes and goes meanwhile; an entry of a finished task, left by a hand, is reported once."""
     client, hands = new_queue(), list[Claimed]()
     client.put(task_id="a")
     pick, other = picked(client), Client(client.zk, "other")
@@ -353,9 +335,9 @@ def test_a_task_that_came_back_is_not_stepped_over() -> None:
     assert ([claimed.lost for claimed in hands], client.reports) == ([True], [])
     pick = picked(client)
     assert client.work() == ["a"]
-    write(client, Create(pick.path))
+    assert client.write(Create(pick.path)).committed
     picked(client)
     for _ in range(2):
         client.do(step_over_if_there(client.context, pick))
-    assert reported(client) == [pick.path]
+    assert client.reported == [pick.path]
     assert pick.path in client.context.quarantine

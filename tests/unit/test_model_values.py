@@ -269,10 +269,7 @@ def test_task_records_round_trip(text: str, number: int, filters: dict[str, str]
 
 
 def test_a_record_is_spelt_as_json_spells_it_and_replaced_as_any_dataclass(subtests: pytest.Subtests) -> None:
-    """Whatever a field holds: the bytes are those of Python's own encoder, and what is empty is left out.
-
-    Of a replaced one the others keep what they had, the one before is what it was, and no field can be made up.
-    """
+    """In the bytes of Python's encoder, without what is empty; who is replaced stays, no field is made up."""
     full = replace(PLAIN, **{name: values[-1] for name, values in CARE.items()})
     kept = dataclasses.replace(full)
     for name, value in [(name, value) for name, values in CARE.items() for value in values]:

@@ -69,16 +69,12 @@ def one(client: Client, task_id: str) -> Task:
 
 def damage(client: Client, task_id: str, znode: str = "state", data: bytes = b"\xff no record") -> str:
     path = client.context.paths.task(task_id, znode)
-    client.zk.multi(0, (SetData(path, data, -1),))
+    client.write(SetData(path, data, -1))
     return path
 
 
 def scan(client: Client, names: list[str], columns: Any = ALL, fault: Any = None, **options: Any) -> scanning.Scanned:
     return client.do(scanning.scan(client.context, names, columns, **options), fault or Log())
-
-
-def reported(client: Client) -> list[str]:
-    return [path for path, _ in client.reports]
 
 
 # --- ids
@@ -105,7 +101,7 @@ def test_a_selector_chooses_ids_by_their_records_alone() -> None:
     path = damage(client, "t001")
     found = client.do(ids.ids(client.context, "inserted", "size==1"), log)
     assert sorted(found) == [f"t{number:03}" for number in range(3, BEYOND_A_CHUNK, 2)]
-    assert (log.read(), reported(client)) == ({"state"}, [path])
+    assert (log.read(), client.reported) == ({"state"}, [path])
 
 
 def test_a_task_whose_time_comes_while_tasks_are_listed_is_listed_once() -> None:
@@ -211,7 +207,7 @@ def test_the_columns_are_what_the_tasks_say() -> None:
     assert scanned.columns == {name: [getattr(one(client, task), name) for task in NAMES] for name in ALL}
     assert (scanned.vanished, scanned.corrupt) == ((), ())
     # A payload that is gone leaves a row: it is empty, and the record tells the time.
-    client.zk.multi(0, (Delete("/zkmq/q/tasks/dead/data", -1), Delete("/zkmq/q/tasks/dead/metadata", -1)))
+    client.write(Delete("/zkmq/q/tasks/dead/data"), Delete("/zkmq/q/tasks/dead/metadata"))
     assert scan(client, ["dead"]).columns == {name: [getattr(one(client, "dead"), name)] for name in ALL}
 
 
@@ -243,7 +239,7 @@ def test_only_what_is_asked_for_is_decoded() -> None:
     assert (scanned.columns["id"], scanned.corrupt) == ([name for name in NAMES if name != "dead"], ("dead",))
     path = damage(client, "finished", "metadata", b"[")
     assert scan(client, ["finished"], ["metadata"]).columns == {"metadata": [{}]}
-    assert path in reported(client)
+    assert path in client.reported
 
 
 def test_what_vanished_is_told_and_what_is_corrupt_is_told_and_reported() -> None:
@@ -252,7 +248,7 @@ def test_what_vanished_is_told_and_what_is_corrupt_is_told_and_reported() -> Non
     path = damage(client, "queued", data=b"{")
     scanned = scan(client, ["never", *NAMES, "finished"], ["id"], log)
     assert scanned.columns["id"] == [name for name in NAMES if name != "queued"]
-    assert (scanned.vanished, scanned.corrupt, reported(client)) == (("never",), ("queued",), [path])
+    assert (scanned.vanished, scanned.corrupt, client.reported) == (("never",), ("queued",), [path])
     assert len(log.of(Sync)) == 1
     path, late = client.context.paths.task("dead", "state"), list[Any]()
 
@@ -285,10 +281,7 @@ def test_tasks_are_left_out_by_what_is_read(subtests: pytest.Subtests) -> None:
 
 
 def test_requests_are_bounded_and_so_is_what_is_in_flight() -> None:
-    """Many small znodes are one request; of payloads few are asked for at first, then more, while they are small.
-
-    A server holds all the replies that are in flight in its memory: large payloads are asked for a few at a time.
-    """
+    """Small znodes go together; of payloads few are asked for at first, and few at a time as long as they are large."""
     client, small, payloads, large = new_queue(), Log(), Log(), Log()
     names = [client.put(task_id=f"t{number}") for number in range(700)]
     scan(client, names, ["id"], small)
@@ -372,7 +365,7 @@ def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> Non
         (found,) = client.do(register.consumers(client.context))
         assert (found.name, found.host, found.pid, found.accepts) == (None, None, None, ())
         assert (found.id, found.in_hand, found.alive) == (consumer, ("a",), True)
-    assert reported(client) == [path]
+    assert client.reported == [path]
     leaves = lambda op: client.zk.nodes.pop(path) and None if isinstance(op, GetMany) and op.paths == (path,) else None
     assert client.do(register.consumers(client.context), leaves) == []
 

@@ -152,11 +152,7 @@ def test_a_duration_is_kept_in_seconds(subtests: pytest.Subtests) -> None:
 
 
 def test_a_task_is_not_handled_before_its_moment() -> None:
-    """It is scheduled for exactly that moment of the server's clock, whatever this machine's says, and then claimed.
-
-    Nothing comes early, by no part of a millisecond; what is past is in its lane at once; what waits for the calendar's
-    last moment is listed, and can be cancelled.
-    """
+    """Not by a part of a millisecond, by the server's clock; what is past comes at once, a far one is listed."""
     client = new_queue()
     when = at(client, 5)
     later, due = client.put(not_before=when), client.zk.ms + 5_000
@@ -180,10 +176,7 @@ def test_a_task_is_not_handled_before_its_moment() -> None:
 
 
 def test_what_is_no_moment_is_refused(subtests: pytest.Subtests) -> None:
-    """A naive datetime could mean many moments: refused with the parameter's name, before anything is written.
-
-    So is a moment with a delay, as to which of them should hold; with it all others of the call.
-    """
+    """With the parameter's name, before anything is written; so is a moment beside a delay, with all of the call."""
     client = new_queue()
     for wrong, told in NO_MOMENTS:
         with subtests.test(wrong=wrong), pytest.raises(ConfigError, match=f"not_before .*{told}"):
@@ -200,10 +193,7 @@ def test_what_is_no_moment_is_refused(subtests: pytest.Subtests) -> None:
 
 
 def test_an_update_sets_another_moment(subtests: pytest.Subtests) -> None:
-    """A moment replaces the time of what is queued; one of the past brings it forward; without one the time stays.
-
-    A repeated call with another moment is another call: two messages that differ in it alone are two tasks.
-    """
+    """One of the past brings it forward, without one its time stays; a repeated call with another is another call."""
     for order, (after, waits) in itertools.product(("default", "fifo"), ((-1, 0), (9, 10))):
         with subtests.test(order=order, after=after):
             client = new_queue(order=order)
@@ -242,10 +232,7 @@ def test_what_is_kept_for_later_comes_at_its_own_moment() -> None:
 
 
 def test_what_a_transaction_puts_waits_for_its_time() -> None:
-    """A put with a delay or a moment is scheduled by the commit, the delay counted from then; nothing runs early.
-
-    Where the server takes an empty bucket away between the plan and the commit, it is made anew, and all of it happens.
-    """
+    """Counted from the commit, whole or not at all; a bucket that the server took away meanwhile is made anew."""
     client = queue_with("in")
     unit = transaction.Transaction(taken=[(client.context, client.claimed())])
     for options in ({"task_id": "a", "delay": 600}, {"task_id": "b", "not_before": at(client, 700)}):
@@ -305,10 +292,7 @@ def test_pendulum_is_imported_at_the_first_time_that_is_told() -> None:
 
 
 def test_queue_files_keep_durations_and_moments(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """A queue file's configuration, messages and claims take the same, and refuse the same.
-
-    People write a lock into a queue's configuration as people write durations.
-    """
+    """They take the same, and refuse the same; in its configuration people write a lock as people do."""
     with Zkmq.connect(f"textqueue://{tmp_path}") as zk:
         for number, span in enumerate(TWO_SECONDS):
             with subtests.test(span=span):
@@ -374,11 +358,7 @@ NO_MOMENT_TEXTS = {
 
 
 def test_text_of_durations_and_moments(subtests: pytest.Subtests) -> None:
-    """Seconds, units and ISO 8601 are durations; ISO 8601 with a zone, as Airflow's templates write it, a moment.
-
-    Months and years, whose length nobody knows, what has no zone, and the rest: one error that shows the text. An
-    impossible time in a damaged record is one error of ours, too, not one of the calendar's.
-    """
+    """Seconds, units, ISO 8601; a moment has a zone. Of all else, and of damaged times, one error shows the text."""
     for text, span in DURATIONS.items():
         with subtests.test(duration=text):
             assert parse_duration(text) == span
