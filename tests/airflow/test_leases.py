@@ -5,37 +5,40 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from types import SimpleNamespace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from airflow.models.crypto import get_fernet
 from airflow.models.trigger import Trigger
-from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 from airflow.sdk.execution_time import task_runner
-from airflow.triggers.base import TaskSuccessEvent
+from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent
 from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
-from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, Message, Unavailable
+from airflow_provider_zkmq.engine import (
+    AccessDenied,
+    AsyncZkmq,
+    ClaimLost,
+    ConfigError,
+    CorruptRecord,
+    Message,
+    Unavailable,
+    Unsupported,
+    Zkmq,
+)
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
-from airflow_provider_zkmq.hooks.claims import MOST
+from airflow_provider_zkmq.filequeue.queue import FileQueue
+from airflow_provider_zkmq.hooks.claims import MOST, told
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.triggers import held, keeping
+from airflow_provider_zkmq.triggers import keeping
+from airflow_provider_zkmq.triggers.backoff import Backoff
 from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
-from airflow_provider_zkmq.triggers.sessions import SharedSessions
-
-from .conftest import define, instance
+from tests.airflow.conftest import Heard, deferral, define, instance, until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
 LEASE = 3.0
-
-
-@pytest.fixture
-def shared(monkeypatch):
-    """Sessions of the test's own."""
-    sessions = SharedSessions()
-    monkeypatch.setattr(held, "SESSIONS", sessions)
-    return sessions
 
 
 def taken(queue, count=1, lease=LEASE):
@@ -43,10 +46,29 @@ def taken(queue, count=1, lease=LEASE):
     return [["jobs", claim.task.id, claim.token] for claim in queue.claim_many(count, lease=lease)]
 
 
+def kept(*claims, lease=LEASE, **arguments):
+    """A trigger keeps these claims from now on; the task of its first event."""
+    return asyncio.create_task(anext(ZkmqLeaseTrigger(claims=list(claims), lease=lease, **arguments).run()))
+
+
+def settles(monkeypatch, state):
+    """Airflow tells of what is to settle that it is in this state, or raises it; what it was asked."""
+    asked = []
+
+    def states(**wanted):
+        asked.append(wanted)
+        if isinstance(state, Exception):
+            raise state
+        return {"r": {"settle_3": state}}
+
+    monkeypatch.setattr(task_runner.RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    return asked
+
+
+@pytest.fixture
 def extended(monkeypatch):
-    """Return the list of the ids that are extended from now on."""
-    ids = []
-    extend = AsyncQueue.extend
+    """The ids of the tasks whose claims are extended."""
+    ids, extend = [], AsyncQueue.extend
 
     async def counted(queue, task_id, token, lease):
         ids.append(task_id)
@@ -56,58 +78,62 @@ def extended(monkeypatch):
     return ids
 
 
-async def until(holds):
-    """Let the loop turn until it holds."""
-    async with asyncio.timeout(90):
-        while not holds():  # noqa: ASYNC110  what is waited for has no event
-            await asyncio.sleep(0.02)
-
-
-async def test_claims_hold_beyond_their_lease_until_they_are_settled(queue, shared, monkeypatch):
+async def test_claims_hold_beyond_their_lease_until_they_are_settled(queue, shared, extended):
     """Each is extended again and again; one that is settled is left, the end of the last one is the task's success."""
-    ids = extended(monkeypatch)
     first, second = taken(queue, 2)
-    trigger = ZkmqLeaseTrigger(claims=[first, second], lease=LEASE)
-    kept = asyncio.create_task(anext(trigger.run()))
-    await until(lambda: ids.count("task-0") > 5)  # five thirds of a lease
+    end = kept(first, second)
+    await until(lambda: extended.count("task-0") > 4)  # four thirds of a lease
     assert {queue.task(name).state for name in ("task-0", "task-1")} == {"claimed"}
     await asyncio.to_thread(queue.complete, *first[1:])
-    await until(lambda: ids.count("task-0") < ids.count("task-1"))
-    assert not kept.done()
+    await until(lambda: extended.count("task-0") < extended.count("task-1"))
+    assert not end.done()
     await asyncio.to_thread(queue.fail, *second[1:], "it is tried again")
-    assert isinstance(await kept, TaskSuccessEvent)
+    assert isinstance(await end, TaskSuccessEvent)
     assert (queue.task("task-0").attempt, queue.task("task-1").attempt) == (1, 1)
     assert shared.users() == []
 
 
-async def test_the_end_of_a_claim_is_learnt_by_a_watch(queue, shared):
-    """With a lease of an hour, whichever way it is settled, and by whomever."""
-    for end in ("complete", "fail", "release"):
-        [claim] = taken(queue, lease=3600)
-        kept = asyncio.create_task(anext(ZkmqLeaseTrigger(claims=[claim], lease=3600).run()))
-        await until(lambda: shared.users() == [1])
-        arguments = ["why"] if end == "fail" else []
-        await asyncio.to_thread(getattr(queue, end), *claim[1:], *arguments)
-        await asyncio.wait_for(kept, 60)
-        queue.cancel(claim[1]) if end != "complete" else None
+async def test_the_end_of_a_claim_is_learnt_by_a_watch(queue, shared, subtests):
+    """With a lease of an hour, whichever way it is settled, and by whomever. Two triggerers do no harm."""
+    for end, why in (("fail", ["why"]), ("release", []), ("complete", [])):
+        with subtests.test(end=end):
+            [claim] = taken(queue, lease=3600)
+            ends = [kept(claim, lease=3600) for _ in range(2)]
+            await until(lambda: shared.users() == [2])
+            await asyncio.to_thread(getattr(queue, end), *claim[1:], *why)
+            assert {type(event) for event in await asyncio.gather(*ends)} == {TaskSuccessEvent}
+            if end != "complete":
+                queue.cancel(claim[1])
     assert shared.users() == []
 
 
-async def test_a_claim_of_another_is_not_extended(queue, shared, monkeypatch):
+async def test_a_trigger_that_is_ended_settles_nothing(queue, shared):
+    """Airflow moves it to another triggerer, say: it gives its session back, and the claim stays."""
+    [claim] = taken(queue, lease=600)
+    trigger = ZkmqLeaseTrigger(claims=[claim], lease=600)
+    running = asyncio.create_task(anext(trigger.run()))
+    await until(lambda: shared.users() == [1])
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await trigger.on_kill()
+    await trigger.cleanup()
+    assert shared.users() == []
+    queue.complete(*claim[1:])
+
+
+async def test_a_claim_of_another_is_not_extended(queue, shared, extended):
     """What was lost is left at once: the other's lease is his own."""
-    ids = extended(monkeypatch)
     [claim] = taken(queue)
     queue.release(*claim[1:])
     other = queue.claim(lease=600)
-    assert isinstance(await anext(ZkmqLeaseTrigger(claims=[claim], lease=LEASE).run()), TaskSuccessEvent)
-    assert ids == ["task-0"]
+    assert isinstance(await kept(claim), TaskSuccessEvent)
+    assert extended == ["task-0"]
     other.complete()
 
 
 async def test_zookeepers_absence_ends_nothing(queue, shared, monkeypatch):
     """It is tried again before the lease runs out, and told in one line."""
-    lines, failures = [], []
-    extend = AsyncQueue.extend
+    extend, failures, log = AsyncQueue.extend, [], Heard()
 
     async def away(queue, task_id, token, lease):
         if len(failures) < 3:
@@ -116,20 +142,17 @@ async def test_zookeepers_absence_ends_nothing(queue, shared, monkeypatch):
         await extend(queue, task_id, token, lease)
 
     monkeypatch.setattr(AsyncQueue, "extend", away)
-    monkeypatch.setattr(
-        ZkmqLeaseTrigger, "log", SimpleNamespace(warning=lambda text, *values: lines.append(text % values), info=print)
-    )
+    monkeypatch.setattr(ZkmqLeaseTrigger, "log", log)
     [claim] = taken(queue, lease=600)
-    kept = asyncio.create_task(anext(ZkmqLeaseTrigger(claims=[claim], lease=LEASE).run()))
+    end = kept(claim)
     await until(lambda: len(failures) == 3)
     await asyncio.to_thread(queue.complete, *claim[1:])
-    assert isinstance(await kept, TaskSuccessEvent)
-    assert [line for line in lines if "nobody answers" in line] == lines
-    assert len(lines) == 1
+    assert isinstance(await end, TaskSuccessEvent)
+    assert ["nobody answers" in line for line in log.warnings] == [True]
 
 
 @pytest.mark.full
-async def test_a_claim_outlives_zookeepers_absence(tmp_path, monkeypatch, shared):
+async def test_a_claim_outlives_zookeepers_absence(tmp_path, monkeypatch, shared, extended):
     """Killed when it is to be extended, and back before the lease has run out: the same trigger extends it again."""
     with EmbeddedServer(tmp_path, force_sync=False) as server:
         define(monkeypatch, host=server.hosts, extra={"connect_timeout": 1, "session_timeout": 4, "request_timeout": 2})
@@ -137,83 +160,80 @@ async def test_a_claim_outlives_zookeepers_absence(tmp_path, monkeypatch, shared
             jobs = zk.queue("jobs")
             await jobs.enqueue(b"x", task_id="mine")
             claim = await jobs.claim(lease=600)
-            ids = extended(monkeypatch)
-            trigger = ZkmqLeaseTrigger(claims=[["jobs", "mine", claim.token]], lease=15)
-            kept = asyncio.create_task(anext(trigger.run()))
-            await until(lambda: ids)
+            end = kept(["jobs", "mine", claim.token], lease=15)
+            await until(lambda: extended)
             await asyncio.to_thread(server.kill, 0)
             await asyncio.to_thread(server.restart, 0)
-            ids.clear()
-            await until(lambda: ids)
+            extended.clear()
+            await until(lambda: extended)
             assert (await jobs.task("mine")).attempt == 1
             await jobs.complete("mine", claim.token)
-            assert isinstance(await asyncio.wait_for(kept, 90), TaskSuccessEvent)
+            assert isinstance(await asyncio.wait_for(end, 90), TaskSuccessEvent)
 
 
-async def test_pauses_are_shorter_than_what_is_left_of_a_lease(monkeypatch):
-    """However long ZooKeeper is away."""
-    pauses = []
+async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
+    """An hour without ZooKeeper: first pauses of a second or two, later of a minute at most, at most 60 lines.
+
+    Where claims are kept they are shorter than what is left of a lease.
+    """
+    now, pauses, log = [0.0], [], Heard()
 
     async def sleep(seconds):
         pauses.append(seconds)
+        now[0] += seconds
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
+    made = Backoff(log, clock=lambda: now[0])
+    while now[0] < 3600:
+        await made.after(Unavailable("nobody answers"))
+        now[0] += 10
+    assert 1 <= pauses[0] <= 2
+    assert max(pauses) <= 60
+    assert min(pauses[-20:]) >= 30
+    assert 2 <= len(log.warnings) <= 61
+    assert all("nobody answers" in line for line in log.warnings)
+    now[0] += 1000
+    await made.after(Unavailable("again"))
+    assert pauses[-1] <= 2
+    pauses.clear()
     monkeypatch.setattr(keeping, "HeldSession", lambda _conn_id, backoff: backoff)
-    pause = keeping.Keeping("zkmq_default", [], 6.0, None, SimpleNamespace(warning=lambda *_: None))._session
+    pause = keeping.Keeping("zkmq_default", [], 6.0, None, log)._session
     for _ in range(20):
         await pause.after(Unavailable("nobody answers"))
     assert max(pauses) <= 2
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("state", "over"), [("failed", True), ("upstream_failed", True), (None, False)])
-async def test_where_nobody_settles_any_more_the_tasks_are_delivered_again(queue, shared, monkeypatch, state, over):
+async def test_where_nobody_settles_any_more_the_tasks_are_delivered_again(queue, shared, monkeypatch, subtests):
     """An Airflow task that failed to settle leaves the claims to their leases; one that has not run yet does not."""
-    asked = []
-
-    def states(**wanted):
-        asked.append(wanted)
-        return {"r": {"settle_3": state}}
-
-    monkeypatch.setattr(task_runner.RuntimeTaskInstance, "get_task_states", staticmethod(states))
-    [claim] = taken(queue)
-    kept = asyncio.create_task(
-        anext(ZkmqLeaseTrigger(claims=[claim], lease=LEASE, settle=["d", "r", "settle", 3]).run())
-    )
-    await until(lambda: len(asked) > 1 or kept.done())
-    assert kept.done() is over
-    assert asked[0] == {"dag_id": "d", "task_ids": ["settle"], "run_ids": ["r"], "map_index": 3}
-    if over:
-        again = await asyncio.to_thread(queue.claim, timeout=60)
-        assert again.task.attempt == 2
-        with pytest.raises(ClaimLost):
-            queue.complete(*claim[1:])
-    else:
-        await asyncio.to_thread(queue.complete, *claim[1:])
-        await kept
+    for state, over in (("failed", True), ("upstream_failed", True), (None, False)):
+        with subtests.test(state=state):
+            asked = settles(monkeypatch, state)
+            [claim] = taken(queue)
+            end = kept(claim, settle=["d", "r", "settle", 3])
+            await until(lambda: len(asked) > 1 or end.done())  # noqa: B023  they are of this round
+            assert end.done() is over
+            assert asked[0] == {"dag_id": "d", "task_ids": ["settle"], "run_ids": ["r"], "map_index": 3}
+            if over:
+                again = await asyncio.to_thread(queue.claim, timeout=60)
+                assert again.task.attempt == 2
+                with pytest.raises(ClaimLost):
+                    queue.complete(*claim[1:])
+                again.complete()
+            else:
+                await asyncio.to_thread(queue.complete, *claim[1:])
+                await end
 
 
-async def test_a_trigger_that_is_ended_settles_nothing(queue, shared):
-    """Airflow moves it to another triggerer, say: it gives its session back, and the claim stays."""
-    [claim] = taken(queue, lease=600)
-    trigger = ZkmqLeaseTrigger(claims=[claim], lease=600)
-    kept = asyncio.create_task(anext(trigger.run()))
-    await until(lambda: shared.users() == [1])
-    kept.cancel()
-    await asyncio.gather(kept, return_exceptions=True)
-    await trigger.on_kill()
-    await trigger.cleanup()
-    assert shared.users() == []
-    queue.complete(*claim[1:])
+async def test_what_cannot_be_extended_does_not_keep_the_rest_for_ever(queue, shared, monkeypatch):
+    """The run ends, too: it would go on for as long as its task is deferred."""
 
+    async def refused(_queue, _task_id, _token, _lease):
+        raise AccessDenied("you may not write")
 
-async def test_two_triggerers_do_no_harm(queue, shared):
-    """Both extend, and both end."""
-    [claim] = taken(queue)
-    runs = [asyncio.create_task(anext(ZkmqLeaseTrigger(claims=[claim], lease=LEASE).run())) for _ in range(2)]
-    await until(lambda: shared.users() == [2])
-    await asyncio.to_thread(queue.complete, *claim[1:])
-    assert {type(event) for event in await asyncio.gather(*runs)} == {TaskSuccessEvent}
+    monkeypatch.setattr(AsyncQueue, "extend", refused)
+    settles(monkeypatch, "failed")
+    end = kept(*taken(queue), settle=["d", "r", "settle", 3])
+    assert isinstance(await asyncio.wait_for(end, 60), TaskSuccessEvent)
 
 
 def test_what_airflow_stores_of_it_is_bounded(monkeypatch):
@@ -229,17 +249,37 @@ def test_what_airflow_stores_of_it_is_bounded(monkeypatch):
     get_fernet.cache_clear()
 
 
-def test_keeping_defers_at_once():
-    """To a trigger that knows the claims, and who is to settle them; its priority is above that of work."""
-    told = {"queue": "jobs", "id": "mine", "token": 7, "attempt": 1, "filters": {}}
-    operator = ZkmqKeepOperator(task_id="keep", claims=[told], lease="30s", settle="settle")
-    with pytest.raises(TaskDeferred) as deferred:
-        operator.execute(instance())
-    trigger = deferred.value.trigger
+def keep(claims, lease=900, settle=None):
+    ZkmqKeepOperator(task_id="keep", claims=claims, lease=lease, settle=settle).execute(instance())
+
+
+def comes_again(*given, **arguments):
+    """Keep the claims; Airflow is asked to call again, at this time."""
+    with pytest.raises(AirflowRescheduleException) as again:
+        keep(*given, **arguments)
+    return again.value.reschedule_date
+
+
+def test_keeping_defers_at_once(monkeypatch):
+    """To a trigger that knows the claims, and who is to settle them; its priority is above that of work.
+
+    Also where the secrets backend does not answer the worker for a moment: it is the trigger's to try.
+    """
+    claim = {"queue": "jobs", "id": "mine", "token": 7, "attempt": 1, "filters": {}}
+    operator = ZkmqKeepOperator(task_id="keep", claims=[claim], lease="30s", settle="settle")
+    trigger = deferral(operator.execute, instance()).trigger
     assert (trigger.claims, trigger.lease, trigger.settle) == ([["jobs", "mine", 7]], 30.0, ["d", "r", "settle", 3])
     assert (operator.is_teardown, operator.on_failure_fail_dagrun, operator.priority_weight) == (True, False, 1000)
+
+    def away(_conn_id):
+        raise ConfigError("the vault is sealed")
+
+    monkeypatch.setattr(BaseHook, "get_connection", away)
+    deferral(keep, [claim])
     with pytest.raises(AirflowSkipException):
-        ZkmqKeepOperator(task_id="keep", claims=[]).execute(instance())
+        keep([])
+    with pytest.raises(ValueError, match="settle 5 is not allowed"):  # an id is; the operator is refused, too
+        keep([], settle=5)
 
 
 def test_the_triggers_bring_little_into_the_triggerer():
@@ -248,7 +288,102 @@ def test_the_triggers_bring_little_into_the_triggerer():
         "import sys, airflow.triggers.base, airflow.sdk; before = set(sys.modules); "
         "import airflow_provider_zkmq.triggers.leases; print(*sorted(set(sys.modules) - before))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
-    new = [name for name in told.split() if name.partition(".")[0] not in sys.stdlib_module_names]
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    new = [name for name in said.split() if name.partition(".")[0] not in sys.stdlib_module_names]
     assert {name.partition(".")[0] for name in new} <= {"airflow", "airflow_provider_zkmq"}
     assert not [name for name in new if ".engine.zk" in name or ".engine.fronts" in name]
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """A queue of the files that the connection ``zkmq_default`` names, with two tasks: no trigger can use it."""
+    define(monkeypatch, host=f"textqueue://{tmp_path}")
+    with Zkmq.connect(f"textqueue://{tmp_path}") as files:
+        made = files.queue("jobs")
+        for name in ("a", "b"):
+            made.enqueue("x", task_id=name)
+        yield made
+
+
+@pytest.fixture
+def claims(jobs):
+    """Claims of both."""
+    return [told("jobs", jobs.claim_task(name, lease=60)) for name in ("a", "b")]
+
+
+@pytest.fixture
+def lent(monkeypatch):
+    """For how long a worker extends the claim of each task of the files, or an error that stands first in its place."""
+    leases, extend = [], FileQueue.extend
+
+    def noted(self, task_id, token, lease):
+        if leases and isinstance(leases[0], Exception):
+            raise leases.pop(0)
+        extend(self, task_id, token, lease)
+        leases.append((task_id, lease))
+
+    monkeypatch.setattr(FileQueue, "extend", noted)
+    return leases
+
+
+def test_claims_of_files_are_extended_and_the_task_comes_again(claims, lent, subtests):
+    """It asks Airflow for that, a third of the lease later at the latest, and holds no slot meanwhile."""
+    for lease, pause in ((900, 30), (12, 4)):
+        with subtests.test(lease=lease):
+            lent.clear()
+            before = datetime.now(UTC)
+            at = comes_again(claims, lease)
+            assert lent == [("a", lease), ("b", lease)]
+            assert before <= at - timedelta(seconds=pause) <= datetime.now(UTC)
+
+
+def test_keeping_files_ends_when_none_of_the_claims_holds(jobs, claims, lent):
+    """One that was settled, or is another's, is left; the other's claim is not extended."""
+    first, second = claims
+    jobs.complete("a", first["token"])
+    comes_again(claims)
+    jobs.release("b", second["token"])
+    other = jobs.claim_task("b", lease=60)
+    keep(claims)
+    assert lent == [("b", 900)]
+    other.complete("the other's")
+
+
+def test_keeping_files_ends_when_nobody_settles_any_more(jobs, claims, monkeypatch):
+    """Then the claims are left to their leases; while what settles is to come, or Airflow does not answer, kept."""
+    for state in ("running", RuntimeError("the API server restarts")):
+        settles(monkeypatch, state)
+        comes_again(claims, settle="settle")
+    settles(monkeypatch, "failed")
+    keep(claims, settle="settle")
+    assert [jobs.task(name).state for name in ("a", "b")] == ["claimed"] * 2
+    jobs.complete("a", claims[0]["token"])
+
+
+def test_a_file_that_another_process_holds_ends_nothing(jobs, claims, lent, subtests):
+    """Nor does what somebody has edited: the others are extended, and it comes again."""
+    for error in (Unavailable("the file's lock is held"), CorruptRecord("a line is damaged")):
+        with subtests.test(error=error):
+            lent[:] = [error]
+            comes_again(claims)
+            assert lent == [("b", 900)]
+    jobs.complete("a", claims[0]["token"])
+
+
+def test_a_trigger_on_queue_files_ends_as_a_failure(jobs, claims):
+    """It would try for ever; the claim is left as it is, for who holds it."""
+    first = claims[0]
+    trigger = ZkmqLeaseTrigger(claims=[["jobs", "a", first["token"]]], lease=3.0)
+
+    async def run():
+        async with asyncio.timeout(60):
+            events = [type(event) async for event in trigger.run()]
+        await trigger.cleanup()
+        return events
+
+    assert asyncio.run(run()) == [TaskFailedEvent]
+    jobs.complete("a", first["token"])
+    with pytest.raises(ClaimLost):
+        jobs.complete("a", first["token"] + 1)
+    with pytest.raises(Unsupported, match="no asynchronous use"):
+        AsyncZkmq.connect("textqueue:///somewhere")
