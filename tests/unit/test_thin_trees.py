@@ -38,7 +38,7 @@ def znodes(client: Client) -> set[str]:
 def as_older_versions(client: Client) -> None:
     """Make the task's tree what a version wrote that knew no thin ones."""
     for name, data in {"metadata": b"{}", "filters": b""}.items():
-        client.zk.multi(0, (Create(f"{TREE}/{name}", data),))
+        client.write(Create(f"{TREE}/{name}", data))
 
 
 def holds(client: Client, data: bytes, parts: str, came: int) -> None:

@@ -225,6 +225,14 @@ class Client:
             raise Crash
         return result
 
+    @property
+    def reported(self) -> list[str]:
+        return [path for path, _ in self.reports]
+
+    def write(self, *ops: Any) -> Outcome:
+        """What somebody does by hand."""
+        return self.zk.multi(0, ops)
+
     def put(self, data: bytes = b"x", **options: Any) -> str:
         return self.do(enqueue.enqueue(self.context, Message(data, **options)))
 
