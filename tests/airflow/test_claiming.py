@@ -1,25 +1,39 @@
-"""`ZkmqClaimOperator`: what a run takes, and what its later tries take back."""
+"""`ZkmqClaimOperator`: what a run takes, what its later tries take back, and what outages leave of it."""
 
 from __future__ import annotations
 
 import json
+import threading
+from logging import getLogger
 from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import Asset
-from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException, AirflowTaskTimeout, TaskDeferred
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from airflow_provider_zkmq.engine import ConfigError, Message
-from airflow_provider_zkmq.hooks.claims import MOST, read_claims
-from airflow_provider_zkmq.operators import claiming
+from airflow_provider_zkmq.engine import (
+    ConfigError,
+    Message,
+    OutcomeUnknown,
+    RetryPolicy,
+    SessionLost,
+    TlsRefused,
+    Unavailable,
+    Zkmq,
+)
+from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.hooks.claims import MOST, read_claims, told
+from airflow_provider_zkmq.operators import claiming, patience, taking
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
+from airflow_provider_zkmq.triggers import backoff
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
-from tests.support import eventually
-
-from .conftest import instance
+from tests.airflow.conftest import define, instance
+from tests.faulty import CutAfter, Faulty, Once, is_write
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
+#: The servers are away for longer than a call waits, and than a session lives.
+AWAY_S = 3.0
 
 
 class Store(dict):
@@ -27,87 +41,114 @@ class Store(dict):
 
     def set(self, key, value, *, retention=None):
         """Keep it as JSON would."""
-        assert retention is NEVER_EXPIRE, "a run that is cleared later would claim another task"
+        assert retention is NEVER_EXPIRE, "a run that is cleared later would know nothing of it"
         self[key] = json.loads(json.dumps(value))
 
 
-def tries(store, number=1, **fields):
-    return instance(try_number=number) | {"task_state_store": store} | fields
+def tries(store, number=1):
+    return instance(try_number=number) | {"task_state_store": store}
+
+
+def started_by(*payloads):
+    """The context of a run that events with these payloads started, each of another asset."""
+    found = [SimpleNamespace(extra={"from_trigger": True, "payload": payload}) for payload in payloads]
+    events = {Asset(f"orders-{number}"): [each] for number, each in enumerate(found)}
+    return tries(Store()) | {"triggering_asset_events": events}
 
 
 def claim(context=None, **arguments):
-    return ZkmqClaimOperator(task_id="claim", lease=30, **arguments).execute(
-        tries(Store()) if context is None else context
-    )
+    return ZkmqClaimOperator(task_id="claim", lease=30, **arguments).execute(context or tries(Store()))
+
+
+def put(queue, *names):
+    queue.enqueue_many([Message(b"x", task_id=name) for name in names])
+
+
+def run_out(queue, *claims):
+    """Let the leases of these claims end; return at which attempts their tasks are claimed then, and given back."""
+    for each in claims:
+        queue.extend(each["id"], each["token"], 0.01)
+    again = [queue.claim(timeout=60) for _ in claims]
+    for each in again:
+        each.release()
+    return {each.task.id: each.task.attempt for each in again}
 
 
 def test_what_is_taken_is_told_without_its_payload(queue):
     """Claims of the tasks that fit, as many as there are, that hold after the session has ended."""
     queue.enqueue("marker", {"size": 9}, task_id="big")
     queue.enqueue("marker", {"size": 1}, task_id="small")
-    [told] = claim(selector="size>5", max_tasks=100)
+    [taken] = claim(selector="size>5", max_tasks=100)
     task = queue.task("big")
     assert (task.state, task.attempt, queue.task("small").state) == ("claimed", 1, "inserted")
-    assert {**told, "token": 0} == {"queue": "jobs", "id": "big", "token": 0, "attempt": 1, "filters": {"size": "9"}}
-    queue.complete("big", told["token"])
+    assert {**taken, "token": 0} == {"queue": "jobs", "id": "big", "token": 0, "attempt": 1, "filters": {"size": "9"}}
+    queue.complete("big", taken["token"])
     assert queue.task("big").state == "finished"
 
 
-def test_as_many_as_asked_for_are_taken(queue):
-    """More than the engine claims together, and no more than `max_tasks`."""
+def test_as_many_as_asked_for_are_taken(queue, monkeypatch):
+    """More than the engine claims together, or none where it is told to end in between: nobody would know of some."""
     queue.enqueue_many([Message(b"x")] * (MOST + 5))
-    assert len({told["id"] for told in claim(max_tasks=MOST)}) == MOST
+    claim_many, asked = Queue.claim_many, []
+
+    def interrupted(self, *given, **named):
+        asked.append(given)
+        if len(asked) == 2:
+            raise AirflowTaskTimeout("too long")
+        return claim_many(self, *given, **named)
+
+    monkeypatch.setattr(Queue, "claim_many", interrupted)
+    with pytest.raises(AirflowTaskTimeout):
+        claim(max_tasks=MOST)
+    assert (queue.counts()["inserted"], {task.attempt for task in queue.tasks()}) == (MOST + 5, {0})
+    assert len({each["id"] for each in claim(max_tasks=MOST)}) == MOST
     assert queue.counts()["inserted"] == 5
 
 
-def test_a_later_try_has_the_same_tasks_as_they_are(queue):
-    """It extends what still holds, and takes no other."""
-    store = Store()
-    queue.enqueue_many([Message(b"x")] * 3)
-    first = claim(tries(store), max_tasks=2)
-    assert claim(tries(store, 2), max_tasks=2) == first
-    assert queue.counts()["inserted"] == 1
-
-
 def test_a_later_try_claims_anew_what_is_pending_and_leaves_out_the_rest(queue):
-    """Released: claimed with a new token, which is what the third try knows. Finished, or another's: left out."""
+    """What holds is extended. Released: claimed with a new token, noted for the next try. Finished, another's: out."""
     store = Store()
-    ids = queue.enqueue_many([Message(b"x")] * 4)
-    by_id = {told["id"]: told for told in claim(tries(store), max_tasks=3)}
-    queue.release(ids[0], by_id[ids[0]]["token"])
-    queue.complete(ids[1], by_id[ids[1]]["token"])
-    queue.release(ids[2], by_id[ids[2]]["token"])
-    other = queue.claim_task(ids[2])
-    [again] = claim(tries(store, 2), max_tasks=3)
-    assert (again["id"], again["token"] > by_id[ids[0]]["token"]) == (ids[0], True)
-    assert claim(tries(store, 3), max_tasks=3) == [again]
-    assert other.task.id == ids[2]
+    put(queue, *"abcd")
+    first = a, b, c = claim(tries(store), max_tasks=3)
+    assert claim(tries(store, 2), max_tasks=3) == first
+    queue.release("a", a["token"])
+    queue.complete("b", b["token"])
+    queue.release("c", c["token"])
+    other = queue.claim_task("c")
+    [again] = claim(tries(store, 3), max_tasks=3)
+    assert (again["id"], again["token"] > a["token"]) == ("a", True)
+    assert claim(tries(store, 4), max_tasks=3) == [again]
     other.release()
-    assert queue.counts()["inserted"] == 2
+    assert (queue.task("c").attempt, queue.task("d").state) == (0, "inserted")
 
 
 def test_a_cleared_run_whose_tasks_have_ended_takes_no_other(queue):
-    """It skips, and says why; what is pending stays so."""
+    """It skips, and says why; what is pending stays so, also a task that was enqueued anew by the id of the first."""
     store = Store()
-    queue.enqueue(b"x", task_id="mine")
-    [told] = claim(tries(store))
-    queue.complete("mine", told["token"])
-    queue.enqueue(b"y", task_id="another")
-    with pytest.raises(AirflowSkipException, match="nothing is left"):
-        claim(tries(store, 2))
-    assert queue.task("another").state == "inserted"
+    put(queue, "mine")
+    [taken] = claim(tries(store))
+    queue.complete("mine", taken["token"])
+    for number, name in ((2, "another"), (3, "mine")):
+        put(queue, name)
+        with pytest.raises(AirflowSkipException, match="nothing is left"):
+            claim(tries(store, number))
+        assert (queue.task(name).state, queue.task(name).attempt) == ("inserted", 0)
 
 
-def test_an_id_that_was_enqueued_anew_is_another_task(queue):
-    """A cleared run does not take it."""
+def test_what_has_ended_keeps_its_place_among_mapped_work(queue):
+    """Else the success of the first instance, which is not run again, would be taken for the second task's."""
     store = Store()
-    queue.enqueue(b"x", task_id="mine")
-    [told] = claim(tries(store))
-    queue.complete("mine", told["token"])
-    queue.enqueue(b"y", task_id="mine")
+    put(queue, *"abc")
+    first = claim(tries(store), max_tasks=3, in_place=True)
+    queue.complete("a", first[0]["token"])
+    queue.release("b", first[1]["token"])
+    again = claim(tries(store, 2), max_tasks=3, in_place=True)
+    assert [each["id"] for each in again] == ["a", "b", "c"]
+    assert (again[0], again[2], again[1]["token"] > first[1]["token"]) == (first[0], first[2], True)
+    for each in again[1:]:
+        queue.complete(each["id"], each["token"])
     with pytest.raises(AirflowSkipException, match="nothing is left"):
-        claim(tries(store, 2))
-    assert (queue.task("mine").state, queue.task("mine").attempt) == ("inserted", 0)
+        claim(tries(store, 3), max_tasks=3, in_place=True)
 
 
 def test_where_airflow_forgets_what_succeeded_a_cleared_run_claims_nothing(queue, monkeypatch):
@@ -116,7 +157,7 @@ def test_where_airflow_forgets_what_succeeded_a_cleared_run_claims_nothing(queue
     store = Store()
     with pytest.raises(AirflowSkipException, match="no task of queue 'jobs'"):
         claim(tries(store))
-    queue.enqueue_many([Message(b"x")] * 2)
+    put(queue, *"ab")
     assert len(claim(tries(store, 2))) == 1
     store.clear()
     with pytest.raises(AirflowSkipException, match="clear_on_success"):
@@ -125,151 +166,288 @@ def test_where_airflow_forgets_what_succeeded_a_cleared_run_claims_nothing(queue
 
 
 def test_what_cannot_be_noted_is_given_back(queue):
-    """Else the next try would take another, and this one would wait for its lease; it counts no attempt."""
+    """Else the next try would take another. Where there is no store, as in a call by hand, it claims all the same."""
 
     class Broken(Store):
         def set(self, key, value, **_retention):
             raise OSError(f"no database for {key}, {value}")
 
-    queue.enqueue(b"x", task_id="mine")
+    put(queue, "mine")
     with pytest.raises(OSError, match="no database"):
         claim(tries(Broken()))
     assert (queue.task("mine").state, queue.task("mine").attempt) == ("inserted", 0)
-    [told] = claim()
-    assert told["attempt"] == 1
-
-
-def test_without_a_store_it_claims_all_the_same(queue, context):
-    """Such as where its `execute` is called by hand."""
-    queue.enqueue(b"x", task_id="mine")
-    assert [told["id"] for told in claim(context)] == ["mine"]
+    assert [(each["id"], each["attempt"]) for each in claim(instance())] == [("mine", 1)]
 
 
 def test_nothing_to_take(queue):
-    """The work is skipped, the task fails, or it waits: in the triggerer if it may."""
+    """The work is skipped, the task fails, or it waits in the triggerer; woken, it claims, or waits again."""
     with pytest.raises(AirflowSkipException, match="no task of queue 'jobs'"):
         claim()
     with pytest.raises(AirflowException, match="no task of queue 'jobs'"):
         claim(on_empty="fail")
-    with pytest.raises(TaskDeferred) as deferred:
-        claim(on_empty="wait", deferrable=True, selector="size>5")
-    assert isinstance(deferred.value.trigger, ZkmqReadyTrigger)
-    assert (deferred.value.trigger.selector, deferred.value.method_name) == ("size>5", "execute_complete")
-
-
-def test_after_the_trigger_it_claims_or_waits_again(queue):
-    """Others may have been faster; what is there then is taken."""
-    operator = ZkmqClaimOperator(task_id="claim", on_empty="wait", deferrable=True)
-    store = Store()
-    with pytest.raises(TaskDeferred):
-        operator.execute_complete(tries(store), {"status": "done"})
+    operator = ZkmqClaimOperator(task_id="claim", on_empty="wait", deferrable=True, selector="size>5")
+    for wait in (operator.execute, lambda context: operator.execute_complete(context, {"status": "done"})):
+        with pytest.raises(TaskDeferred) as deferred:
+            wait(tries(Store()))
+        assert isinstance(deferred.value.trigger, ZkmqReadyTrigger)
+        assert (deferred.value.trigger.selector, deferred.value.method_name) == ("size>5", "execute_complete")
     with pytest.raises(AirflowException, match="nothing came"):
-        operator.execute_complete(tries(store), {"status": "timeout", "message": "nothing came"})
-    queue.enqueue(b"x", task_id="mine")
-    assert [told["id"] for told in operator.execute_complete(tries(store), {"status": "done"})] == ["mine"]
+        operator.execute_complete(tries(Store()), {"status": "timeout", "message": "nothing came"})
+    queue.enqueue(b"x", {"size": 9}, task_id="mine")
+    assert [each["id"] for each in operator.execute_complete(tries(Store()), {"status": "done"})] == ["mine"]
 
 
-def test_it_waits_on_the_worker(queue):
+def test_it_waits_on_the_worker(queue, monkeypatch):
     """What comes is claimed by the one who waits for it."""
-    import threading
-
-    comes = threading.Timer(0.5, lambda: queue.enqueue(b"x", task_id="late"))
-    comes.start()
-    assert [told["id"] for told in claim(on_empty="wait")] == ["late"]
-    comes.join()
+    block, waits, taken = claiming.block_until_ready, threading.Event(), []
+    monkeypatch.setattr(claiming, "block_until_ready", lambda *given: (waits.set(), block(*given)))
+    waiting = threading.Thread(target=lambda: taken.extend(claim(on_empty="wait")))
+    waiting.start()
+    assert waits.wait(60)
+    put(queue, "late")
+    waiting.join(60)
+    assert [each["id"] for each in taken] == ["late"]
 
 
 def test_claims_of_another_are_taken_over(queue):
     """Those that hold, with the lease of this run; the others are left out, and where none is left, it skips."""
-    ids = queue.enqueue_many([Message(b"x")] * 2)
-    first, second = (
-        {"queue": "jobs", "id": each.task.id, "token": each.token, "attempt": 1, "filters": {}}
-        for each in queue.claim_many(2, lease=600)
-    )
-    queue.release(second["id"], second["token"])
+    put(queue, *"ab")
+    first, second = (told("jobs", each) for each in queue.claim_many(2, lease=600))
+    queue.release("b", second["token"])
     assert claim(claims=json.dumps([first, second])) == [first]
-    with pytest.raises(AirflowSkipException, match="none of the claims holds"):
-        claim(claims=[second])
-    with pytest.raises(AirflowException, match="none of the claims holds"):
-        claim(claims=[second], on_empty="fail")
-    assert {queue.task(each).state for each in ids} == {"claimed", "inserted"}
+    for on_empty, raised in (("skip", AirflowSkipException), ("fail", AirflowException)):
+        with pytest.raises(raised, match="none of the claims holds"):
+            claim(claims=[second], on_empty=on_empty)
+    assert [queue.task(name).state for name in "ab"] == ["claimed", "inserted"]
 
 
-def test_what_was_taken_ahead_counts_when_it_is_taken_over(queue, monkeypatch):
-    """When the leases have run out, what a run took over is on its second attempt, and what nobody did on its first."""
-    monkeypatch.setattr(claiming, "_UNTIL_KEPT", 3.0)
-    queue.enqueue_many([Message(b"x")] * 2)
-    [first, second] = ZkmqClaimOperator(task_id="claim", lease=3, max_tasks=2, ahead=True).execute(tries(Store()))
-    assert ZkmqClaimOperator(task_id="claim", lease=3, claims=[first]).execute(tries(Store())) == [first]
-    again = [queue.claim(timeout=60).task for _ in range(2)]
-    assert {each.id: each.attempt for each in again} == {first["id"]: 2, second["id"]: 1}
+def test_what_was_taken_ahead_counts_when_it_is_taken_over(queue):
+    """By its claims, or by an event that tells of them. When the leases have run out, what nobody did is as before."""
+    put(queue, *"abc")
+    taken = claim(ahead=True, max_tasks=3)
+    assert claim(claims=taken[:1]) == taken[:1]
+    assert claim(started_by({"queue": "jobs", "claims": taken[1:2]}), from_events=True) == taken[1:2]
+    assert run_out(queue, *taken) == {"a": 2, "b": 2, "c": 1}
 
 
-def event(payload):
-    return {Asset("orders"): [SimpleNamespace(extra={"from_trigger": True, "payload": payload})]}
+def test_a_dispatcher_that_is_cleared_claims_ahead_again(queue):
+    """What no run takes over counts no attempt, whichever try of the dispatcher claimed it."""
+    queue.configure(policy=RetryPolicy(attempts=1))
+    put(queue, "a")
+    store = Store()
+    for number in (1, 2):
+        [taken] = claim(tries(store, number), ahead=True)
+        assert (taken["id"], queue.task("a").attempt) == ("a", 1)
+        assert run_out(queue, taken) == {"a": 1}
 
 
-def test_claims_come_from_the_events_that_started_the_run(queue):
-    """Each once, as far as it holds; an event without claims says that there is work to claim."""
-    queue.enqueue_many([Message(b"x")] * 2)
-    held = queue.claim(lease=600)
-    told = {"queue": "jobs", "id": held.task.id, "token": held.token, "attempt": 1, "filters": {}}
-    lost = told | {"token": 1}
-    events = event({"queue": "jobs", "selector": None, "claims": [told, lost, told]})
-    assert claim(tries(Store(), triggering_asset_events=events), from_events=True) == [told]
-    woken = event({"queue": "jobs", "selector": None, "counts": {"inserted": 1}})
-    [other] = claim(tries(Store(), triggering_asset_events=woken), from_events=True)
-    assert other["id"] != told["id"]
+def test_claims_come_from_the_events_that_started_the_run(queue, zookeeper, root, subtests):
+    """Each once, as far as it holds, and those of its own queue; an event without claims says that there is work.
+
+    Airflow merges the events of all assets that start a run: other queues' are left to whoever takes those, and
+    foreign ones, which may have claims of their own kind, are passed over.
+    """
+    with Zkmq.connect(zookeeper, root, gc=False) as zk:
+        held = {}
+        for each in (queue, zk.queue("others")):
+            put(each, "held")
+            held[each.name] = told(each.name, each.claim_many(1, lease=600, ahead="all")[0])
+        put(queue, "new")
+        mine, theirs, gone = held["jobs"], held["others"], held["jobs"] | {"id": "gone"}
+        wake = {"queue": "jobs", "selector": None, "counts": {"inserted": 1}}
+        foreign = [{"claims": [{"policy": 7}]}, {"claims": 5}, {"counts": 5, "queue": ["no", "name"]}]
+        none = "none of the claims"
+        for payloads, arguments, expected in (
+            ([{"claims": [mine, mine | {"token": 1}, mine]}], {}, [mine]),
+            ([wake], {}, "new"),
+            (foreign, {"zkmq_queue": "jobs"}, "new"),
+            ([*foreign, {"claims": [mine]}], {}, [mine]),
+            ([{"claims": [mine]}, {"claims": [theirs]}], {"zkmq_queue": "jobs"}, [mine]),
+            ([{"claims": [mine]}, {"claims": [theirs]}], {"zkmq_queue": "others"}, [theirs]),
+            ([{"claims": [mine]}, {"claims": [theirs]}], {}, [mine, theirs]),
+            ([{"claims": [theirs]}, wake], {"zkmq_queue": "jobs"}, "new"),
+            ([{"claims": [theirs]}], {"zkmq_queue": "jobs"}, none),
+            ([{"claims": [gone]}], {}, none),
+            ([{"claims": [gone]}], {"on_empty": "wait"}, "new"),
+        ):
+            with subtests.test(payloads=payloads, **arguments):
+                context = started_by(*payloads)
+                if expected == none:
+                    with pytest.raises(AirflowSkipException, match=none):
+                        claim(context, from_events=True, **arguments)
+                elif expected == "new":
+                    [taken] = claim(context, from_events=True, **arguments)
+                    queue.release("new", taken["token"])
+                else:
+                    assert claim(context, from_events=True, **arguments) == expected
 
 
-def test_claims_of_events_begin_when_they_are_taken_over(queue):
-    """What a trigger took ahead counts an attempt once a run has it, and none before."""
-    queue.enqueue_many([Message(b"x")] * 2)
-    taken = queue.claim_many(2, lease=600, ahead="all")
-    told = [{"queue": "jobs", "id": each.task.id, "token": each.token, "attempt": 1, "filters": {}} for each in taken]
-    events = event({"queue": "jobs", "selector": None, "claims": told[:1]})
-    assert claim(tries(Store(), triggering_asset_events=events), from_events=True) == told[:1]
+def troubled(monkeypatch, verb, *errors, task_id=None):
+    """The next calls of the queue's (those for one task) raise these; how long the operator pauses after each try."""
+    pauses, real, coming = [], getattr(Queue, verb), list(errors)
+
+    def troubled(self, *given, **named):
+        if coming and task_id in {None, *given}:
+            raise coming.pop(0)
+        return real(self, *given, **named)
+
+    monkeypatch.setattr(Queue, verb, troubled)
+    monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=pauses.append))
+    return pauses
+
+
+def test_a_claim_outlives_an_outage_at_a_run_s_start(queue, monkeypatch):
+    """It is tried again without a try of Airflow's, and takes what it would have taken, once."""
+    put(queue, *"ab")
+    pauses = troubled(monkeypatch, "claim_many", *[Unavailable("nobody answers")] * 3)
+    [taken] = claim()
+    assert (taken["id"], taken["attempt"], queue.counts()["claimed"], len(pauses)) == ("a", 1, 1, 3)
+    assert 0 < pauses[0] <= 2
+    assert max(pauses) <= 15
+
+
+def test_what_no_wait_mends_ends_the_claim_at_once(queue, monkeypatch, subtests):
+    """Certificates that are refused, and a client that was closed; the next try takes what it would have taken."""
+    put(queue, *"ab")
+    for error in (TlsRefused("their certificate"), SessionLost("closed")):
+        with subtests.test(error=error):
+            claimed = queue.counts()["claimed"]
+            pauses = troubled(monkeypatch, "claim_many", error)
+            with pytest.raises(type(error)):
+                claim()
+            assert (pauses, queue.counts()["claimed"]) == ([], claimed)
+            assert len(claim()) == 1
+
+
+def test_what_was_claimed_anew_is_given_back_where_the_rest_cannot_be(queue, monkeypatch):
+    """The try after that takes both, and no attempt is counted for the first one's short delivery."""
+    store = Store()
+    put(queue, *"ab")
+    for each in claim(tries(store), max_tasks=2):
+        queue.release(each["id"], each["token"])
+    troubled(monkeypatch, "extend", Unavailable("nobody answers"), task_id="b")
+    monkeypatch.setattr(claiming, "PATIENCE", 0.0)
+    with pytest.raises(Unavailable):
+        claim(tries(store, 2), max_tasks=2)
+    assert (queue.task("a").state, queue.task("a").attempt) == ("inserted", 0)
+    assert [(each["id"], each["attempt"]) for each in claim(tries(store, 3), max_tasks=2)] == [("a", 1), ("b", 1)]
+
+
+def test_giving_back_ends_with_an_outage(queue, monkeypatch):
+    """Whoever is told to end does not wait once for each of a hundred claims."""
+    put(queue, *"abc")
+    taken = [taking.Taken(each, 0) for each in claim(max_tasks=3)]
+    troubled(monkeypatch, "release", Unavailable("nobody answers"))
+    taking.give_back(lambda _: queue, taken, getLogger("t"))
+    assert queue.counts()["claimed"] == 3
+
+
+@pytest.fixture
+def proxy(queue, zookeeper, root, monkeypatch):
+    """The operators' way to ZooKeeper, by which the test itself does not go."""
+    limits = {"connect_timeout": 1, "request_timeout": 1, "session_timeout": 2}
+    with Faulty(zookeeper) as made:
+        define(monkeypatch, host=made.hosts, extra={"root": root, "queue": queue.name} | limits)
+        yield made
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_claim_of_unknown_outcome_is_found_again(queue, proxy, number):
+    """Its reply was lost: the same client gives back what it took, or hands it out; the run has the task, once."""
+    put(queue, *"ab")
+    proxy.plan = Once(is_write, CutAfter(AWAY_S), number)
+    [taken] = claim()
+    assert proxy.faults == {"CutAfter": 1}
+    task = queue.task(taken["id"])
+    assert (task.state, task.attempt, taken["attempt"], queue.counts()["claimed"]) == ("claimed", 1, 1, 1)
+    queue.complete(taken["id"], taken["token"])
+    assert (queue.claim().task.attempt, queue.claim()) == (1, None)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_claims_are_taken_over_through_an_outage(queue, proxy, number):
+    """That their handling begins, and for how long they hold, may be said twice; each has one attempt."""
+    put(queue, *"ab")
+    claims = [told("jobs", each) for each in queue.claim_many(2, lease=600, ahead="all")]
+    proxy.plan = Once(is_write, CutAfter(AWAY_S), number)
+    assert claim(started_by({"claims": claims}), from_events=True) == claims
+    assert proxy.faults == {"CutAfter": 1}
+    for each in claims:
+        queue.fail(each["id"], each["token"], "tried")
+    assert {task.attempt for task in queue.tasks()} == {1}
+
+
+def test_what_it_has_claimed_itself_is_its_own_after_an_outage(queue, proxy, monkeypatch):
+    """One of two tasks is claimed anew, and then the servers go: its new claim is not taken for another's."""
+    store = Store()
+    put(queue, *"ab")
+    for each in claim(tries(store), max_tasks=2):
+        queue.release(each["id"], each["token"])
+    extend, gone = Queue.extend, []
+
+    def going(self, task_id, token, lease):
+        if task_id == "b" and not gone:
+            gone.append(task_id)
+            proxy.down(AWAY_S)
+        extend(self, task_id, token, lease)
+
+    monkeypatch.setattr(Queue, "extend", going)
+    taken = claim(tries(store, 2), max_tasks=2)
+    expected = [("a", 1, 1), ("b", 1, 1)]
+    assert [(each["id"], each["attempt"], queue.task(each["id"]).attempt) for each in taken] == expected
     for each in taken:
-        queue.extend(each.task.id, each.token, 0.01)
-    eventually(lambda: (queue.look_after(), queue.counts()["claimed"] == 0)[1])
-    assert [queue.task(each["id"]).attempt for each in told] == [1, 0]
+        queue.complete(each["id"], each["token"])
+    assert queue.counts()["finished"] == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
+def test_patience_counts_for_how_long_nobody_has_answered(monkeypatch, subtests):
+    """However long each try takes until it gives up, and for however long it has waited when the outage comes."""
+    now, asked = [0.0], []
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=lambda _: None))
+    for error in (Unavailable("nobody answers"), OutcomeUnknown("its reply was lost")):
+        for answered in ([], [3, 4]):
+            with subtests.test(error=error, answered=answered):
+                asked.clear()
+
+                def work(reached, error=error, answered=answered):
+                    asked.append(now[0])
+                    now[0] += 70.0
+                    if len(asked) in answered:
+                        reached()
+                    raise error
+
+                with pytest.raises(type(error)):
+                    patience.outlast(getLogger("t"), "Claiming", 200.0, work)
+                assert len(asked) == (7 if answered else 4)
+
+
+def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(subtests):
+    """Each with what would be."""
+    for arguments, why in (
         ({"max_tasks": 0}, "from 1 to 100"),
         ({"max_tasks": 101}, "from 1 to 100"),
         ({"on_empty": "sleep"}, "on_empty 'sleep' is not known"),
         ({"lease": 1}, "3 seconds or more"),
         ({"claims": [], "from_events": True}, "no events"),
-    ],
-)
-def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(arguments, told):
-    """Each with what would be."""
-    with pytest.raises(ValueError, match=told):
-        ZkmqClaimOperator(task_id="claim", **arguments)
+    ):
+        with subtests.test(arguments=arguments), pytest.raises(ValueError, match=why):
+            ZkmqClaimOperator(task_id="claim", **arguments)
 
 
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
+def test_what_is_no_claim_is_refused(subtests):
+    """Before anything is asked of ZooKeeper. A template may make one of a run's configuration, as Jinja or as JSON."""
+    for value, why in (
         (["x"], r"claims\[0\] is no claim"),
         ([{"queue": "q", "id": "i"}], "token"),
         ([{"queue": "a/b", "id": "i", "token": 1}], "not allowed"),
         ([{"queue": "q", "id": "i", "token": 1}] * 101, "at most 100"),
         ('[{"queue": "q", "id": "i", "token": Infinity}]', r"claims\[0\] is no claim"),
         ("{'queue': 'q'}", "id"),
-    ],
-)
-def test_what_is_no_claim_is_refused(value, told):
-    """Before anything is asked of ZooKeeper."""
-    with pytest.raises(ConfigError, match=told):
-        read_claims("claims", value)
-
-
-def test_the_text_of_one_claim_is_that_claim():
-    """As a template makes it of a run's configuration, by Jinja or as JSON."""
+    ):
+        with subtests.test(value=value), pytest.raises(ConfigError, match=why):
+            read_claims("claims", value)
     one = {"queue": "q", "id": "i", "token": 7, "attempt": 1, "filters": {"size": "9"}}
     for text in (str(one), json.dumps(one), f" {one} ", str([one])):
         assert read_claims("claims", text) == [one]

@@ -15,8 +15,10 @@ from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
 from airflow.sdk.execution_time.timeout import timeout as airflow_timeout
 
+from airflow_provider_zkmq.decorators import zkmq
 from airflow_provider_zkmq.decorators.zkmq import ZkmqDecoratedOperator, zkmq_task
 from airflow_provider_zkmq.engine import (
+    Claim,
     ConfigError,
     Error,
     Message,
@@ -27,7 +29,7 @@ from airflow_provider_zkmq.engine import (
     TlsRefused,
 )
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
-from tests.airflow.conftest import define
+from tests.airflow.conftest import deferral, define
 from tests.support import eventually
 
 
@@ -47,49 +49,72 @@ def operator(function, **options: Any) -> ZkmqDecoratedOperator:
     return zkmq_task(function, task_id="t", **options)(**arguments).operator
 
 
+def heard_by(made: ZkmqDecoratedOperator) -> dict[str, list[str]]:
+    """What the operator logs from now on, by level."""
+    made._cached_logger = heard = Heard()
+    return heard.lines
+
+
+def time_out() -> None:
+    """Airflow's alarm rings now."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+
+@pytest.fixture
+def extended(monkeypatch):
+    """The ids of the tasks whose claims are extended, and for how long each time."""
+    spans, extend = [], Claim.extend
+
+    def noted(claim, span):
+        extend(claim, span)
+        spans.append((claim.task.id, span))
+
+    monkeypatch.setattr(Claim, "extend", noted)
+    return spans
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Is set when an operator begins to wait for work on its worker."""
+    begun, block = threading.Event(), zkmq.block_until_ready
+    monkeypatch.setattr(zkmq, "block_until_ready", lambda *given: (begun.set(), block(*given)))
+    return begun
+
+
 def test_each_task_is_settled_by_its_own_outcome(queue, context):
     """Results, verdicts and exceptions as with workers; the XCom has their numbers and the first errors."""
     queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))
     outcomes = {
-        "none": None,
-        "text": "done",
-        "bytes": b"\xff",
-        "success": Success("s"),
-        "error": Error("broken for good"),
-        "retry": Retry("later"),
-        "snooze": Snooze(600),
-        "json": {"a": [1, None]},
-        "nonsense": object(),
-        "raises": ValueError("no such file"),
+        "none": (None, "finished"),
+        "text": ("done", "finished"),
+        "bytes": (b"\xff", "finished"),
+        "success": (Success("s"), "finished"),
+        "json": ({"a": [1, None]}, "finished"),
+        "error": (Error("broken for good"), "dead"),
+        "retry": (Retry("later"), "inserted"),
+        "nonsense": (object(), "inserted"),
+        "raises": (ValueError("no such file"), "inserted"),
+        "snooze": (Snooze(600), "inserted"),
+        "lost": (None, "cancelled"),
     }
     queue.enqueue_many([Message(b"x", task_id=name) for name in outcomes])
 
     def handle(job):
-        if isinstance(outcome := outcomes[job.id], Exception):
+        if job.id == "lost":
+            queue.cancel("lost")
+        if isinstance(outcome := outcomes[job.id][0], Exception):
             raise outcome
         return outcome
 
     told = operator(handle).execute(context)
-    assert {name: told[name] for name in ("finished", "failed", "released", "lost")} == {
-        "finished": 5,
-        "failed": 4,
-        "released": 1,
-        "lost": 0,
-    }
+    counts = {"finished": 5, "failed": 4, "released": 1, "lost": 1}
+    assert {name: told[name] for name in counts} == counts
     errors = {each["id"]: each["error"] for each in told["errors"]}
     assert errors.keys() == {"error", "retry", "nonsense", "raises"}
     assert errors["raises"] == "ValueError: no such file"
     assert "result is neither bytes, text nor JSON" in errors["nonsense"]
     assert json.loads(json.dumps(told)) == told
-    states = {name: str(queue.task(name).state) for name in outcomes}
-    assert {name for name, state in states.items() if state == "finished"} == {
-        "none",
-        "text",
-        "bytes",
-        "success",
-        "json",
-    }
-    assert {name for name, state in states.items() if state == "dead"} == {"error"}
+    assert {each.id: str(each.state) for each in queue.tasks()} == {n: state for n, (_, state) in outcomes.items()}
     assert [queue.task(name).result for name in ("text", "json")] == [b"done", b'{"a": [1, null]}']
     assert [queue.task(name).attempt for name in ("raises", "snooze")] == [1, 0]
 
@@ -98,29 +123,27 @@ def test_at_most_so_many_tasks_and_those_that_fit(queue, context):
     """`max_tasks` bounds a try, `selector` says which: the others are untouched."""
     for size in range(10):
         queue.enqueue(b"x", {"size": size})
-    told = operator(lambda _: None, selector="size>=5", max_tasks=3).execute(context)
-    assert (told["finished"], queue.counts()["finished"], queue.counts()["inserted"]) == (3, 3, 7)
-    told = operator(lambda _: None, selector="size>=5", max_tasks=3).execute(context)
-    assert (told["finished"], queue.counts()["inserted"]) == (2, 5)
+    for finished, left in ((3, 7), (2, 5)):
+        told = operator(lambda _: None, selector="size>=5", max_tasks=3).execute(context)
+        assert (told["finished"], queue.counts()["inserted"]) == (finished, left)
 
 
 def test_the_errors_are_bounded(queue, context):
     """However many fail and however long their errors are, the XCom stays small; each dead one is an error line."""
     queue.configure(policy=RetryPolicy(attempts=1))
     queue.enqueue_many([Message(b"x") for _ in range(50)])
-    heard = Heard()
 
     def handle(job):
         raise ValueError("y" * 10_000)
 
     made = operator(handle)
-    made._cached_logger = heard
+    lines = heard_by(made)
     told = made.execute(context)
     assert (told["failed"], len(told["errors"])) == (50, 5)
     assert len(json.dumps(told)) < 4_000
-    assert len(heard.lines["error"]) == 20
-    assert all("is dead on attempt 1" in line and "zkmq show jobs " in line for line in heard.lines["error"])
-    assert any("30 more task(s)" in line for line in heard.lines["warning"])
+    assert len(lines["error"]) == 20
+    assert all("is dead on attempt 1" in line and "zkmq show jobs " in line for line in lines["error"])
+    assert any("30 more task(s)" in line for line in lines["warning"])
 
 
 def test_an_error_that_no_database_keeps_is_told_all_the_same(queue, context):
@@ -134,27 +157,25 @@ def test_an_error_that_no_database_keeps_is_told_all_the_same(queue, context):
     assert ascii(error["error"]) == ascii("ValueError: caf\\udce9 and a \ufffd")
 
 
-@pytest.mark.parametrize(
-    ("fail_on", "outcomes", "fails"),
-    [
+def test_which_failures_fail_the_airflow_task(queue, context, subtests):
+    """Only after all have been handled; by default none does."""
+    queue.configure(policy=RetryPolicy(attempts=1))
+    for fail_on, outcomes, fails in (
         ("none", ["bad", "bad"], False),
         ("any", ["good", "bad"], True),
         ("any", ["good"], False),
         ("all", ["good", "bad"], False),
         ("all", ["bad"], True),
-    ],
-)
-def test_which_failures_fail_the_airflow_task(queue, context, fail_on, outcomes, fails):
-    """Only after all have been handled; by default none does."""
-    queue.configure(policy=RetryPolicy(attempts=1))
-    queue.enqueue_many([Message(data) for data in outcomes])
-    made = operator(lambda job: Error("it is bad") if job.data == b"bad" else None, fail_on=fail_on)
-    if fails:
-        with pytest.raises(AirflowException, match="failed.*it is bad"):
-            made.execute(context)
-    else:
-        assert made.execute(context)["failed"] == outcomes.count("bad")
-    assert queue.counts()["inserted"] == 0
+    ):
+        with subtests.test(fail_on=fail_on, outcomes=outcomes):
+            queue.enqueue_many([Message(data) for data in outcomes])
+            made = operator(lambda job: Error("it is bad") if job.data == b"bad" else None, fail_on=fail_on)
+            if fails:
+                with pytest.raises(AirflowException, match="failed.*it is bad"):
+                    made.execute(context)
+            else:
+                assert made.execute(context)["failed"] == outcomes.count("bad")
+            assert queue.counts()["inserted"] == 0
 
 
 def test_nothing_to_claim(queue, context):
@@ -169,11 +190,12 @@ def test_nothing_to_claim(queue, context):
             operator(lambda _: None, **limit).execute(context)
 
 
-def test_it_waits_on_the_worker(queue, context):
+def test_it_waits_on_the_worker(queue, context, waits):
     """Not deferrable, it waits for the first task, and handles it."""
     told: list[dict[str, Any]] = []
     running = threading.Thread(target=lambda: told.append(operator(lambda _: "r", deferrable=False).execute(context)))
     running.start()
+    assert waits.wait(60)
     task_id = queue.enqueue(b"x")
     running.join(60)
     assert (told[0]["finished"], queue.task(task_id).result) == (1, b"r")
@@ -182,22 +204,18 @@ def test_it_waits_on_the_worker(queue, context):
 async def test_deferred_while_there_is_nothing(queue, context):
     """It claims nothing meanwhile; it goes on when there is work, and defers again where others were faster."""
     made = operator(lambda _: "r", deferrable=True, timeout=600, selector="size>3")
-    with pytest.raises(TaskDeferred) as deferred:
-        await asyncio.to_thread(made.execute, context)
-    path, kwargs = deferred.value.trigger.serialize()
+    deferred = await asyncio.to_thread(deferral, made.execute, context)
+    path, kwargs = deferred.trigger.serialize()
     assert path == "airflow_provider_zkmq.triggers.zkmq.ZkmqReadyTrigger"
     assert json.loads(json.dumps(kwargs)) == kwargs
     waiting = asyncio.create_task(anext(ZkmqReadyTrigger(**kwargs).run()))
     await asyncio.to_thread(queue.enqueue, b"x", {"size": 1})
     task_id = await asyncio.to_thread(queue.enqueue, b"x", {"size": 9})
     event = (await waiting).payload
-    assert event == {"status": "done"}
-    assert queue.task(task_id).attempt == 0
-    after = deferred.value.kwargs
-    assert (await asyncio.to_thread(made.execute_complete, context, event, **after))["finished"] == 1
-    with pytest.raises(TaskDeferred) as again:
-        await asyncio.to_thread(made.execute_complete, context, event, **after)
-    assert again.value.kwargs == after
+    assert (event, queue.task(task_id).attempt) == ({"status": "done"}, 0)
+    assert (await asyncio.to_thread(made.execute_complete, context, event, **deferred.kwargs))["finished"] == 1
+    again = await asyncio.to_thread(deferral, made.execute_complete, context, event, **deferred.kwargs)
+    assert again.kwargs == deferred.kwargs
 
 
 async def test_a_deferral_ends_in_time(queue, context):
@@ -245,9 +263,13 @@ def test_a_transaction_moves_tasks_from_queue_to_queue(queue, context):
     assert (queue.task("good").result, queue.task("bad").state) == (b"moved", "dead")
 
 
-@pytest.mark.parametrize(
-    ("function", "options", "told"),
-    [
+async def coroutine(job):
+    """Is no plain function."""
+
+
+def test_what_cannot_be_is_found_when_the_dag_is_parsed(subtests):
+    """A function that takes no task, and arguments that are not known; what it returns is one summary."""
+    for function, options, told in (
         (lambda: None, {}, "must take 1 argument"),
         (lambda *, _: None, {}, "must take 1 argument"),
         (lambda _: None, {"transactional": True}, "must take 2 argument"),
@@ -259,64 +281,33 @@ def test_a_transaction_moves_tasks_from_queue_to_queue(queue, context):
         (lambda _: None, {"lease": "long"}, "lease"),
         (lambda _: None, {"lease": 0}, "lease 0.0 is not allowed"),
         (lambda _: None, {"transactional": "yes"}, "transactional 'yes' is not allowed"),
-    ],
-)
-def test_what_cannot_be_is_found_when_the_dag_is_parsed(function, options, told):
-    """A function that takes no task, and arguments that are not known."""
-    with pytest.raises(ValueError, match=told):
-        operator(function, **options)
+        (lambda _: None, {"multiple_outputs": True}, "multiple_outputs"),
+        (coroutine, {}, "coroutine is a coroutine function"),
+    ):
+        with subtests.test(options=options, told=told), pytest.raises(ValueError, match=told):
+            operator(function, **options)
 
 
-def test_several_outputs_are_refused():
-    """What it returns is one summary."""
-    with pytest.raises(ValueError, match="multiple_outputs"):
-        task.zkmq(zkmq_queue="jobs", multiple_outputs=True)
-
-
-def test_a_coroutine_function_is_refused():
-    """The worker's handlers are plain functions here."""
-
-    async def handle(job):
-        return None
-
-    with pytest.raises(ValueError, match="handle is a coroutine function"):
-        operator(handle)
-
-
-def test_selectors_are_mapped_over(queue, context):
-    """An argument of the function that is named selector says which tasks each mapped instance claims."""
+def test_an_argument_of_the_function_is_its_selector(queue, context):
+    """One that is named so, mapped over or by its default; the operator's own comes before the default."""
     for size in range(6):
         queue.enqueue(b"x", {"size": size}, task_id=str(size))
     with DAG("d", schedule=None):
 
         @task.zkmq(zkmq_queue="jobs")
-        def handle(job, selector):
+        def handle(job, selector="size==0"):
             return selector
 
-        mapped = handle.expand(selector=["size<2", "size>=2"]).operator
-    finished = []
-    for selector in ("size<2", "size>=2"):
-        kwargs = {**mapped.partial_kwargs, "op_kwargs": {"selector": selector}, "op_args": []}
-        made = ZkmqDecoratedOperator(task_id="h", python_callable=mapped.python_callable, op_kwargs=kwargs["op_kwargs"])
-        finished.append(made.execute(context)["finished"])
-    assert finished == [2, 4]
-    assert {queue.task(str(size)).result for size in range(2)} == {b"size<2"}
-
-
-def test_a_function_s_default_is_its_selector(queue, context):
-    """The operator's own comes before it, and an argument before both."""
-    for size in range(3):
-        queue.enqueue(b"x", {"size": size}, task_id=str(size))
-
-    def handle(job, selector="size==0"):
-        return selector
-
-    assert operator(handle).execute(context)["finished"] == 1
-    assert (queue.task("0").result, queue.task("1").state) == (b"size==0", "inserted")
-    assert operator(handle, selector="size==1").execute(context)["finished"] == 1
-    assert queue.task("1").state == "finished"
-    assert operator(handle, selector="size==1", op_kwargs={"selector": "size==2"}).execute(context)["finished"] == 1
-    assert queue.task("2").result == b"size==2"
+        mapped = handle.expand(selector=["size<3", "size>=3"]).operator
+    handle = mapped.python_callable
+    for options, result, finished in (
+        ({}, b"size==0", "0"),
+        ({"selector": "size==1"}, b"size==0", "1"),
+        ({"op_kwargs": {"selector": "size<3"}, "selector": "size==4"}, b"size<3", "2"),
+        ({"op_kwargs": {"selector": "size>=3"}}, b"size>=3", "345"),
+    ):
+        assert operator(handle, **options).execute(context)["finished"] == len(finished)
+        assert {queue.task(task_id).result for task_id in finished} == {result}
 
 
 def test_a_selector_that_the_queue_refuses(queue, context):
@@ -330,18 +321,14 @@ def test_a_selector_that_the_queue_refuses(queue, context):
 def test_told_to_end_it_gives_back_what_is_in_hand(queue, context):
     """By a signal, as Airflow tells it: the task in hand is pending at once and no attempt is counted; it fails."""
     queue.enqueue_many([Message(b"x", task_id=f"t-{number}") for number in range(3)])
-    begun, done = threading.Event(), threading.Event()
+    done = threading.Event()
 
     def handle(job):
-        begun.set()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
         done.wait(60)
 
     made = operator(handle)
     before = signal.signal(signal.SIGTERM, lambda *_: made.on_kill())
-    main = threading.main_thread().ident
-    assert main is not None
-    killer = threading.Thread(target=lambda: (begun.wait(60), signal.pthread_kill(main, signal.SIGTERM)))
-    killer.start()
     try:
         with pytest.raises(AirflowException, match="told to end after 1 task"):
             made.execute(context)
@@ -353,13 +340,14 @@ def test_told_to_end_it_gives_back_what_is_in_hand(queue, context):
     assert operator(lambda _: None).execute(context)["finished"] == 3
 
 
-def test_told_to_end_while_it_waits(queue, context):
+def test_told_to_end_while_it_waits(queue, context, waits):
     """It waits no longer."""
     made = operator(lambda _: None)
-    killer = threading.Timer(0.5, made.on_kill)
+    killer = threading.Thread(target=lambda: (waits.wait(60), made.on_kill()))
     killer.start()
     with pytest.raises(AirflowException, match="told to end"):
         made.execute(context)
+    killer.join(60)
 
 
 def test_a_time_out_of_airflow_s_counts_as_a_failure(queue, context):
@@ -367,33 +355,19 @@ def test_a_time_out_of_airflow_s_counts_as_a_failure(queue, context):
     queue.configure(policy=RetryPolicy(attempts=1))
     queue.enqueue(b"x", task_id="t")
     done = threading.Event()
-    with pytest.raises(BaseException, match=r"(?i)timeout"):
-        with airflow_timeout(3):
-            operator(lambda _: done.wait(60)).execute(context)
+    with pytest.raises(BaseException, match=r"(?i)timeout"), airflow_timeout(60):
+        operator(lambda _: (time_out(), done.wait(60))).execute(context)
     done.set()
     eventually(lambda: queue.task("t").state == "dead")
     assert "before the handler had ended" in queue.task("t").error
 
 
-def test_a_lease_is_extended_while_the_function_runs(queue, context):
+def test_a_lease_is_extended_while_the_function_runs(queue, context, extended):
     """A function that takes longer than its lease keeps its task."""
     queue.enqueue(b"x", task_id="t")
-
-    def handle(job):
-        until = time.monotonic() + 2.5
-        eventually(lambda: time.monotonic() > until)
-        return "r"
-
-    assert operator(handle, lease=1).execute(context)["finished"] == 1
-    assert (queue.task("t").attempt, queue.task("t").result) == (1, b"r")
-
-
-def test_what_another_finished_is_lost(queue, context):
-    """A task that is cancelled while the function has it is neither finished nor failed here."""
-    queue.enqueue(b"x", task_id="t")
-    told = operator(lambda _: queue.cancel("t")).execute(context)
-    assert (told["finished"], told["failed"], told["lost"]) == (0, 0, 1)
-    assert queue.task("t").state == "cancelled"
+    made = operator(lambda _: eventually(lambda: len(extended) > 3), lease=1)
+    assert made.execute(context)["finished"] == 1
+    assert (set(extended), queue.task("t").attempt, queue.task("t").state) == ({("t", 1.0)}, 1, "finished")
 
 
 async def test_it_outlives_zookeeper_being_away_at_its_first_look(queue, context, monkeypatch, root):

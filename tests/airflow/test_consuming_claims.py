@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import time
-from pathlib import Path
 
-import pendulum
 import pytest
-from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from airflow.sdk.execution_time.timeout import timeout as airflow_timeout
@@ -19,7 +13,6 @@ from airflow_provider_zkmq.decorators.zkmq import ZkmqDecoratedOperator
 from airflow_provider_zkmq.engine import (
     AccessDenied,
     Claim,
-    ClaimLost,
     ConfigError,
     Message,
     Queue,
@@ -30,9 +23,8 @@ from airflow_provider_zkmq.hooks.claims import told
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from tests.airflow.conftest import define, instance
-from tests.airflow.test_consume import Heard, operator
+from tests.airflow.test_consume import extended, heard_by, operator, time_out  # noqa: F401  `extended` is a fixture
 from tests.faulty import Faulty
-from tests.integration.test_docs import blocks
 from tests.support import eventually
 
 
@@ -44,6 +36,10 @@ def claims(queue, context):
     return ZkmqClaimOperator(task_id="claim", zkmq_queue=queue.name, max_tasks=3, lease=60).execute(context)
 
 
+def nothing(_job, _unit=None):
+    """A function that handles a task, in a transaction if it is to."""
+
+
 def test_mapped_over_claims_each_is_settled_by_its_own_outcome(queue, context, claims):
     """One instance for each claim: what one makes of its task is nobody else's."""
     queue.enqueue("x", task_id="another")
@@ -53,16 +49,14 @@ def test_mapped_over_claims_each_is_settled_by_its_own_outcome(queue, context, c
         def handle(job, claims):
             if job.id == "b":
                 raise ValueError("no such file")
+            if job.id == "c":
+                queue.complete("c", claims["token"], "another's")
             return job.data + b" done"
 
-        mapped = handle.expand(claims=claims).operator
-    summaries = [
-        ZkmqDecoratedOperator(task_id="h", python_callable=mapped.python_callable, op_kwargs={"claims": claim}).execute(
-            context
-        )
-        for claim in claims
-    ]
-    assert [(each["finished"], each["failed"]) for each in summaries] == [(1, 0), (0, 1), (1, 0)]
+        function = handle.expand(claims=claims).operator.python_callable
+    each = [ZkmqDecoratedOperator(task_id="h", python_callable=function, op_kwargs={"claims": one}) for one in claims]
+    summaries = [made.execute(context) for made in each]
+    assert [(told["finished"], told["failed"], told["lost"]) for told in summaries] == [(1, 0, 0), (0, 1, 0), (0, 0, 1)]
     assert summaries[1]["errors"] == [{"id": "b", "error": "ValueError: no such file"}]
     assert {each.id: (str(each.state), each.attempt) for each in queue.tasks()} == {
         "a": ("finished", 1),
@@ -70,19 +64,19 @@ def test_mapped_over_claims_each_is_settled_by_its_own_outcome(queue, context, c
         "c": ("finished", 1),
         "another": ("inserted", 0),
     }
-    assert queue.task("a").result == b"of a done"
+    assert [queue.task(name).result for name in "ac"] == [b"of a done", b"another's"]
 
 
 def test_several_claims_in_one_task(queue, context, claims):
-    """As an argument of the decorator, rendered text too, in as many threads as are asked for."""
-    together = threading.Barrier(3)
+    """As an argument of the decorator, rendered text too, in as many threads as are asked for; each is handled once."""
+    together, handled = threading.Barrier(3), []
 
     def handle(job):
         together.wait(30)
+        handled.append(job.id)
 
-    made = operator(handle, claims=str(claims), threads=3)
-    assert made.execute(context)["finished"] == 3
-    assert queue.counts()["finished"] == 3
+    assert operator(handle, claims=str([*claims, claims[0]]), threads=3).execute(context)["finished"] == 3
+    assert (queue.counts()["finished"], sorted(handled)) == (3, ["a", "b", "c"])
 
 
 def test_what_does_not_hold_any_more_is_passed_over(queue, context, claims):
@@ -92,43 +86,54 @@ def test_what_does_not_hold_any_more_is_passed_over(queue, context, claims):
     again = queue.claim_task("b", lease=60)
     handled = []
     made = operator(lambda job: handled.append(job.id), claims=claims)
-    made._cached_logger = heard = Heard()
-    summary = made.execute(context)
-    assert (summary["finished"], handled) == (1, ["c"])
+    lines = heard_by(made)
+    assert (made.execute(context)["finished"], handled) == (1, ["c"])
     now = "does not hold any more: it is done-awaiting-gc, attempt 1"
-    assert f"Claim {claims[0]['token']} of task 'a' of queue 'jobs' {now}" in heard.lines["info"]
+    assert f"Claim {claims[0]['token']} of task 'a' of queue 'jobs' {now}" in lines["info"]
     again.complete()
 
 
-def test_one_that_is_damaged_is_passed_over(queue, context, claims):
-    """Whatever is wrong with one of them, the others are handled."""
+def test_one_that_is_refused_costs_no_other_an_attempt(queue, context, claims):
+    """A claim that ends with another's session, or that is damaged, is passed over: the others are handled.
+
+    By itself it is refused by an error: it holds still.
+    """
+    queue.enqueue("x", task_id="bound")
+    bound = queue.claim_task("bound")
     queue._session.client.set(queue._context.paths.task("a", "state"), b"{")
-    made = operator(lambda _: None, claims=claims)
-    made._cached_logger = heard = Heard()
+    made = operator(nothing, claims=[told(queue.name, bound), *claims], threads=2)
+    lines = heard_by(made)
     assert made.execute(context)["finished"] == 2
-    assert f"Claim {claims[0]['token']} of task 'a' of queue 'jobs' is passed over" in heard.lines["warning"][-1]
+    passed = f"Claim {claims[0]['token']} of task 'a' of queue 'jobs' is passed over"
+    assert any(passed in line for line in lines["warning"])
+    with pytest.raises(ConfigError, match="ends with the session"):
+        operator(nothing, claims=told(queue.name, bound)).execute(context)
+    bound.complete()
 
 
-@pytest.mark.parametrize(
-    ("on_empty", "raised"),
-    [("wait", AirflowSkipException), ("skip", AirflowSkipException), ("fail", AirflowFailException)],
-)
-def test_where_none_holds(queue, context, claims, on_empty, raised):
+def test_where_none_holds(queue, context, claims, subtests):
     """There is nothing to wait for; a pending task that nobody claimed for it is left alone.
 
-    A later try takes what was given back, as the same delivery, but none that has failed meanwhile.
+    A later try takes what was given back, as the same delivery, but none that has failed meanwhile. Where the queue is
+    gone, no claim holds: it is no error of the one who comes late.
     """
-    first = instance(try_number=1)
+    first, over = instance(try_number=1), r"none of the 3 claim\(s\) holds any more"
     for claim in claims:
         queue.release(claim["id"], claim["token"])
-    with pytest.raises(raised, match=r"none of the 3 claim\(s\) holds any more"):
-        operator(lambda _: None, claims=claims, on_empty=on_empty).execute(first)
+    for on_empty, raised in (
+        ("wait", AirflowSkipException), ("skip", AirflowSkipException), ("fail", AirflowFailException)
+    ):  # fmt: skip
+        with subtests.test(on_empty=on_empty), pytest.raises(raised, match=over):
+            operator(nothing, claims=claims, on_empty=on_empty).execute(first)
     for given in (claims, []):
-        assert operator(lambda _: None, claims=given, on_empty="succeed").execute(first)["finished"] == 0
+        assert operator(nothing, claims=given, on_empty="succeed").execute(first)["finished"] == 0
     assert queue.counts()["inserted"] == 3
     queue.claim_task("a", lease=60).fail("broken", backoff=0)
-    assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 2
+    assert operator(nothing, claims=claims).execute(context)["finished"] == 2
     assert queue.task("a").attempt == 1
+    queue.delete(confirm=True, force=True)
+    with pytest.raises(AirflowSkipException, match=over):
+        operator(nothing, claims=claims).execute(context)
 
 
 def test_a_failure_is_not_tried_again_by_airflow(queue, context, claims):
@@ -139,60 +144,37 @@ def test_a_failure_is_not_tried_again_by_airflow(queue, context, claims):
     assert queue.counts()["claimed"] == 2
 
 
-def test_it_is_extended_from_its_beginning_on(queue, context):
+def test_it_is_extended_from_its_beginning_on(queue, context, extended):  # noqa: F811
     """A claim outlives a function that takes longer than its lease; so do those that wait for a thread meanwhile."""
     queue.enqueue_many([Message(b"x", task_id=name) for name in "ab"])
-    claims = [told(queue.name, claim) for claim in queue.claim_many(2, lease=5)]
-    passed = threading.Event()
+    claims = [told(queue.name, claim) for claim in queue.claim_many(2, lease=3)]
 
     def handle(job):
-        passed.wait(7 if job.id == "a" else 0)
+        if job.id == "a":
+            eventually(lambda: min(extended.count((name, 3.0)) for name in "ab") > 4)  # four thirds of a lease
         assert queue.claim() is None
 
     assert operator(handle, claims=claims).execute(context)["finished"] == 2
     assert {task.attempt for task in queue.tasks()} == {1}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("first", "then"), [(60, 2), (2, 600)])
-def test_its_own_lease_is_what_it_is_extended_by(queue, context, monkeypatch, first, then):
+def test_its_own_lease_is_what_it_is_extended_by(queue, context, extended, subtests):  # noqa: F811
     """Each time, and as often as that lease asks for, whatever the claim was made with."""
-    queue.enqueue(b"x", task_id="a")
-    claim = told(queue.name, queue.claim(lease=first))
-    spans, extend = [], Claim.extend
-    monkeypatch.setattr(Claim, "extend", lambda mine, span: (spans.append(span), extend(mine, span))[1])
+    for first, then, often in ((60, 2.0, 3), (2, 600.0, 1)):
+        with subtests.test(first=first, then=then):
+            ids = queue.enqueue_many([Message(b"x")] * 2)
+            claims = {claim.task.id: told(queue.name, claim) for claim in queue.claim_many(2, lease=first)}
+            mine, other = ids
 
-    passed = threading.Event()
+            def handle(job, other=other, often=often):
+                eventually(lambda: len(extended) >= often)
+                if often == 1:  # by its first lease it would be over now
+                    assert queue.ready(timeout=60)
+                    assert queue.task(other).state == "inserted"
 
-    def handle(job):
-        passed.wait(4)
-        assert queue.claim() is None
-
-    assert operator(handle, claims=claim, lease=then).execute(context)["finished"] == 1
-    assert set(spans) == {float(then)}
-    assert queue.task("a").attempt == 1
-
-
-def test_a_claim_that_is_named_twice_is_handled_once(queue, context, claims):
-    """Also by several threads, which could both have it."""
-    handled = []
-    made = operator(lambda job: handled.append(job.id), claims=[claims[0], claims[1], claims[0]], threads=3)
-    assert made.execute(context)["finished"] == 2
-    assert sorted(handled) == ["a", "b"]
-
-
-def test_one_that_is_refused_costs_no_other_an_attempt(queue, context, claims):
-    """A claim that ends with another's session is passed over, and the others are handled to their end.
-
-    By itself it is refused by an error: it holds still.
-    """
-    queue.enqueue("x", task_id="bound")
-    bound = queue.claim_task("bound")
-    made = operator(lambda _: None, claims=[told(queue.name, bound), *claims], threads=2)
-    assert made.execute(context)["finished"] == 3
-    with pytest.raises(ConfigError, match="ends with the session"):
-        operator(lambda _: None, claims=told(queue.name, bound)).execute(context)
-    bound.complete()
+            extended.clear()
+            assert operator(handle, claims=claims[mine], lease=then).execute(context)["finished"] == 1
+            assert (set(extended), queue.task(mine).attempt) == ({(mine, then)}, 1)
 
 
 def test_what_is_refused_is_no_skip(queue, context, claims, monkeypatch):
@@ -201,57 +183,50 @@ def test_what_is_refused_is_no_skip(queue, context, claims, monkeypatch):
     def refused(*_, **__):
         raise AccessDenied("not allowed to write")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Claim, "extend", refused)
-        with pytest.raises(AccessDenied, match="not allowed to write"):
-            operator(lambda _: None, claims=claims).execute(context)
+    monkeypatch.setattr(Claim, "extend", refused)
+    with pytest.raises(AccessDenied, match="not allowed to write"):
+        operator(nothing, claims=claims).execute(context)
     assert queue.counts()["claimed"] == 3
 
 
-def test_after_a_time_out_airflow_does_not_try_again(queue, context, claims):
-    """The claim in hand is over, by a failed attempt; what no thread had got to is given back, and counts none."""
+def test_after_a_time_out_airflow_does_not_try_again(queue, context, claims, monkeypatch):
+    """The claim in hand is over, by a failed attempt; what no thread had got to is given back, and counts none.
 
-    def handle(job):
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
-        time.sleep(5)  # the alarm interrupts it
-
-    made = operator(handle, claims=claims, fail_on="any")
-    with pytest.raises(AirflowFailException, match="no other try could handle"), airflow_timeout(60):
-        made.execute(context)
-    eventually(lambda: queue.counts()["claimed"] == 0)
-    assert {task.id: task.attempt for task in queue.tasks(state="inserted")} == {"a": 1, "b": 0, "c": 0}
-
-
-def test_a_time_out_before_anything_has_begun_leaves_all_to_the_next_try(queue, context, claims, monkeypatch):
-    """ZooKeeper does not answer, say: the claims hold, and Airflow's retry takes them over."""
+    Before anything has begun, as where ZooKeeper does not answer, the claims hold, and Airflow's retry takes them over.
+    """
 
     def away(*_, **__):
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
-        time.sleep(1)  # the alarm interrupts it
+        time_out()
         raise Unavailable("nobody answers")
 
     with monkeypatch.context() as patched:
         patched.setattr(Queue, "take_over", away)
         with pytest.raises(AirflowTaskTimeout), airflow_timeout(60):
-            operator(lambda _: None, claims=claims).execute(context)
+            operator(nothing, claims=claims).execute(context)
     assert queue.counts()["claimed"] == 3
-    assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 3
+    done = threading.Event()
+    made = operator(lambda _: (time_out(), done.wait(60)), claims=claims, fail_on="any")
+    with pytest.raises(AirflowFailException, match="no other try could handle"), airflow_timeout(60):
+        made.execute(context)
+    done.set()
+    eventually(lambda: queue.counts()["claimed"] == 0)
+    assert {task.id: task.attempt for task in queue.tasks(state="inserted")} == {"a": 1, "b": 0, "c": 0}
 
 
 def test_an_outage_is_outlived_at_its_beginning(queue, context, claims, monkeypatch, zookeeper, root):
     """The servers are away when the first claim is taken over, for longer than a call waits."""
     with Faulty(zookeeper) as proxy:
-        limits = {"connect_timeout": 2, "request_timeout": 2, "session_timeout": 4}
+        limits = {"connect_timeout": 1, "request_timeout": 1, "session_timeout": 2}
         define(monkeypatch, host=proxy.hosts, extra={"root": root, "queue": queue.name} | limits)
         connect = ZkmqHook.queue
 
         def connected(*given):
             made = connect(*given)
-            proxy.down(5)
+            proxy.down(3)
             return made
 
         monkeypatch.setattr(ZkmqHook, "queue", connected)
-        assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 3
+        assert operator(nothing, claims=claims).execute(context)["finished"] == 3
     assert {task.attempt for task in queue.tasks()} == {1}
 
 
@@ -267,15 +242,8 @@ def test_an_outage_is_outlived_where_claims_begin(queue, context, monkeypatch):
         return begin(claim)
 
     monkeypatch.setattr(Claim, "begin", beginning)
-    assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 1
+    assert operator(nothing, claims=claims).execute(context)["finished"] == 1
     assert (away, queue.task("a").attempt) == ([], 1)
-
-
-def test_claims_of_a_queue_that_is_gone_hold_no_more(queue, context, claims):
-    """As those that are over: it is no error of the one who comes late."""
-    queue.delete(confirm=True, force=True)
-    with pytest.raises(AirflowSkipException, match=r"none of the 3 claim\(s\) holds any more"):
-        operator(lambda _: None, claims=claims).execute(context)
 
 
 def test_no_claims_are_no_reason_to_claim(queue, context):
@@ -297,12 +265,7 @@ def test_no_claims_are_no_reason_to_claim(queue, context):
 def test_told_to_end_its_next_try_handles_all_the_same(queue, context, claims):
     """What is in hand is given back, and claimed anew as the same delivery; what no thread got to is claimed still."""
     begun, done = threading.Event(), threading.Event()
-
-    def handle(job):
-        begun.set()
-        done.wait(60)
-
-    made = operator(handle, claims=claims)
+    made = operator(lambda _: (begun.set(), done.wait(60)), claims=claims)
     killer = threading.Thread(target=lambda: (begun.wait(60), made.on_kill()))
     killer.start()
     try:
@@ -312,60 +275,19 @@ def test_told_to_end_its_next_try_handles_all_the_same(queue, context, claims):
         done.set()
     eventually(lambda: queue.counts() | {"inserted": 1, "claimed": 2} == queue.counts())
     assert queue.task("a").attempt == 0
-    assert operator(lambda _: None, claims=claims).execute(context)["finished"] == 3
+    assert operator(nothing, claims=claims).execute(context)["finished"] == 3
     assert {task.attempt for task in queue.tasks()} == {1}
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
+def test_what_does_not_go_together_is_refused_and_nothing_is_touched(queue, context, claims, subtests):
+    """Before any of the claims is taken over."""
+    for options, why in (
         ({"selector": "size==1"}, "nothing left to select"),
         ({"transactional": True}, "a transaction takes what it claims itself"),
         ({"zkmq_queue": "others"}, "of several queues, jobs, others"),
         ({"claims": "nonsense"}, "claims"),
         ({"claims": [{"id": "a"}]}, "is no claim"),
-    ],
-)
-def test_what_does_not_go_together_is_refused_and_nothing_is_touched(queue, context, claims, options, why):
-    def handle(job, tx=None):
-        return "must not be"
-
-    with pytest.raises(ConfigError, match=why):
-        operator(handle, **{"claims": claims} | options).execute(context)
+    ):
+        with subtests.test(options=options), pytest.raises(ConfigError, match=why):
+            operator(nothing, **{"claims": claims} | options).execute(context)
     assert queue.counts()["claimed"] == 3
-
-
-def test_what_another_settles_meanwhile_is_lost(queue, context, claims):
-    """As where a worker claims: the function's outcome changes nothing, and the XCom says so."""
-    token = claims[0]["token"]
-    made = operator(lambda _: queue.complete("a", token, "another's"), claims=claims[:1])
-    assert made.execute(context)["lost"] == 1
-    assert queue.task("a").result == b"another's"
-    with pytest.raises(ClaimLost):
-        queue.complete("a", token)
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore")  # of Airflow's own imports
-@pytest.mark.usefixtures("database")
-def test_the_dag_of_the_page_on_patterns(queue):
-    """In ``dag.test()``: an instance for each claim, red where its function failed, and only there."""
-    folder = Path(os.environ["AIRFLOW_HOME"]) / "dags"
-    folder.mkdir(exist_ok=True)
-    file = folder / "one_by_one.py"
-    [code] = [block for block in blocks("docs/patterns.md", "python") if "def one_by_one" in block]
-    code = code.replace('zkmq_queue="parcels"', 'zkmq_queue="jobs"')
-    file.write_text(code.replace("parcel.data.upper()", "parcel.data.decode().upper()"))
-    found = DagBag(file)
-    assert not found.import_errors
-    queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))
-    queue.enqueue_many([Message("good", task_id="a"), Message(b"\xff", task_id="b"), Message("good", task_id="c")])
-    run = found.dags["one_by_one"].test(logical_date=pendulum.datetime(2026, 3, 1, tz="UTC"))
-    assert run.state == "failed"
-    instances = {(each.task_id, each.map_index): str(each.state) for each in run.get_task_instances()}
-    assert instances == {("claim", -1): "success"} | {
-        ("handle", 0): "success", ("handle", 1): "failed", ("handle", 2): "success",
-    }  # fmt: skip
-    tasks = {each.id: (str(each.state), each.attempt) for each in queue.tasks()}
-    assert tasks == {"a": ("finished", 1), "b": ("inserted", 1), "c": ("finished", 1)}
-    assert queue.task("c").result == b"GOOD"

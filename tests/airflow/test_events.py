@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import itertools
 import json
 import logging
-import os
-import shutil
-from pathlib import Path
 
 import pytest
-from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, Asset, AssetWatcher
 from airflow.serialization.serialized_objects import BaseSerialization, DagSerialization
 from airflow.triggers.base import BaseEventTrigger
 
 from airflow_provider_zkmq.engine import (
     AsyncZkmq,
+    ClaimLost,
     ConfigError,
     Integer,
     QueueNotFound,
@@ -27,10 +26,18 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
 )
 from airflow_provider_zkmq.hooks.quiet import OneAMinute, keep_kazoo_quiet
-from airflow_provider_zkmq.triggers import held, sessions
+from airflow_provider_zkmq.triggers import claiming, held, sessions
 from airflow_provider_zkmq.triggers.backoff import Backoff
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
-from tests.airflow.conftest import Heard, define, finish, until
+from tests.airflow.conftest import Heard, define, example, finish, until
+
+
+@pytest.fixture
+def shared(shared, monkeypatch):
+    """Sessions of the test's own, and watches that look often, also where they claim."""
+    monkeypatch.setattr(claiming, "_SOONEST", 0.05)
+    monkeypatch.setattr(claiming, "_LATEST", 0.3)
+    return shared
 
 
 @pytest.fixture
@@ -104,19 +111,31 @@ async def watching_with(**arguments):
         await trigger.cleanup()
 
 
+async def of(call, *arguments, **more):
+    """A call of the test's own client, beside the loop."""
+    return await asyncio.to_thread(call, *arguments, **more)
+
+
+def leases(queue):
+    return queue.counts()["claimed"]
+
+
+def put(queue, count):
+    for number in range(count):
+        queue.enqueue(f"marker-payload {number}", {"size": number}, task_id=f"t{number}")
+
+
 async def test_it_tells_of_work_that_fits_and_claims_nothing(queue, shared, caplog):
     """One event with the queue, the selector and the counts; the task stays pending, and its payload is nowhere."""
     caplog.set_level(logging.DEBUG)
-    async with watching_with(zkmq_queue="jobs", selector="size>5", refire=3600) as events:
-        await asyncio.to_thread(queue.enqueue, "small", {"size": 1})
-        wanted = await asyncio.to_thread(queue.enqueue, "marker-payload", {"size": 9})
+    async with watching_with(zkmq_queue="jobs", selector="size>0", refire=3600) as events:
+        await of(put, queue, 2)
         event = await events.get()
         counts = event.pop("counts")
-        assert event == {"queue": "jobs", "selector": "size>5"}
+        assert event == {"queue": "jobs", "selector": "size>0"}
         assert (counts["inserted"], counts["claimed"]) == (2, 0)
         assert json.loads(json.dumps(counts)) == counts
-    assert (queue.task(wanted).state, queue.task(wanted).attempt) == ("inserted", 0)
-    assert queue.counts()["inserted"] == 2
+    assert (queue.task("t1").state, queue.task("t1").attempt, queue.counts()["inserted"]) == ("inserted", 0, 2)
     assert "marker-payload" not in caplog.text + str(event)
     assert shared.users() == []
 
@@ -125,36 +144,45 @@ async def test_it_tells_again_while_any_is_pending(queue, shared):
     """After `refire` seconds, long as they may be; what comes after there was none is told of at once."""
     queue.enqueue("a")
     async with watching_with(refire=1) as events:
-        told = [await events.get() for _ in range(3)]
-    assert [event["counts"]["inserted"] for event in told] == [1, 1, 1]
+        assert [(await events.get())["counts"]["inserted"] for _ in range(3)] == [1, 1, 1]
     async with watching_with(refire=3600) as events:
         await events.get()
-        await asyncio.to_thread(finish, queue)
+        await of(finish, queue)
         await until(lambda: events.trigger._watch._quiet_until is None)
-        await asyncio.to_thread(queue.enqueue, "b")
+        await of(queue.enqueue, "b")
         event = await events.get()
         assert (event["counts"]["inserted"], event["counts"]["finished"]) == (1, 1)
         assert events.empty()
 
 
-@pytest.mark.parametrize("delay", [None, 1])
-async def test_tasks_that_are_leased_or_delayed_wake_it_when_they_may_be_delivered(queue, shared, delay):
-    """A lease that runs out, and a delay that is over, are work; nobody else need look after them."""
-    queue.enqueue("a", delay=delay)
-    assert (queue.claim(lease=1) is None) == (delay is not None)
-    async with watching_with(refire=3600) as events:
-        assert (await events.get())["counts"]["inserted"] == 1
+async def test_tasks_that_are_leased_or_delayed_wake_it_when_they_may_be_delivered(queue, shared, subtests):
+    """A lease that runs out, and a delay that is over, are work, and not before; nobody else need look after them."""
+    for delay in (None, 1):
+        with subtests.test(delay=delay):
+            queue.enqueue("a", delay=delay)
+            assert (queue.claim(lease=1) is None) == (delay is not None)
+            async with watching_with(refire=3600) as events:
+                assert (await events.get())["counts"]["inserted"] == 1
+            claim = queue.claim()
+            assert claim is not None, "it may be delivered"
+            claim.complete()
 
 
 async def test_a_queue_that_comes_later(queue, shared, zookeeper, log):
-    """It is waited for, and the log says once that it is not there."""
-    async with watching_with(zkmq_queue="later") as events:
+    """It is waited for, also after it was deleted, and the log says once that it is not there."""
+    async with watching_with(zkmq_queue="later", refire=1) as events:
         async with AsyncZkmq.connect(zookeeper, queue.root, gc=False) as zk:
+            later = zk.queue("later")
             await until(lambda: log.warnings)
-            await zk.queue("later").enqueue("x")
-            assert (await events.get())["queue"] == "later"
-    assert [line for line in log.warnings if "later" not in line] == []
+            for count in (1, 2):
+                for _ in range(count):
+                    await later.enqueue("x")
+                while (event := await events.get())["counts"]["inserted"] != count:
+                    pass  # it was told of again meanwhile
+                assert event["queue"] == "later"
+                await later.delete(confirm=True, force=True)
     assert len(log.warnings) == 1
+    assert "later" in log.warnings[0]
 
 
 async def test_what_is_mended_later_is_found_without_a_restart(queue, shared, zookeeper, monkeypatch, log, met):
@@ -166,8 +194,8 @@ async def test_what_is_mended_later_is_found_without_a_restart(queue, shared, zo
         define(monkeypatch, "other", host=zookeeper, extra={"root": queue.root, "connect_timeout": 20})
         await until(lambda: "colour" in str(met))
         assert events.empty()
-        await asyncio.to_thread(lambda: queue.configure(filters={"size": Integer(), "colour": String()}))
-        await asyncio.to_thread(queue.enqueue, "y", {"colour": "red"})
+        await of(queue.configure, filters={"size": Integer(), "colour": String()})
+        await of(queue.enqueue, "y", {"colour": "red"})
         await events.get()
     assert len(log.warnings) == 1
     assert shared.users() == []
@@ -180,20 +208,114 @@ async def test_zookeeper_may_go_and_come_back(mortal, root, shared, monkeypatch,
     define(monkeypatch, host=mortal.hosts, extra={"root": root, **times})
     async with AsyncZkmq.connect(mortal.hosts, root, connect_timeout=30) as zk:
         await zk.queue("queue").enqueue("a")
-    await asyncio.to_thread(mortal.kill, 0)
+    await of(mortal.kill, 0)
     async with watching_with(refire=3600) as events:
         await until(lambda: log.warnings)
-        await asyncio.to_thread(mortal.restart, 0)
+        await of(mortal.restart, 0)
         await events.get()
         async with AsyncZkmq.connect(mortal.hosts, root, connect_timeout=30) as zk:
             claim = await zk.queue("queue").claim(timeout=60)
             await claim.complete()
             await until(lambda: events.trigger._watch._quiet_until is None)  # it has seen that "a" is gone
-            await asyncio.to_thread(mortal.restart, 0)
+            await of(mortal.restart, 0)
             await zk.queue("queue").enqueue("b")
             assert (await events.get())["counts"]["finished"] == 1
     assert len(log.warnings) <= 2
     assert sum(record.name == "airflow_provider_zkmq.kazoo" for record in caplog.records) <= 2
+
+
+async def test_it_claims_no_more_than_may_be_in_flight(queue, shared, caplog):
+    """The event names claims that can be begun by id and token, and no payload; more come when one is settled."""
+    caplog.set_level(logging.DEBUG)
+    put(queue, 5)
+    async with watching_with(mode="claim", max_in_flight=3, lease=600, selector="size>0") as events:
+        event = await events.get()
+        assert (event["queue"], event["selector"], len(event["claims"])) == ("jobs", "size>0", 3)
+        assert json.loads(json.dumps(event)) == event
+        first, *others = event["claims"]
+        assert set(first) == {"queue", "id", "token", "attempt", "filters"}
+        assert (first["queue"], first["attempt"], set(first["filters"])) == ("jobs", 1, {"size"})
+        assert await of(leases, queue) == 3
+        await of(queue.begin, first["id"], first["token"])
+        await of(queue.extend, first["id"], first["token"], 60)
+        await of(queue.complete, first["id"], first["token"], "done")
+        (more,) = (await events.get())["claims"]
+        assert more["id"] not in {first["id"], *(other["id"] for other in others)}
+        assert (await of(queue.task, first["id"])).attempt == 1
+        assert events.empty()
+    assert "marker-payload" not in caplog.text + str(event)
+    assert leases(queue) == 3, "what ends the trigger gives nothing back: others may have been told"
+
+
+async def test_what_no_run_accepts_comes_back_uncounted_and_is_told_of_again(queue, shared):
+    """With one attempt only, nothing is buried; the older token begins nothing any more."""
+    queue.configure(policy=RetryPolicy(attempts=1))
+    put(queue, 1)
+    told = []
+    for lease, count in ((1, 2), (600, 1)):
+        async with watching_with(mode="claim", lease=lease) as events:
+            told += [(await events.get())["claims"][0] for _ in range(count)]
+    assert [claim["attempt"] for claim in told] == [1, 1, 1]
+    with pytest.raises(ClaimLost):
+        queue.begin("t0", told[0]["token"])
+    queue.begin("t0", told[2]["token"])
+    queue.fail("t0", told[2]["token"], "broken")
+    task = queue.task("t0")
+    assert (task.state, task.attempt, task.error) == ("dead", 1, "broken")
+
+
+async def test_several_triggers_share_the_bound(queue, shared):
+    """Three of them, as in triggerers that overlap: together they claim what one may, each task once."""
+    put(queue, 12)
+    told = []
+    async with contextlib.AsyncExitStack() as stack:
+        several = [
+            await stack.enter_async_context(watching_with(mode="claim", max_in_flight=4, lease=600)) for _ in range(3)
+        ]
+        while len(told) < 12:
+            await until(lambda: not all(events.empty() for events in several))
+            for events in several:
+                for claim in [] if events.empty() else events.get_nowait()["claims"]:
+                    assert await of(leases, queue) <= 4
+                    told.append(claim["id"])
+                    await of(queue.begin, claim["id"], claim["token"])
+                    await of(queue.complete, claim["id"], claim["token"])
+    assert sorted(told) == sorted(f"t{number}" for number in range(12))
+    assert {task.attempt for task in queue.tasks()} == {1}
+
+
+async def test_a_restarted_trigger_counts_what_the_earlier_one_claimed(queue, shared):
+    """It claims nothing while the leases of the one before stand, and tells of what then comes back, uncounted."""
+    put(queue, 4)
+    async with watching_with(mode="claim", max_in_flight=2, lease=2) as events:
+        assert len((await events.get())["claims"]) == 2
+    seen = []
+    async with watching_with(mode="claim", max_in_flight=2, lease=600) as events:
+        while len(seen) < 4:
+            claims = (await events.get())["claims"]
+            assert await of(leases, queue) <= 2
+            for claim in claims:
+                await of(queue.begin, claim["id"], claim["token"])
+                await of(queue.complete, claim["id"], claim["token"])
+                seen.append(claim["id"])
+    assert sorted(seen) == ["t0", "t1", "t2", "t3"]
+    assert {task.attempt for task in queue.tasks()} == {1}
+
+
+async def test_payloads_are_told_on_demand_as_far_as_they_fit(queue, shared, monkeypatch):
+    """In base64; what does not fit any more is left out, and the claim is told. A paused queue's, when it goes on."""
+    monkeypatch.setattr(claiming, "DATA_BYTES", 100)
+    queue.configure(order="fifo")
+    for name, size in (("a", 60), ("b", 60), ("c", 5)):
+        queue.enqueue(b"x" * size, task_id=name)
+    queue.pause()
+    async with watching_with(mode="claim", include_data=True) as events:
+        await until(lambda: shared.users() == [1] and shared.opened == 1)
+        assert (await of(leases, queue), events.empty()) == (0, True)
+        await of(queue.resume)
+        claims = (await events.get())["claims"]
+    payloads = {claim["id"]: base64.b64decode(claim.get("data", "")) for claim in claims}
+    assert payloads == {"a": b"x" * 60, "b": b"", "c": b"x" * 5}
 
 
 def test_kazoo_logs_a_line_a_minute_and_each_error():
@@ -243,8 +365,7 @@ async def test_a_session_that_ended_is_replaced(shared, log, monkeypatch):
     monkeypatch.setattr(held, "SESSIONS", Sessions())
     async with watching_with() as events:
         assert await events.get() == {"queue": "q", "selector": None, "counts": {"inserted": 1}}
-    first, second, third, fourth, fifth = stood_in
-    assert (first is second, second is third, third is fourth, fourth is fifth) == (True, False, False, True)
+    assert [one is other for one, other in itertools.pairwise(stood_in)] == [True, False, False, True]
     assert len(forgotten) == 1
 
 
@@ -261,8 +382,7 @@ async def test_a_connection_that_names_other_servers_is_found_while_the_old_ones
             assert (await events.get())["queue"] == "new"
         await until(lambda: shared.users() == [2])
     assert {type(error) for error in met} == {Unavailable}
-    assert shared.opened == 2
-    assert shared.users() == []
+    assert (shared.opened, shared.users()) == (2, [])
 
 
 async def test_it_gives_its_session_back_however_it_ends(queue, shared):
@@ -270,40 +390,16 @@ async def test_it_gives_its_session_back_however_it_ends(queue, shared):
     async with watching_with():
         await until(lambda: shared.users() == [1] and shared.opened == 1)
     assert shared.users() == []
-    await asyncio.to_thread(queue.enqueue, "a")
+    await of(queue.enqueue, "a")
     trigger = ZkmqEventTrigger()
     events = trigger.run()
     await anext(events)
     assert shared.users() == [1]
-    await trigger.on_kill()
-    await trigger.cleanup()
-    await trigger.cleanup()
+    for end in (trigger.on_kill, trigger.cleanup, trigger.cleanup):
+        await end()
     assert shared.users() == []
     await events.aclose()
     assert queue.counts()["inserted"] == 1
-
-
-async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
-    """An hour without ZooKeeper: first pauses of a second or two, later of a minute at most, at most 60 lines."""
-    now, pauses, log = [0.0], [], Heard()
-
-    async def sleep(seconds):
-        pauses.append(seconds)
-        now[0] += seconds
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    made = Backoff(log, clock=lambda: now[0])
-    while now[0] < 3600:
-        await made.after(Unavailable("nobody answers"))
-        now[0] += 10
-    assert 1 <= pauses[0] <= 2
-    assert max(pauses) <= 60
-    assert min(pauses[-20:]) >= 30
-    assert 2 <= len(log.warnings) <= 61
-    assert all("nobody answers" in line for line in log.warnings)
-    now[0] += 1000
-    await made.after(Unavailable("again"))
-    assert pauses[-1] <= 2
 
 
 def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(subtests):
@@ -328,39 +424,36 @@ def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(subtests):
             ZkmqEventTrigger(**arguments)
 
 
-def test_what_the_other_mode_alone_reads_is_a_warning_and_no_other_trigger(caplog):
-    """One set of arguments goes with both modes; what is stored does not have what is not read."""
-    for mode, told, read in (
-        ("wake", "max_in_flight, lease", {"refire": 30}),
-        ("claim", "refire", {"max_in_flight": 4, "lease": 30}),
+def test_arguments_survive_airflows_serialisation(caplog, subtests):
+    """What Airflow stores makes an equal trigger with an equal hash, is small, and has what its mode reads alone.
+
+    So equal watchers stay one; what the other mode alone reads is a warning and no other trigger.
+    """
+    given = {"zkmq_queue": "q", "selector": "size>5", "zkmq_conn_id": "c"}
+    for mode, reads, unread, why in (
+        ("wake", {"refire": 300}, {"max_in_flight": 4, "lease": "5m"}, "max_in_flight, lease"),
+        ("claim", {"max_in_flight": 3, "lease": 300, "include_data": False}, {"refire": "5m"}, "refire"),
     ):
-        made = ZkmqEventTrigger(zkmq_queue="q", mode=mode, refire=30, max_in_flight=4, lease=30)
-        warned = f"ZkmqEventTrigger: {told}: of no use with mode='{mode}'"
-        assert [record.getMessage() for record in caplog.records] == [warned]
-        assert made.serialize() == ZkmqEventTrigger(zkmq_queue="q", mode=mode, **read).serialize()
-        caplog.clear()
-
-
-def test_arguments_survive_airflows_serialisation():
-    """What Airflow stores makes an equal trigger with an equal hash, is small, and no attribute is named `queue`."""
-    made = ZkmqEventTrigger(zkmq_queue="q", selector="size>5", refire="5m", max_in_flight=16, zkmq_conn_id="c")
-    path, kwargs = made.serialize()
-    stored = json.loads(json.dumps(kwargs))
-    assert stored == BaseSerialization.deserialize(BaseSerialization.serialize(kwargs)) == kwargs
-    assert path == f"{ZkmqEventTrigger.__module__}.{ZkmqEventTrigger.__qualname__}"
-    again = ZkmqEventTrigger(**stored)
-    assert again.serialize() == (path, kwargs)
-    assert BaseEventTrigger.hash(*again.serialize()) == BaseEventTrigger.hash(path, kwargs)
-    assert kwargs["refire"] == 300
-    assert len(json.dumps(kwargs)) < 200
-    assert not hasattr(made, "queue")
-    assert repr(again) == repr(made)
-    with DAG("d", schedule=Asset("a", watchers=[AssetWatcher(name="w", trigger=made)])) as dag:
-        pass
-    assert path in json.dumps(DagSerialization.to_dict(dag)), "a DAG that is scheduled on it has it, to be made again"
-
-
-EXAMPLE = Path(__file__).parents[2] / "example_dags" / "zkmq_events.py"
+        with subtests.test(mode=mode):
+            made = ZkmqEventTrigger(mode=mode, **given, **{n: "5m" if v == 300 else v for n, v in reads.items()})
+            path, kwargs = made.serialize()
+            assert path == f"{ZkmqEventTrigger.__module__}.{ZkmqEventTrigger.__qualname__}"
+            assert kwargs == given | reads | {"mode": mode}
+            assert json.loads(json.dumps(kwargs)) == kwargs
+            assert BaseSerialization.deserialize(BaseSerialization.serialize(kwargs)) == kwargs
+            assert len(json.dumps(kwargs)) < 200
+            again = ZkmqEventTrigger(**kwargs)
+            assert (again.serialize(), repr(again)) == ((path, kwargs), repr(made))
+            assert BaseEventTrigger.hash(*again.serialize()) == BaseEventTrigger.hash(path, kwargs)
+            assert not hasattr(made, "queue"), "newer releases of Airflow choose a trigger's triggerer by it"
+            assert caplog.records == []
+            assert ZkmqEventTrigger(**kwargs, **unread).serialize() == (path, kwargs)
+            warned = f"ZkmqEventTrigger: {why}: of no use with mode='{mode}'"
+            assert [record.getMessage() for record in caplog.records] == [warned]
+            caplog.clear()
+            with DAG("d", schedule=Asset("a", watchers=[AssetWatcher(name="w", trigger=made)])) as dag:
+                pass
+            assert path in json.dumps(DagSerialization.to_dict(dag)), "such a DAG has it, to be made again"
 
 
 @pytest.mark.filterwarnings("ignore")  # Airflow's standard provider warns of its core
@@ -370,19 +463,15 @@ def test_the_example_takes_what_is_there(queue, monkeypatch):
     Each task is settled by its own outcome; a run that finds nothing, since another one took it, is a success.
     """
     monkeypatch.setenv("ZKMQ_EVENTS_QUEUE", "jobs")
-    folder = Path(os.environ["AIRFLOW_HOME"]) / "dags"
-    folder.mkdir(exist_ok=True)
-    found = DagBag(shutil.copy(EXAMPLE, folder))
-    assert not found.import_errors
-    example = found.dags["zkmq_events"]
-    (watcher,) = example.timetable.asset_condition.watchers
-    assert example.max_active_runs == 1
+    dag = example("zkmq_events")
+    (watcher,) = dag.timetable.asset_condition.watchers
+    assert dag.max_active_runs == 1
     assert watcher.trigger.serialize() == ZkmqEventTrigger(zkmq_queue="jobs", refire=60).serialize()
     queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))
     for number in range(3):
         queue.enqueue(f"order {number}", task_id=f"good-{number}")
     queue.enqueue("", task_id="bad")
-    handle = example.get_task("handle").python_callable
+    handle = dag.get_task("handle").python_callable
     assert handle() == {"done": 3, "failed": 1}
     assert [queue.task(f"good-{number}").result for number in range(3)] == [b"ORDER 0", b"ORDER 1", b"ORDER 2"]
     bad = queue.task("bad")

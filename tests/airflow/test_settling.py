@@ -1,226 +1,313 @@
-"""`ZkmqSettleOperator`: what becomes of a run's claims by what became of its work."""
+"""`ZkmqSettleOperator`: what becomes of a run's claims; none is completed, and no run green, without its work."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 from types import SimpleNamespace
 
 import pendulum
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_zkmq.engine import Message, RetryPolicy, Unavailable
+from airflow_provider_zkmq.engine import CorruptRecord, Message, RetryPolicy, Unavailable
 from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.hooks.claims import told
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
-from airflow_provider_zkmq.operators.verdicts import ERROR_KEY, Work, instances, judge, note_error
+from airflow_provider_zkmq.operators.verdicts import ERROR_KEY, Work, apart, instances, judge, note_error, share
+from tests.airflow.test_claiming import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
+#: The work of two claims, each done by an instance of its own.
+BOTH = {"work_0": "success", "work_1": "success"}
 
 
 class Instance(SimpleNamespace):
     """A task instance whose run's other tasks are in these states, with these XComs."""
 
     def get_task_states(self, dag_id, task_ids, run_ids):
+        """Return the states as Airflow does: by names that a task may have, too, and of the asked tasks alone."""
         assert (dag_id, run_ids) == ("d", ["r"])
         assert task_ids
-        return {"r": self.states}
+        if isinstance(self.states, dict):
+            return {"r": self.states}
+        asked = [(work, state) for work, state in self.states if work[0] in task_ids]
+        return {"r": {name if index < 0 else f"{name}_{index}": state for (name, index), state in asked}}
 
     def xcom_pull(self, task_ids, map_indexes, key="return_value"):
-        assert key == ERROR_KEY
+        if key != ERROR_KEY:
+            return self.returned
         return self.errors.get((task_ids, map_indexes))
 
 
-class Store(dict):
-    """Airflow's task state store."""
-
-    def set(self, key, value, **_retention):
-        """Keep it as JSON would."""
-        self[key] = json.loads(json.dumps(value))
-
-
-def run(states, store=None, number=1, errors=None, map_index=-1):
+def run(states, store=None, number=1, errors=None, map_index=-1, returned=None):
     """The context of a settle task in a run whose work is in these states."""
-    ti = Instance(
-        dag_id="d", run_id="r", task_id="settle", map_index=map_index, try_number=number, states=states,
-        errors=errors or {},
-    )  # fmt: skip
+    origin = {"dag_id": "d", "run_id": "r", "task_id": "settle", "map_index": map_index, "try_number": number}
+    ti = Instance(**origin, states=states, errors=errors or {}, returned=returned)
     return {"ti": ti, "task_state_store": Store() if store is None else store}
 
 
-def taken(queue, *names):
-    """Enqueue and claim tasks of these ids, in this order."""
+def taken(queue, *names, attempts=1):
+    """Enqueue and claim tasks of these ids, in this order; what fails with attempts left is tried again much later."""
+    queue.configure(policy=RetryPolicy(attempts=attempts, factor=3600, max_backoff=7200))
     queue.enqueue_many([Message(b"x", task_id=name) for name in names])
-    claims = [queue.claim_task(name, lease=600) for name in names]
-    return [
-        {"queue": "jobs", "id": each.task.id, "token": each.token, "attempt": each.task.attempt, "filters": {}}
-        for each in claims
-    ]
+    return [told("jobs", queue.claim_task(name, lease=600)) for name in names]
 
 
 def settle(claims, context, work=("work",), **arguments):
     return ZkmqSettleOperator(task_id="settle", claims=claims, work=list(work), **arguments).execute(context)
 
 
+def refused(match, *given, **arguments):
+    """Settle; the run is red at once, since no other try would find more."""
+    with pytest.raises(AirflowFailException, match=match):
+        settle(*given, **arguments)
+
+
+def states(queue, names):
+    return [str(queue.task(name).state) for name in names]
+
+
+def results(queue, names):
+    return [queue.task(name).result for name in names]
+
+
+@pytest.fixture
+def complete_raises(monkeypatch):
+    """Completing the task of an id raises the error that stands here for it."""
+    errors, complete = {}, Queue.complete
+
+    def sometimes(self, task_id, token, result=None):
+        if task_id in errors:
+            raise errors[task_id]
+        complete(self, task_id, token, result)
+
+    monkeypatch.setattr(Queue, "complete", sometimes)
+    return errors
+
+
 def test_work_that_succeeded_completes_the_tasks(queue):
     """All of them, with the result, which may be JSON."""
-    claims = taken(queue, "a", "b")
-    done = settle(claims, run({"work": "success", "other": "failed"}), result={"rows": 3})
+    done = settle(taken(queue, "a", "b"), run({"work": "success", "other": "failed"}), result={"rows": 3})
     assert done == {"completed": 2, "failed": 0, "released": 0, "lost": 0}
-    assert [queue.task(name).result for name in "ab"] == [b'{"rows": 3}'] * 2
+    assert results(queue, "ab") == [b'{"rows": 3}'] * 2
 
 
-@pytest.mark.parametrize("claims", [None, "", "None", "[{}]", 7])
-def test_claims_that_are_not_known_are_no_success(queue, claims):
+def test_claims_that_are_not_known_are_no_success(queue, subtests):
     """As where the task that claims pushes no XCom: the run is red at once, as no other try would find more."""
-    with pytest.raises(AirflowFailException, match="nothing is settled: "):
-        settle(claims, run({"work": "success"}))
+    for claims in (None, "", "None", "[{}]", 7):
+        with subtests.test(claims=claims):
+            refused("nothing is settled: ", claims, run({"work": "success"}))
     assert settle([], run({"work": "success"}))["completed"] == 0
 
 
 def test_work_that_failed_fails_the_tasks_and_the_run(queue):
-    """The reason is Airflow's error; the run is red and not retried, its log says when the task is tried again."""
-    queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))
-    claims = taken(queue, "a")
-    states = {"work_0": "success", "work_1": "failed", "after": "upstream_failed"}
-    with pytest.raises(AirflowFailException, match=r"task 'a' of queue 'jobs' is tried again at .*, after attempt 1"):
-        settle(claims, run(states, errors={("work", 1): "ValueError: no such order"}), ["work", "after"])
+    """The reason is Airflow's error, or names what failed; the log says when the task is tried again, or that not."""
+    claims = taken(queue, "a", attempts=2)
+    failed = run({"work_0": "success", "work_1": "failed", "after": "upstream_failed"})
+    failed["ti"].errors = {("work", 1): "ValueError: no such order"}
+    refused(r"task 'a' of queue 'jobs' is tried again at .*, after attempt 1", claims, failed, ["work", "after"])
     task = queue.task("a")
     assert (task.state, task.attempt, task.due_ms > 0) == ("inserted", 1, True)
     assert task.error == "work[1]: ValueError: no such order; after upstream_failed"
+    claims = taken(queue, "b")
+    refused("task 'b' of queue 'jobs' is dead after attempt 1: work failed", claims, run({"work": "failed"}))
+    assert (queue.task("b").state, queue.task("b").error) == ("dead", "work failed")
 
 
-def test_a_task_whose_attempts_are_used_up_is_dead(queue):
-    """With its reason, which names what failed where no exception is known."""
-    queue.configure(policy=RetryPolicy(attempts=1))
-    with pytest.raises(AirflowFailException, match="task 'a' of queue 'jobs' is dead after attempt 1: work failed"):
-        settle(taken(queue, "a"), run({"work": "failed"}))
-    assert (queue.task("a").state, queue.task("a").error) == ("dead", "work failed")
-
-
-@pytest.mark.parametrize(
-    ("on_skipped", "state", "attempt"), [("release", "inserted", 0), ("complete", "finished", 1), ("fail", "dead", 1)]
-)
-def test_work_that_was_skipped(queue, on_skipped, state, attempt):
+def test_work_that_was_skipped(queue, subtests):
     """It is given back, unless told otherwise, and the delivery counts no attempt; then the run is red."""
-    queue.configure(policy=RetryPolicy(attempts=1))
-    claims, context = taken(queue, "a"), run({"work": "success", "more": "skipped"})
-    if on_skipped != "complete":
-        with pytest.raises(AirflowFailException, match="skipped: more"):
-            settle(claims, context, ["work", "more"], on_skipped=on_skipped)
-    else:
-        settle(claims, context, ["work", "more"], on_skipped=on_skipped)
-    assert (queue.task("a").state, queue.task("a").attempt) == (state, attempt)
+    work = ({"work": "success", "more": "skipped"}, ["work", "more"])
+    for on_skipped, state, attempt in (("release", "inserted", 0), ("complete", "finished", 1), ("fail", "dead", 1)):
+        with subtests.test(on_skipped=on_skipped):
+            claims, context = taken(queue, on_skipped), run(work[0])
+            if on_skipped == "complete":
+                settle(claims, context, work[1], on_skipped=on_skipped)
+            else:
+                refused("skipped: more", claims, context, work[1], on_skipped=on_skipped)
+            assert (queue.task(on_skipped).state, queue.task(on_skipped).attempt) == (state, attempt)
 
 
 def test_each_claim_by_its_own_work(queue):
-    """Instances of mapped tasks are told apart by their index, as are the results; what is not mapped is for all."""
-    queue.configure(policy=RetryPolicy(attempts=1))
-    claims = taken(queue, "a", "b", "c")
-    states = {"work_0": "success", "work_1": "failed", "work_2": "success", "first": "success"}
-    with pytest.raises(AirflowFailException, match="task 'b'"):
-        settle(claims, run(states), ["work", "first"], each=True, result=["A", "B", "C"])
-    assert [queue.task(name).state for name in "abc"] == ["finished", "dead", "finished"]
-    assert [queue.task(name).result for name in "abc"] == [b"A", None, b"C"]
+    """Instances of mapped tasks are told apart by their index, as are the results; what is not mapped is for all.
+
+    So is a mapped task that was skipped before it was expanded. A list that one task returns is as one that is given.
+    """
+    work = {"work_0": "success", "work_1": "failed", "work_2": "success", "first": "success"}
+    refused("task 'b'", taken(queue, *"abc"), run(work), ["work", "first"], each=True, result=["A", "B", "C"])
+    assert states(queue, "abc") == ["finished", "dead", "finished"]
+    assert results(queue, "abc") == [b"A", None, b"C"]
+    skipped = {"work": "skipped", "first_0": "success", "first_1": "success"}
+    settle(taken(queue, *"de"), run(skipped), ["work", "first"], each=True, on_skipped="complete")
+    made = ZkmqSettleOperator(task_id="settle", claims=taken(queue, *"fg"), work="work", each=True)
+    made.result_of = ("total", "return_value", False)
+    made.execute(run(BOTH, returned=["F", "G"]))
+    assert (states(queue, "defg"), results(queue, "fg")) == (["finished"] * 4, [b"F", b"G"])
+
+
+def test_where_instances_are_not_one_for_each_claim_none_is_completed(queue):
+    """By its index, an instance could be another claim's: its own failures and skips are told as they are."""
+    claims, context = taken(queue, *"ab"), run({"work_0": "success", "first": "success"})
+    refused(r"'b' .* is dead after attempt 1: work\[1\] not done", claims, context, ["work", "first"], each=True)
+    why = "whose work it is is not known: work has 1 instance(s) for 2 claim(s)"
+    assert states(queue, "ab") == ["dead", "dead"]
+    assert [queue.task(name).error for name in "ab"] == [why, "work[1] not done"]
+    assert share([Work("none", -1, None)], 1) == [Work("none", -1, None)]
+    refused(r"work has 2 instance\(s\) for 1 claim\(s\)", taken(queue, "c"), run(BOTH), each=True)
+    assert (states(queue, "c"), results(queue, "c")) == (["dead"], [None])
 
 
 def test_in_a_mapped_group_the_work_is_that_of_its_own_index(queue):
-    """What failed beside it is none of its business."""
+    """What failed beside it is none of its business. There claims are not told apart: with `each` nothing is settled.
+
+    As where the settling was moved into the group: who holds them may go on.
+    """
     settle(taken(queue, "a"), run({"work_0": "failed", "work_1": "success"}, map_index=1))
-    assert queue.task("a").state == "finished"
+    assert states(queue, "a") == ["finished"]
+    claims = taken(queue, *"bc")
+    refused("nothing is settled: each=True has no meaning", claims, run(BOTH, map_index=1), each=True)
+    assert states(queue, "bc") == ["claimed"] * 2
+    for claim in claims:
+        queue.complete(claim["id"], claim["token"])
+
+
+def test_an_instance_that_is_named_as_another_task_is_not_taken_for_it(queue):
+    """Airflow tells of both by one name; the failed one is seen all the same."""
+    context = run([(("load", 0), "success"), (("load", 1), "failed"), (("load_1", -1), "success")])
+    refused(r"load\[1\] failed", taken(queue, "a"), context, ["load", "load_1"])
+    assert states(queue, "a") == ["dead"]
+    assert apart(["a", "a_1", "a_1_2", "b_1", "a_x"]) == [["a", "a_x", "b_1"], ["a_1"], ["a_1_2"]]
 
 
 def test_a_late_settlement_fails_the_run(queue):
-    """Another has the task now, and keeps it; the other claims are settled."""
-    claims = taken(queue, "a", "b")
+    """Another has the task now, and keeps it; the other claims are settled. Work done twice may be told only."""
+    claims = taken(queue, *"ab")
     queue.release("a", claims[0]["token"])
     other = queue.claim_task("a")
-    with pytest.raises(AirflowFailException, match="1 of 2 settled too late: ClaimLost: claim"):
-        settle(claims, run({"work": "success"}))
-    assert queue.task("b").state == "finished"
+    refused("1 of 2 settled too late: ClaimLost: claim", claims, run({"work": "success"}))
+    assert states(queue, "b") == ["finished"]
     other.complete("the other's")
-    assert queue.task("a").result == b"the other's"
-
-
-def test_a_late_settlement_may_be_told_only(queue):
-    """For work that may be done twice."""
-    claims = taken(queue, "a")
-    queue.cancel("a")
+    assert results(queue, "a") == [b"the other's"]
+    claims = taken(queue, "c")
+    queue.cancel("c")
     done = settle(claims, run({"work": "success"}), on_lost="ignore")
-    assert (done["lost"], done["completed"], queue.task("a").state) == (1, 0, "cancelled")
+    assert (done["lost"], done["completed"], states(queue, "c")) == (1, 0, ["cancelled"])
 
 
-@pytest.mark.parametrize("noted", [True, False], ids=["noted", "killed before it was noted"])
-@pytest.mark.parametrize("state", ["success", "skipped"])
-def test_what_an_earlier_try_settled_is_settled_once(queue, noted, state):
-    """A retry, and a clear, of the settling alone: no error, and nothing changes."""
-    store, claims = Store(), taken(queue, "a")
-    told = [] if state == "success" else [AirflowFailException]
-    with contextlib.suppress(*told):
-        assert settle(claims, run({"work": state}, store))["completed"] == 1
-    version = queue.task("a").version
-    if not noted:
-        store.clear()
-    with contextlib.suppress(*told):
-        assert settle(claims, run({"work": state}, store, number=2))["completed"] == 1
-    assert queue.task("a").version == version
+def test_work_that_is_no_claim_s_fails_the_run(queue):
+    """Airflow judges the run by the settling alone: also where a claim was lost, or there is none."""
+    claims = taken(queue, "b")
+    queue.cancel("b")
+    for state in ("failed", "skipped"):
+        refused("the work was not done: ", claims, run({"work": state}), on_lost="ignore")
+    refused("the work was not done: work failed", None, run({"work": "failed"}))
+    refused(r"the work was not done: work\[1\] failed", None, run(BOTH | {"work_1": "failed"}), each=True)
 
 
-def test_what_an_earlier_try_failed_stays_so(queue):
-    """The run is red again, and the task has no attempt more."""
-    queue.configure(policy=RetryPolicy(attempts=3, factor=3600, max_backoff=7200))
-    store, claims = Store(), taken(queue, "a")
-    for number in (1, 2):
-        with pytest.raises(AirflowFailException, match="the work failed"):
-            settle(claims, run({"work": "failed"}, store, number))
-    assert (queue.task("a").attempt, len(queue.task("a").history)) == (1, 1)
+def test_what_an_earlier_try_settled_is_settled_once(queue, subtests):
+    """A retry, and a clear, of the settling alone, also of one that was killed before it noted what it had done.
+
+    No error where there was none, and nothing changes: what failed has no attempt more.
+    """
+    for number, (state, error, noted) in enumerate(
+        (state, error, noted)
+        for state, error in (("success", None), ("skipped", "skipped: work"), ("failed", "the work failed"))
+        for noted in (True, False)
+    ):
+        with subtests.test(state=state, noted=noted):
+            store, claims, name = Store(), taken(queue, f"t{number}", attempts=3), f"t{number}"
+            versions = set()
+            for attempt in (1, 2):
+                if error is None:
+                    assert settle(claims, run({"work": state}, store, attempt))["completed"] == 1
+                elif attempt == 1 or noted:
+                    refused(error, claims, run({"work": state}, store, attempt))
+                else:
+                    with pytest.raises(AirflowFailException):
+                        settle(claims, run({"work": state}, store, attempt))
+                versions.add(queue.task(name).version)
+                if not noted:
+                    store.clear()
+            assert len(versions) == 1
 
 
-def test_zookeepers_absence_keeps_only_what_it_hits(queue, monkeypatch):
-    """Airflow tries again, and the rest is settled then; what was settled is left."""
-    store, claims, away = Store(), taken(queue, "a", "b"), ["a"]
-    complete = Queue.complete
-
-    def sometimes(self, task_id, token, result=None):
-        if task_id in away:
-            raise Unavailable("nobody answers")
-        complete(self, task_id, token, result)
-
-    monkeypatch.setattr(Queue, "complete", sometimes)
-    with pytest.raises(AirflowException, match="not settled: task 'a' .*nobody answers") as refused:
-        settle(claims, run({"work": "success"}, store))
-    assert not isinstance(refused.value, AirflowFailException)
-    assert [queue.task(name).state for name in "ab"] == ["claimed", "finished"]
-    away.clear()
-    assert settle(claims, run({"work": "success"}, store, number=2))["completed"] == 2
-    assert queue.task("a").state == "finished"
+def test_what_failed_is_not_told_as_done_where_its_work_was_marked_since(queue):
+    """A user marks the work as success and clears the settling: the queue's task stays failed, and the run red."""
+    store, claims = Store(), taken(queue, "a", attempts=2)
+    refused("the work failed", claims, run({"work": "failed"}, store))
+    refused("so an earlier try settled it", claims, run({"work": "success"}, store, number=2))
+    assert states(queue, "a") == ["inserted"]
 
 
-def test_a_result_that_is_too_large_fails_its_task(queue):
-    """It is no reason to keep the task for ever."""
-    queue.configure(policy=RetryPolicy(attempts=1))
-    with pytest.raises(AirflowFailException, match="the result of task 'a' has"):
-        settle(taken(queue, "a"), run({"work": "success"}), result="x" * 2_000_000)
-    assert queue.task("a").state == "dead"
+def test_what_cannot_be_settled_now_keeps_no_other_from_it(queue, complete_raises, subtests):
+    """ZooKeeper is away, or a record is damaged: Airflow tries again, and the rest is settled then; the others stay."""
+    for names, error in (("ab", Unavailable("nobody answers")), ("cd", CorruptRecord("'c' is no JSON"))):
+        with subtests.test(error=error):
+            store, claims = Store(), taken(queue, *names)
+            complete_raises[names[0]] = error
+            with pytest.raises(AirflowException, match=f"not settled: task '{names[0]}' .*{error}") as told:
+                settle(claims, run({"work": "success"}, store))
+            assert not isinstance(told.value, AirflowFailException)
+            assert (states(queue, names), len(store["zkmq_settled"])) == (["claimed", "finished"], 1)
+            complete_raises.clear()
+            assert settle(claims, run({"work": "success"}, store, number=2))["completed"] == 2
+            assert states(queue, names) == ["finished"] * 2
 
 
-@pytest.mark.parametrize("result", [{"at": pendulum.datetime(2026, 1, 1)}, "\ud800"], ids=["JSON", "text"])
-def test_a_result_that_is_none_fails_its_task(queue, result):
-    """As one that is too large does: by its queue's policy, with the reason, and the run is red."""
-    queue.configure(policy=RetryPolicy(attempts=2, factor=3600, max_backoff=7200))
-    store, claims = Store(), taken(queue, "a")
-    for number in (1, 2):
-        with pytest.raises(AirflowFailException, match="'a' .* is tried again .*neither bytes, text nor JSON"):
-            settle(claims, run({"work": "success"}, store, number), result=result)
-    task = queue.task("a")
-    assert (task.state, task.attempt) == ("inserted", 1)
-    assert task.error.startswith("result is neither bytes, text nor JSON: ")
+def test_a_later_try_tells_how_a_task_was_settled(queue, complete_raises):
+    """One that failed, as its result was too large, stays so, also where the other is settled by the later try."""
+    store, claims = Store(), taken(queue, *"ab")
+    complete_raises["b"] = Unavailable("nobody answers")
+    given = {"each": True, "result": ["x" * 2_000_000, "B"]}
+    with pytest.raises(AirflowException, match="not settled: task 'b'"):
+        settle(claims, run(BOTH, store), **given)
+    assert queue.task("a").error.startswith("the result of task 'a' has")
+    complete_raises.clear()
+    refused("task 'a' of queue 'jobs' is dead", claims, run(BOTH, store, number=2), **given)
+    assert states(queue, "ab") == ["dead", "finished"]
+
+
+def test_a_result_that_is_none_fails_its_task(queue, subtests):
+    """By its queue's policy, with the reason, and the run is red; a later try says so again."""
+    for name, result in (("JSON", {"at": pendulum.datetime(2026, 1, 1)}), ("text", "\ud800")):
+        with subtests.test(name):
+            store, claims = Store(), taken(queue, name, attempts=2)
+            for number in (1, 2):
+                why = f"'{name}' .* is tried again .*neither bytes, text nor JSON"
+                refused(why, claims, run({"work": "success"}, store, number), result=result)
+            task = queue.task(name)
+            assert (task.state, task.attempt) == ("inserted", 1)
+            assert task.error.startswith("result is neither bytes, text nor JSON: ")
+
+
+def test_no_task_gets_a_result_that_may_be_another_s(queue, subtests):
+    """Where the values are not one for each claim, in order, what succeeded is failed with that for its reason."""
+    for at, values in enumerate((["B"], ["A", "B", "C"], [], {"A", "B"})):
+        with subtests.test(values=values):
+            good, bad = names = [f"{at}-good", f"{at}-bad"]
+            context = run(BOTH | {"work_1": "failed"})
+            why = f"'{good}' of queue 'jobs' is dead after attempt 1: result "
+            refused(why, taken(queue, *names), context, each=True, result=values)
+            assert (states(queue, names), results(queue, names)) == (["dead"] * 2, [None] * 2)
+            assert queue.task(good).error.startswith("result is a set" if isinstance(values, set) else "result has ")
+            assert queue.task(bad).error == "work[1] failed"
+    queue.redrive("0-good")
+    queue.claim_task("0-good").complete("its own")
+
+
+def test_what_is_no_list_is_kept_by_each(queue, subtests):
+    """As the result of all of them."""
+    for at, (value, kept) in enumerate(
+        ((None, b""), ("text", b"text"), (b"bytes", b"bytes"), ({"rows": 1}, b'{"rows": 1}'), (5, b"5"))
+    ):
+        with subtests.test(value=value):
+            names = [f"{at}-a", f"{at}-b"]
+            settle(taken(queue, *names), run(BOTH), each=True, result=value)
+            assert results(queue, names) == [kept] * 2
 
 
 def test_the_states_of_mapped_tasks_are_read_by_their_names():
     """Also where one task is named as another one's instance; what is missing counts as not done."""
-    states = {"a_0": "success", "a_1": "removed", "a_b": "success", "a_b_2": "failed", "x_1": "success"}
-    assert instances(states, ["a", "a_b", "x_1", "none"]) == [
+    told_of = {"a_0": "success", "a_1": "removed", "a_b": "success", "a_b_2": "failed", "x_1": "success"}
+    assert instances(told_of, ["a", "a_b", "x_1", "none"]) == [
         Work("a", 0, "success"),
         Work("a_b", -1, "success"),
         Work("a_b", 2, "failed"),
@@ -251,9 +338,9 @@ def test_the_exception_of_a_failed_task_is_kept():
     assert len(warned) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
+def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(subtests):
+    """Each with what would be."""
+    for arguments, why in (
         ({"work": []}, "names no task"),
         ({"work": "a", "on_skipped": "x"}, "on_skipped 'x'"),
         ({"work": "a", "on_lost": "x"}, "on_lost 'x'"),
@@ -261,9 +348,6 @@ def test_the_exception_of_a_failed_task_is_kept():
         ({"work": 5}, "work 5 is no operator"),
         ({"work": None}, "work None is no operator"),
         ({"work": ["a", {"b": 1}]}, "is no operator"),
-    ],
-)
-def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(arguments, told):
-    """Each with what would be."""
-    with pytest.raises(ValueError, match=told):
-        ZkmqSettleOperator(task_id="settle", claims=[], **arguments)
+    ):
+        with subtests.test(arguments=arguments), pytest.raises(ValueError, match=why):
+            ZkmqSettleOperator(task_id="settle", claims=[], **arguments)
