@@ -7,8 +7,6 @@ import os
 import pty
 import re
 import shlex
-import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,51 +20,29 @@ from tests.integration.conftest import taken
 
 __all__ = ["cli", "queue"]
 
-_SCRIPT = r"""
-field() { python -S -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }
-zkmq configure jobs --filter class=enum:low,standard,high --filter size=integer --attempts 2 >configured
-id=$(zkmq enqueue jobs 'first work' --filter class=standard --filter size=7 --metadata '{"owner":"me"}')
-code=0; zkmq claim jobs --node class=low --filter-method at_least >nothing 2>why || code=$?
-test "$code" = 3; test ! -s nothing; grep -q '^zkmq: nothing to claim in jobs$' why
-zkmq --json claim jobs --node class=high --filter-method at_least --lease 60 >claim.json
-test "$(field id <claim.json)" = "$id"
-test "$(field data <claim.json)" = 'first work'
-token=$(field token <claim.json)
-zkmq extend jobs "$id" --token "$token" --lease 120 >extended
-zkmq complete jobs "$id" --token "$token" --result done >completed
-zkmq show jobs "$id" --json >show.json
-zkmq wait jobs "$id" --timeout 10 >waited
-zkmq status jobs --json >after.json
-zkmq gc jobs --lifetime 0 --json >gc.json
-code=0; zkmq show jobs "$id" 2>gone || code=$?
-test "$code" = 1
-"""
 
-
-def test_a_shell_script_carries_a_task_through_its_life(cli: Cli, tmp_path: Path) -> None:
-    """A `sh -eu` script can do all of it by exit codes and JSON alone: each command is a process of its own."""
-    bin_dir = Path(sys.executable).parent
-    env = cli.env | {"PATH": f"{bin_dir}{os.pathsep}{os.environ['PATH']}"}
-    ended = subprocess.run(
-        ["sh", "-eu", "-c", _SCRIPT], cwd=tmp_path, env=env, capture_output=True, timeout=5 * LIMIT_S, check=False
-    )
-    assert ended.returncode == 0, ended.stderr.decode()
-
-    def read(name: str) -> Any:
-        return json.loads((tmp_path / name).read_text())
-
-    show = read("show.json")
-    assert (show["state"], show["result"], show["data"]) == ("finished", "done", "first work")
-    assert (show["filters"], show["metadata"]) == ({"class": "standard", "size": "7"}, {"owner": "me"})
-    assert show["enqueue_transactions"] == 1
-    base = f"{cli.root}/jobs/tasks/{show['id']}"
+def test_a_task_is_carried_through_its_life(cli: Cli) -> None:
+    """By exit codes and answers alone, each command a session of its own; the task was written in one transaction."""
+    cli.ask("configure jobs --filter class=enum:low,standard,high --filter size=integer --attempts 2")
+    options = """--filter class=standard --filter size=7 --metadata '{"owner":"me"}'"""
+    task_id = cli.told(f"enqueue jobs 'first work' {options}").strip()
+    nothing = cli.run("claim", "jobs", "--node", "class=low", "--filter-method", "at_least")
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (3, "", "zkmq: nothing to claim in jobs\n")
+    wanted = "--node class=high --filter-method at_least"
+    token = cli.ask(f"claim jobs {wanted} --lease 60", id=task_id, data="first work")["token"]
+    cli.ask(f"extend jobs {task_id} --token {token} --lease 120")
+    cli.ask(f"complete jobs {task_id} --token {token} --result done")
+    ended = {"state": "finished", "result": "done", "enqueue_transactions": 1, "metadata": {"owner": "me"}}
+    show = cli.ask(f"show jobs {task_id}", **ended, filters={"class": "standard", "size": "7"})
+    base = f"{cli.root}/jobs/tasks/{task_id}"
     parts = {node["path"].removeprefix(base) for node in show["znodes"]}
     assert {"", "/data", "/metadata", "/state", "/filters", "/filters/class", "/filters/size", "/result"} <= parts
-    after = read("after.json")
-    assert (after["counts"]["finished"], after["consumers"], after["conf"]["policy"]["attempts"]) == (1, 0, 2)
+    cli.ask(f"wait jobs {task_id} --timeout 10")
+    after = cli.ask("status jobs", consumers=0)
+    assert (after["counts"]["finished"], after["conf"]["policy"]["attempts"]) == (1, 2)
     assert after["conf"]["filters"] == {"class": "enum:low,standard,high", "size": "integer"}
-    assert read("gc.json")["collected"] == 1
-    assert (tmp_path / "gone").read_text().startswith("zkmq: task ")
+    cli.ask("gc jobs --lifetime 0", collected=1)
+    cli.ask(f"show jobs {task_id}", 1, error="TaskNotFound", says="task ")
 
 
 #: What cannot be, by the error and a word that helps.

@@ -14,7 +14,6 @@ import pytest
 
 from airflow_provider_zkmq.engine import Queue, State
 from tests.integration.command import LIMIT_S, Cli, cli, queue
-from tests.support import eventually
 
 __all__ = ["cli", "queue"]
 
@@ -167,42 +166,6 @@ def test_a_command_has_no_credentials_unless_told(cli: Cli) -> None:
         task_id = cli.ask("enqueue q x")["id"]
         cli.ask(f"worker q --exec 'printf %s ${{ZKMQ_AUTH-none}}' --until-empty {options}")
         cli.ask(f"show q {task_id}", result=seen)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("options", "attempts"), [((), 1), (("--no-heartbeat",), 2)])
-def test_a_worker_keeps_a_lock_by_its_heartbeat_only(
-    cli: Cli, queue: Queue, tmp_path: Path, options: tuple[str, ...], attempts: int
-) -> None:
-    """A command that outlasts its task's lock keeps the task; under --no-heartbeat another consumer gets it."""
-    gate, name = a_pipe(tmp_path, "gate")
-    task_id = cli.ask("enqueue q x --lock 1")["id"]
-    with a_worker(cli, "q", "--exec", f"cat {name}; cat", *options):
-        queue.wait([task_id], "claim", timeout=30)
-        opened = os.open(gate, os.O_WRONLY)
-        again = queue.claim(timeout=3 if attempts == 1 else 30)
-        assert (again is None) == (attempts == 1)
-        if again is not None:
-            again.complete("by another")
-        os.close(opened)
-        queue.wait([task_id], timeout=30)
-    task = queue.task(task_id)
-    assert (task.attempt, task.result) == (attempts, b"x" if attempts == 1 else b"by another")
-
-
-@pytest.mark.full
-def test_a_leased_worker_s_claim_outlives_it(cli: Cli, queue: Queue, tmp_path: Path) -> None:
-    """With --lease the claim of a killed worker stands after its session has ended."""
-    gate, name = a_pipe(tmp_path, "gate")
-    options = ("--lease", "600", "--throttle", "0.01", "--session-timeout", "1")
-    task_id = queue.enqueue("x")
-    with cli.background("worker", "q", "--exec", f"cat {name}", *options) as process:
-        queue.wait([task_id], "claim", timeout=30)
-        with gate.open("wb"):
-            process.kill()
-            eventually(lambda: cli.ask("status q")["consumers"] == 0)
-            assert queue.claim() is None
-    assert queue.task(task_id).state is State.CLAIMED
 
 
 def test_a_worker_without_threads_only_warns(cli: Cli, queue: Queue) -> None:
