@@ -145,9 +145,7 @@ def test_ids_are_shared_out_evenly_and_batches_go_by_the_payloads() -> None:
     assert reading._next_size(1, Scanned({"result": [None, b"x" * (1 << 24)]}, (), ())) == 1
 
 
-def test_what_vanished_or_is_corrupt_is_counted_and_told(
-    hosts: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_vanished_or_is_corrupt_is_counted_and_told(hosts, tmp_path, caplog) -> None:
     """In the log where it was read, and in the folder of the option; a second read replaces what the first one told."""
     folder = tmp_path / "report"
     lossy = reader(hosts, "task_id", "attempt", queues="q", numPartitions="3", report=str(folder))

@@ -119,9 +119,7 @@ def test_a_batch_has_so_many_runs_and_no_part_of_a_transaction(world: FakeQueues
 
 
 @pytest.mark.parametrize("available_now", [False, True])
-def test_a_transaction_stays_together_that_comes_while_queues_are_asked(
-    world: FakeQueues, query: Query, available_now: bool
-) -> None:
+def test_a_transaction_stays_together_that_comes_while_queues_are_asked(world, query, available_now) -> None:
     """One queue was asked before it, the other one after it."""
     query.run()
     a = world.there["a"]
@@ -311,9 +309,7 @@ LOSSES: dict[str, tuple[Callable[[FakeQueues], Any], str, list[str]]] = {
 
 
 @pytest.mark.parametrize("how", ["running", "restarted", "available now", "named"])
-def test_what_a_stream_has_lost_is_an_error_until_it_is_put_up_with(
-    how: str, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
-) -> None:
+def test_what_a_stream_has_lost_is_an_error_until_it_is_put_up_with(how, monkeypatch, subtests) -> None:
     """Clean-up came first, or the queue was not there, or not the same one; told after each restart."""
     for name, (happens, why, rest) in LOSSES.items():
         with subtests.test(name):
@@ -339,9 +335,7 @@ def test_what_a_stream_has_lost_is_an_error_until_it_is_put_up_with(
                 assert names(query.run()) == ["a/10"]
 
 
-def test_what_was_deleted_before_a_stream_began_is_no_loss_unless_it_begins_with_that(
-    world: FakeQueues, query: Query
-) -> None:
+def test_what_was_deleted_before_a_stream_began_is_no_loss_unless_it_begins_with_that(world, query) -> None:
     """Nor later, when nothing else was deleted. A batch that clean-up has torn is not repeated as another one."""
     a = world.there["a"]
     a.configure(follow=True)
@@ -396,9 +390,7 @@ def test_a_checkpoint_of_another_ensemble_is_refused(world: FakeQueues, query: Q
     query.refuses("not one of a stream of zkmq")
 
 
-def test_what_cannot_be_read_is_told_of_and_left_out(
-    world: FakeQueues, query: Query, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_read_is_told_of_and_left_out(world, query, caplog) -> None:
     """A damaged run, and one that vanished although clean-up has not come so far; the stream goes on."""
     for task_id in "123":
         world.end(("a", task_id))
