@@ -190,7 +190,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 class Heard:
-    """Takes the place of a log, and keeps what it was told."""
+    """Takes the place of a log, and keeps what it was told; apart what Airflow, too, warns of out of its runner."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -200,11 +200,9 @@ class Heard:
         self.lines.append(text % values)
 
     def warning(self, text: str, *values: object) -> None:
-        """Keep it apart: Airflow warns of each `execute` outside of its task runner."""
         self.warnings.append(text % values)
 
     def error(self, text: str, *values: object) -> None:
-        """Keep it, marked as an error."""
         self.lines.append("ERROR " + text % values)
 
 

@@ -57,10 +57,7 @@ def test_export_and_import(queue, context, tmp_path):
 
 
 def test_an_import_that_was_cut_off_is_tried_again(queue, tmp_path, monkeypatch):
-    """The retry says what was done before, does the rest, and succeeds; what somebody else changed fails it for good.
-
-    The others are carried out first; another try would be refused, too. `fail_on_refused=False` only reports.
-    """
+    """The retry does the rest, and tells both; what somebody else changed fails it for good, or is only reported."""
     dead(queue, "a", "b", "c", "d", "e", "f")
     path = str(tmp_path / "dead.tq")
     ZkmqExportOperator(task_id="t", path=path).execute(instance())

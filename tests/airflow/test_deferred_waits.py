@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -115,8 +114,8 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
     assert kwargs == plain | {"zkmq_conn_id": "zkmq_default"}
 
 
-def test_the_whole_way(queue, context, subtests):
-    """Defer, fire, resume: results are told; the dead, a time-out and an error of the trigger fail it, or skip."""
+def test_a_time_out_and_an_error_of_the_trigger_become_airflow_s(context):
+    """Of a sensor, which skips for a time-out with soft_fail, and of an operator."""
     for waiting, status, error in (
         (sensor(task_ids="x"), "timeout", AirflowSensorTimeout),
         (sensor(task_ids="x", soft_fail=True), "timeout", AirflowSkipException),
@@ -125,62 +124,51 @@ def test_the_whole_way(queue, context, subtests):
     ):
         with pytest.raises(error, match="gone"):
             waiting.execute_complete(context, {"status": status, "message": "gone"})
-    for name, outlets, end in (
-        (None, [], finish),
-        (None, [], kill),
-        ("ready", [Asset("done")], finish),
-        ("bad", [Asset("done")], kill),
-        ("left-to-a-worker", [], kill),
-    ):
-        with subtests.test(batch=name, end=end):
-            ids = batch_of(queue, name, 1)
-            wanted = {"batch": name} if name else {"task_ids": ids}
-            waiting = sensor(**wanted, deferrable=True, outlets=outlets)
-            trigger = deferral(waiting.execute, context).trigger
-            end(queue, "boom")
-            event = fired(trigger).payload
-            assert event == {"status": "done", **({"batch": name} if name else {"ids": ids})}
-            resumed = ("execute_complete", {"event": event}, context)
-            if end is kill:
-                with pytest.raises(AirflowException, match=ids[0] if name else f"{ids[0]} .*boom"):
-                    waiting.resume_execution(*resumed)
-                with pytest.raises(AirflowSkipException):
-                    sensor(**wanted, soft_fail=True).resume_execution(*resumed)
-            elif name:
-                assert waiting.resume_execution(*resumed) == {"batch": name, "total": 1, "failed": []}
-            else:
-                assert waiting.resume_execution(*resumed)[0]["result"] == "boom"
 
 
-def test_what_was_redriven_since_the_trigger_looked_is_waited_for(queue, context, subtests):
-    """A task, or a batch's member, had ended and is open again: who waits defers again, within the same time."""
+def test_the_whole_way(queue, context, subtests):
+    """Defer, fire, resume: the dead fail, or skip, who waits; redriven since, they are waited for in the same time."""
     deadline = time.time() + 100
-    for kind, batch in itertools.product(("sensor", "operator"), (None, "b")):
-        with subtests.test(kind=kind, batch=batch):
-            name = batch and f"{batch}-{kind}"
-            if kind == "sensor":
-                ids = batch_of(queue, name, 1)
-                waiting = sensor(**({"batch": name} if name else {"task_ids": ids}), deferrable=True)
+    for kind, name, outlets, end in (
+        (sensor, None, [], finish),
+        (sensor, None, [], kill),
+        (sensor, "ready", [Asset("done")], finish),
+        (sensor, "bad", [Asset("done")], kill),
+        (sensor, "left-to-a-worker", [], kill),
+        (enqueuing, None, [], kill),
+        (enqueuing, "enqueued", [], kill),
+    ):
+        with subtests.test(kind=kind, batch=name, end=end):
+            if kind is sensor:
+                wanted = {"batch": name} if name else {"task_ids": batch_of(queue, None, 1)}
+                _ = name and batch_of(queue, name, 1)
             else:
-                waiting = enqueuing(messages=["a"], batch=name, wait_for_completion=True, deferrable=True)
-                deferral(waiting.execute, context)
-            task_id = kill(queue, "broken")
-            event = {"status": "done", **({"batch": name} if name else {"ids": [task_id]})}
-            with pytest.raises(AirflowException, match=task_id):
-                waiting.execute_complete(context, event, deadline=deadline)
-            queue.redrive(task_id)
-            deferred = deferral(waiting.execute_complete, context, event, deadline=deadline)
-            assert (deferred.trigger.batch, deferred.trigger.task_ids) == (name, None if name else [task_id])
-            assert deferred.trigger.deadline == deferred.kwargs["deadline"] == deadline
-            if kind == "sensor" and name is None:
-                with pytest.raises(AirflowSensorTimeout, match=task_id):
-                    waiting.execute_complete(context, event, deadline=deadline - 200)
-            finish(queue)
-            told = waiting.execute_complete(context, event)
-            if kind == "operator":
+                wanted = {"messages": ["a"], "batch": name, "wait_for_completion": True}
+            waiting = kind(**wanted, deferrable=True, outlets=outlets)
+            trigger = deferral(waiting.execute, context).trigger
+            task_id = end(queue, "boom")
+            event = fired(trigger).payload
+            assert event == {"status": "done", **({"batch": name} if name else {"ids": [task_id]})}
+            resumed = ("execute_complete", {"event": event, "deadline": deadline}, context)
+            if end is kill:
+                with pytest.raises(AirflowException, match=task_id if name else f"{task_id} .*boom"):
+                    waiting.resume_execution(*resumed)
+                if kind is sensor:
+                    with pytest.raises(AirflowSkipException):
+                        sensor(**wanted, soft_fail=True).resume_execution(*resumed)
+                queue.redrive(task_id)
+                deferred = deferral(waiting.resume_execution, *resumed)
+                assert (deferred.trigger.batch, deferred.trigger.task_ids) == (name, None if name else [task_id])
+                assert deferred.trigger.deadline == deferred.kwargs["deadline"] == deadline
+                if kind is sensor and name is None:
+                    with pytest.raises(AirflowSensorTimeout, match=task_id):
+                        waiting.execute_complete(context, event, deadline=deadline - 200)
+                finish(queue, "boom")
+            told = waiting.resume_execution(*resumed)
+            if kind is enqueuing:
                 assert told == (name or [task_id])
             else:
-                assert told == {"batch": name, "total": 1, "failed": []} if name else told[0]["state"] == "finished"
+                assert told == {"batch": name, "total": 1, "failed": []} if name else told[0]["result"] == "boom"
 
 
 def test_many_ids_are_waited_for_in_rounds(queue, context, monkeypatch):

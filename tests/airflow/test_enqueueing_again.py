@@ -144,14 +144,17 @@ def test_a_second_try_goes_on_with_a_half_written_batch(queue, context, monkeypa
 
 @pytest.mark.parametrize("gone", [[0], [0, 1], [2]])
 def test_a_batch_some_of_whose_members_were_dropped_is_adopted(queue, gone):
-    """Whichever member is left tells whose it is."""
-    operator = enqueuing(messages=["a", "b", "c"], batch="b")
-    operator.execute(instance(try_number=1))
+    """A retry goes on waiting for the batch that its first try wrote; whichever member is left tells whose it is."""
+    messages = {"messages": ["a", "b", "c"], "batch": "b"}
+    waiting = enqueuing(**messages, wait_for_completion=True, deferrable=True)
+    for number in (1, 2):
+        assert deferral(waiting.execute, instance(try_number=number)).trigger.batch == "b"
     for _ in MEMBERS:
         kill(queue, "e")
     for position in gone:
         queue.drop(MEMBERS[position])
-    assert operator.execute(instance(try_number=2)) == "b"
+    operator = enqueuing(**messages)
+    assert operator.execute(instance(try_number=3)) == "b"
     assert queue.counts()["inserted"] == 0
     with pytest.raises(DuplicateTask, match="was enqueued before"):
         operator.execute(instance(run_id="another"))
@@ -174,16 +177,6 @@ def test_a_complete_batch_is_told_as_it_stands(queue, context):
         with pytest.raises(DuplicateTask, match=told):
             operator.execute(where)
     assert len(queue.tasks()) == 3
-
-
-def test_a_batch_is_adopted_and_waited_for(queue):
-    """A retry of the same run goes on waiting for the batch that its first try wrote."""
-    operator = enqueuing(messages=["a", "b"], batch="b", wait_for_completion=True, deferrable=True)
-    for number in (1, 2):
-        assert deferral(operator.execute, instance(try_number=number)).trigger.batch == "b"
-    assert [finish(queue), finish(queue)] == MEMBERS[:2]
-    assert operator.execute(instance(try_number=3)) == "b"
-    assert queue.claim() is None
 
 
 def loses(proxy, marker=b"marked"):

@@ -1,9 +1,11 @@
-"""`ZkmqHook`: from an Airflow connection to a queue."""
+"""`ZkmqHook` and ``airflow zkmq``: from an Airflow connection to a queue."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
+import re
 import socket
 import traceback
 from types import SimpleNamespace
@@ -12,12 +14,22 @@ import pytest
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
+from airflow_provider_zkmq.commands.definition import get_zkmq_cli_commands
+from airflow_provider_zkmq.commands.zkmq import _VARIABLES, run, run_words
 from airflow_provider_zkmq.engine import AccessDenied, ConfigError, Unavailable, Zkmq
 from airflow_provider_zkmq.hooks.connections import connection_options
 from airflow_provider_zkmq.hooks.quiet import OneAMinute
 from airflow_provider_zkmq.hooks.templating import flat_ids, items_of
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from tests.airflow.conftest import define
+
+
+@pytest.fixture(autouse=True)
+def nobodys_environment(monkeypatch):
+    """What the command says in its environment is of this test alone."""
+    for name in _VARIABLES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 def conn(**fields):
@@ -70,35 +82,51 @@ def test_extra_becomes_options():
     assert connection_options(conn(host="zk", extra='{"tls": false, "tls_ca": "/ca"}'))["tls"] == {"ca": "/ca"}
 
 
-def test_what_is_not_understood_is_one_error(subtests):
-    """It names the connection and no secret, nor an unknown extra that may be part of one, as after ``&`` in a URI."""
-    written = "zkmq://zk:2181/?tls_key_password=ab&Hid.den=1&time_out=5"
-    extras = (
-        '{"tls_ca": "/ca", "tls_check_hostname": false}',
-        '{"tls": "hidden"}',
-        '{"tls": {"key": "hidden"}}',
-        '{"allow_open": "hidden"}',
-        '{"tls_check_hostname": "hidden"}',
-        '{"connect_timeout": "hidden"}',
-        '{"session_timeout": ["hidden"]}',
-        '{"tls": true, "tls_key_password": "hidden",}',
-        '"hidden"',
-        '{"root": ["hidden"]}',
-        '{"queue": {"name": "hidden"}}',
-        '{"p4ss-hidden": "1"}',
-        '{"1hidden": "1"}',
-    )
-    for made, told in (
-        (conn(), ""),
-        (conn(host="zk", password="hidden"), ""),
-        *((conn(host="zk", extra=extra), "") for extra in extras),
-        (conn(host="zk", extra='{"rooot": "/r"}'), "unknown extra rooot; known: "),
-        (Connection(conn_id="c", uri=written), "unknown extra time_out, whose name is not shown .* %26"),
+def test_what_is_not_understood_is_one_error(monkeypatch, capsys, tmp_path, subtests):
+    """It names the connection, and no secret or name that may be part of one; ``airflow zkmq`` tells it in a line."""
+    for fields, told in (
+        *(({} if host is None else {"host": host}, "connection 'c'.*no host") for host in (None, "")),
+        ({"host": "zk", "password": "hidden"}, "connection 'c'.*login"),
+        *(
+            ({"host": "zk", "extra": extra}, f"connection 'c'.*{told}")
+            for extra, told in (
+                ({"tls_ca": "/ca", "tls_check_hostname": False}, ""),
+                *(({name: "hidden"}, name) for name in ("tls", "allow_open", "tls_check_hostname", "connect_timeout")),
+                ({"tls": {"key": "hidden"}}, "tls"),
+                ({"session_timeout": ["hidden"]}, "session_timeout"),
+                *(({"root": wrong}, "root must be text, not (list|int)") for wrong in (["hidden"], 5)),
+                *(({"queue": wrong}, "queue must be text, not (dict|int)") for wrong in ({"name": "hidden"}, 5)),
+                *(({name: "1"}, "whose name is not shown") for name in ("p4ss-hidden", "1hidden")),
+                ({"rooot": "/r"}, "unknown extra rooot; known: "),
+            )
+        ),
+        ({"host": "zk", "extra": {"tls_ca": 5}}, "tls is not understood"),
+        ({"host": "  "}, "hosts ''"),
+        ({"host": "zk", "login": "ann:x", "password": "hidden"}, "the user without a colon"),
+        ({"host": "zk", "extra": {"tls": True, "tls_key_password": 12345}}, "key_password must be text"),
+        ({"host": "zk", "extra": {"connect_timeout": 0}}, "connect_timeout"),
+        ({"host": "textqueue:///", "login": "ann", "password": "hidden"}, "auth"),
+        ({"host": "textqueue:///", "extra": {"tls": True}}, "tls"),
     ):
-        with subtests.test(connection=made):
-            with pytest.raises(ConfigError, match=f"connection 'c'.*{told}") as caught:
-                connection_options(made)
-            assert "hidden" not in "".join(traceback.format_exception(caught.value)).lower()
+        with subtests.test(fields=fields):
+            define(monkeypatch, "c", **fields)
+            with pytest.raises(ConfigError, match=told) as caught:
+                ZkmqHook("c").get_conn()
+            assert run_words("c", ["queues"]) == 2
+            err = capsys.readouterr().err
+            assert re.match(f"airflow zkmq: .*{told}", err.strip().splitlines()[-1])
+            assert not re.search("hidden|12345", err + "".join(traceback.format_exception(caught.value)))
+    written = Connection(conn_id="c", uri="zkmq://zk:2181/?tls_key_password=ab&Hid.den=1&time_out=5")
+    with pytest.raises(ConfigError, match="unknown extra time_out, whose name is not shown .* %26"):
+        connection_options(written)
+    for text in ('{"tls_key_password": "hidden",}', '"hidden"'):
+        with pytest.raises(ConfigError, match="connection 'c'.* must be a JSON object") as caught:
+            connection_options(conn(host="zk", extra=text))
+        assert "hidden" not in "".join(traceback.format_exception(caught.value))
+    (tmp_path / "file").write_text("")
+    define(monkeypatch, host=f"textqueue://{tmp_path}/file/folder")
+    assert run_words("zkmq_default", ["queues"]) == 6
+    assert "Not a directory" in capsys.readouterr().err
 
 
 async def test_an_extra_that_is_no_json_is_refused_on_an_event_loop(queue, monkeypatch):
@@ -125,10 +153,12 @@ async def test_an_extra_that_is_no_json_is_refused_on_an_event_loop(queue, monke
         ZkmqHook().get_conn()
 
 
-def test_a_connection_that_is_missing_does_not_answer_or_refuses(zookeeper, root, monkeypatch):
+def test_a_connection_that_is_missing_does_not_answer_or_refuses(zookeeper, root, monkeypatch, capsys):
     """One error with its id, or the hosts, or the user and not the password; the *Test* button tells the same."""
     with pytest.raises(AirflowNotFoundException, match="no_such_conn"):
         ZkmqHook("no_such_conn").get_conn()
+    assert run_words("no_such_conn", ["queues"]) == 2
+    assert re.match("airflow zkmq: .*no_such_conn", capsys.readouterr().err.strip().splitlines()[-1])
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         hosts = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -159,3 +189,49 @@ def test_lists_from_templates():
     for wrong in ("[a", 5, [5], {"a": 1}):
         with pytest.raises(ConfigError):
             flat_ids(wrong)
+
+
+def test_help_and_what_connects_to_nothing_need_no_connection(tmp_path, monkeypatch, capsys):
+    """The verbs are listed, and each explained, where there is no connection; after ``--`` a ``-h`` is a payload."""
+    for words, told in (
+        ([], "zkmq"),
+        (["help"], "zkmq"),
+        (["enqueue", "--help"], "usage: zkmq enqueue"),
+        (["enqueue", "-h"], "usage: zkmq enqueue"),
+        (["--version"], ""),
+    ):
+        assert run_words("no_such_conn", words) == 0
+        assert told in capsys.readouterr().out
+    assert [command.name for command in get_zkmq_cli_commands()] == ["zkmq"]
+    define(monkeypatch, host=f"textqueue://{tmp_path}")
+    assert run_words("zkmq_default", ["enqueue", "jobs", "--", "-h"]) == 0
+    with Zkmq.connect(f"textqueue://{tmp_path}") as files:
+        assert [task.data for task in files.queue("jobs").tasks()] == [b"-h"]
+
+
+def test_verbs_work_on_the_connections_queues(queue, capsys):
+    """Whatever the verb, options after it included; the exit code is that of ``zkmq``."""
+    assert run_words("zkmq_default", ["enqueue", "jobs", "hello", "--task-id", "a", "--json"]) == 0
+    capsys.readouterr()
+    assert run_words("zkmq_default", ["show", "jobs", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"] == "hello"
+    assert run_words("zkmq_default", ["show", "jobs", "b"]) == 1
+    with pytest.raises(SystemExit) as left:
+        run(argparse.Namespace(conn_id="zkmq_default", words=["queues"]))
+    assert left.value.code == 0
+    assert "jobs" in capsys.readouterr().out
+    assert queue.task("a").data == b"hello"
+
+
+def test_the_connection_comes_in_the_place_of_the_environment(zookeeper, root, monkeypatch, capsys):
+    """Its credentials reach ZooKeeper and no command line; what the environment said before does not count."""
+    with Zkmq.connect(zookeeper, root, auth="ann:marker-password", connect_timeout=20) as zk:
+        zk.queue("secret").enqueue("x")
+    monkeypatch.setenv("ZKMQ_HOSTS", "127.0.0.1:1")
+    monkeypatch.setenv("ZKMQ_AUTH", "bob:other")
+    extra = {"root": root, "connect_timeout": 20, "session_timeout": 9}
+    define(monkeypatch, host=zookeeper, login="ann", password="marker-password", extra=extra)
+    assert run_words("zkmq_default", ["status", "secret"]) == 0
+    told = capsys.readouterr()
+    assert "inserted" in told.out
+    assert "marker-password" not in told.out + told.err

@@ -58,8 +58,9 @@ def test_an_archive_reads_a_queue_and_writes_a_folder(monkeypatch, tmp_path):
     assert [each.asset.uri for each in found.outputs] == [(tmp_path / "orders").as_uri()]
 
 
-def test_an_asset_uri_that_names_no_queue_is_refused(subtests):
-    """Where the DAG is parsed, with what is wrong; no user is shown, and no part of a password in the hosts' place."""
+def test_a_queue_has_one_asset_uri(monkeypatch, subtests):
+    """In order, in lower case, with ports, also the factory's; else it is refused, and shows no part of a password."""
+    unknown = "hosts that are not understood"
     for uri, told in (
         ("zkmq://zk1/orders", "names no queue"),
         ("zkmq:///zkmq/orders", "names no queue"),
@@ -67,20 +68,13 @@ def test_an_asset_uri_that_names_no_queue_is_refused(subtests):
         ("zkmq://zk1:0/zkmq/orders", "hosts 'zk1:0'"),
         ("zkmq://zk1/zkmq/orders?a=b", "more than which queue"),
         ("zkmq://ann@zk1/zkmq/orders", "more than which queue"),
-        ("zkmq://us:ann?x@zk1/zkmq/orders", "names no queue"),
-        ("zkmq://us:ann/x@zk1/zkmq/orders", "hosts that are not understood"),
-        ("zkmq://us:Ann#x@zk1/zkmq/orders", "names no queue"),
-        ("zkmq://us:12ann/zkmq/orders", "hosts that are not understood"),
-        ("zkmq://z%6b1/zkmq/orders", "hosts that are not understood"),
+        *((f"zkmq://us:{part}@zk1/zkmq/orders", "names no queue") for part in ("ann?x", "Ann#x")),
+        *((f"zkmq://{hosts}/zkmq/orders", unknown) for hosts in ("us:ann/x@zk1", "us:12ann", "z%6b1")),
     ):
         with subtests.test(uri=uri):
             with pytest.raises(ConfigError, match=re.escape(told)) as caught:
                 Asset(uri=uri)
             assert "ann" not in str(caught.value).lower()
-
-
-def test_a_queue_has_one_asset_uri(monkeypatch, subtests):
-    """Hosts are in order, in lower case, with their ports, also in the factory's asset; its dataset names the znode."""
     for written, kept in (
         ("zkmq://zk1:2181/zkmq/orders", "zkmq://zk1:2181/zkmq/orders"),
         ("zkmq://ZK2,zk1:2182/team/queues/orders/", "zkmq://zk1:2182,zk2:2181/team/queues/orders"),

@@ -209,11 +209,7 @@ def test_airflow_knows_the_command_and_imports_little_for_it(told):
 
 
 def test_triggers_bring_little_into_the_triggerer(told):
-    """They are imported on the loop, which stands still meanwhile: few and small modules of ours, and no kazoo.
-
-    The collector passes by what was imported, once in a process, before its first session: no full collection of all
-    of Airflow stops the loop, unless that is switched off.
-    """
+    """No kazoo, and few modules, on the loop; the collector, which would stop it, is told to pass by them, once."""
     first, both, *frozen = told["triggerer"]
     new, all_new = (
         [name for name in line.split() if name.partition(".")[0] not in sys.stdlib_module_names]

@@ -248,18 +248,19 @@ def test_a_time_out_says_why(queue, context, subtests):
 
 def test_a_time_out_names_who_refuses_and_what_is_unclaimed(queue, context, monkeypatch):
     """A consumer's filter with its condition, also for a member; where no reason can be had, the time-out remains."""
+
+    def late(told, **arguments):
+        with pytest.raises(AirflowSensorTimeout, match=told):
+            sensor(**arguments, timeout=0.1).execute(context)
+
     queue.enqueue_many([Message("x", {"size": 1}, task_id="slow")], batch="b")
     queue.claim(selector="size>5", timeout=0.1)
-    refused = r"task slow is queued: no live consumer accepts it; .* refuses it: .*size"
-    with pytest.raises(AirflowSensorTimeout, match=refused):
-        sensor(batch="b", timeout=0.1).execute(context)
+    late("task slow is queued: no live consumer accepts it; .* refuses it: .*size", batch="b")
     first = queue.enqueue("a", priority=1)
     assert queue.claim().task.id == first
-    with pytest.raises(AirflowSensorTimeout, match="task slow is queued"):
-        sensor(task_ids=[first, "slow"], event="claim", timeout=0.1).execute(context)
+    late("task slow is queued", task_ids=[first, "slow"], event="claim")
     monkeypatch.setattr(type(queue), "explain", lambda *_: 1 / 0)
-    with pytest.raises(AirflowSensorTimeout, match=r"within timeout \([0-9.]+ s\): slow$"):
-        sensor(task_ids="slow", timeout=0.1).execute(context)
+    late(r"within timeout \([0-9.]+ s\): slow$", task_ids="slow")
 
 
 def test_a_large_xcom_is_references(queue, context):
