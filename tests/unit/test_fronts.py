@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -29,12 +30,8 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Tell
 from airflow_provider_zkmq.engine.core.tasks import configure
-from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking
-from airflow_provider_zkmq.engine.fronts.methods import Twins, verb
-from airflow_provider_zkmq.engine.zk.session import Session
+from airflow_provider_zkmq.engine.fronts.methods import Twins
 
 NOWHERE = ConnectionConfig.of("127.0.0.1:1")
 TOP = Path(__file__).parents[2]
@@ -86,16 +83,10 @@ def test_both_fronts_have_the_same_public_names() -> None:
         if blocking in {Worker, Zkmq}:
             assert shape(blocking.__init__) == shape(awaited.__init__)
 
-
-def test_a_worker_s_attributes_are_those_of_its_twin() -> None:
-    """What stands in the objects, too: their queue, their handler, their grace."""
-
-    async def awaited(_task: object) -> None: ...
-
     async def make() -> AsyncWorker:
-        return AsyncZkmq(NOWHERE).queue("q").worker(awaited)
+        return AsyncZkmq(NOWHERE).queue("q").worker(AsyncMock())
 
-    both = Zkmq(NOWHERE).queue("q").worker(print), asyncio.run(make())
+    both = Zkmq(NOWHERE).queue("q").worker(print), asyncio.run(make())  # what stands in the objects, too
     assert len({frozenset(name for name in dir(each) if not name.startswith("_")) for each in both}) == 1
     assert not any(each.stopping for each in both)
 
@@ -124,33 +115,6 @@ def test_help_shows_verbs(queue: type) -> None:
     assert "enqueue(self, data: 'bytes | str', filters:" in shown
     assert "Hand out nothing until `resume`" in shown
     assert "Take the first task that fits" in shown
-
-
-def doubled(context: Context, number: int) -> Procedure[int]:
-    """Twice a number, asked for in the name of a queue."""
-    return len(context) + (yield Tell(lambda: 2 * number))  # type: ignore[arg-type]
-
-
-class Doubling:
-    """What both fronts of the next test are."""
-
-    double = verb(doubled)
-
-
-class Here(Doubling, Blocking[Any]):
-    pass
-
-
-class There(Doubling, Awaited[Any]):
-    pass
-
-
-async def test_a_verb_is_one_line() -> None:
-    """Described once, it is there in both fronts."""
-    session = Session(NOWHERE)
-    assert Here(session, "").double(4) == 8
-    assert await There(session, "").double(number=4) == 8
-    assert Here.double(Here(session, "."), 4) == 9
 
 
 def test_type_checkers_see_both_fronts() -> None:

@@ -239,27 +239,6 @@ def test_claims_that_follow_one_another_read_for_those_to_come(order: str) -> No
 
 
 @IN_BOTH_ORDERS
-def test_what_was_read_ahead_is_no_promise(order: str) -> None:
-    """Changed, cancelled or taken by another client meanwhile: each is handled as it is by then."""
-    client = thirty(order)
-    other = another(client)
-    assert [reads(client) for _ in range(2)] == [1, 4]  # t02, t03 and t04 have been read
-    other.cancel("t02")
-    other.do(operate.replace_data(other.context, "t03", b"new"))
-    theirs = other.claimed()
-    other.complete(theirs)
-    client.zk.ms += 500
-    data = {}
-    while (mine := client.take()) is not None:
-        data[mine.task_id] = mine.data
-        client.complete(mine)
-    assert (len(data), (data | {theirs.task_id: theirs.data})["t03"]) == (26, b"new")
-    states = client.check()
-    assert states.pop("t02").state is State.CANCELLED
-    assert {(state.state, state.attempt) for state in states.values()} == {(State.FINISHED, 1)}
-
-
-@IN_BOTH_ORDERS
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_run_is_not_judged_by_what_was_read_before_it(order: str, *, damaged: bool) -> None:
     """Its id was gone when it was read ahead, or its record was corrupt; by then it has been enqueued anew."""

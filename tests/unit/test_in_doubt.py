@@ -373,7 +373,10 @@ def test_whatever_the_message_holds_it_is_written_once(subtests: pytest.Subtests
 
 
 def test_an_unknown_call_of_many_made_again_writes_each_once() -> None:
-    """Some transactions were carried out, one is unknown, the rest never sent."""
+    """Some transactions were carried out, one is unknown, the rest never sent.
+
+    Two equal calls are unknown: two more calls stand for them. Another client's equal call is its own.
+    """
     messages = [Message(str(number)) for number in range(240)]
     for effect in EFFECTS:
         client = new_queue()
@@ -382,19 +385,14 @@ def test_an_unknown_call_of_many_made_again_writes_each_once() -> None:
         assert 0 < len(told) < len(ids) == 240
         assert set(told) < set(ids)
         assert sorted(client.check()) == sorted(ids)
-        data = {client.zk.nodes[client.context.paths.task(task_id, "data")].data for task_id in ids}
-        assert len(data) == 240
-
-
-def test_equal_messages_are_taken_over_one_for_one() -> None:
-    """Two equal calls are unknown: two more calls stand for them. Another client's equal call is its own."""
-    client = new_queue()
+        assert len({client.zk.nodes[client.context.paths.task(each, "data")].data for each in ids}) == 240
+    client, equal = new_queue(), [Message(b"x")] * 2
     for _ in range(2):
-        unknown_put(client, Message(b"x"), Message(b"x"))
-        client.do(put(client, Message(b"x"), Message(b"x")))
+        unknown_put(client, *equal)
+        client.do(put(client, *equal))
     assert len(client.check()) == 4
     unknown_put(client)
-    Client(client.zk).put(b"x")
+    another(client).put(b"x")
     assert len(client.check()) == 6
 
 
