@@ -126,33 +126,6 @@ def test_a_record_damaged_in_hand_is_a_dead_letter(zk: Zkmq, root: str, q: Queue
 # --- cancelling
 
 
-async def test_a_claim_that_came_as_the_worker_was_cancelled_is_given_back(
-    zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody has begun on it: it is there for others at once, no attempt counted."""
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
-        queue = own.queue("census")
-        claim = queue.claim
-
-        async def claim_and_cancel(**options: Any) -> Any:
-            got = await claim(**options)
-            running.cancel()
-            return got
-
-        monkeypatch.setattr(queue, "claim", claim_and_cancel)
-        for _ in range(3):
-            task_id = q.enqueue(b"x")
-            running = asyncio.create_task(queue.worker(_never).run())
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(running, 20)
-            assert (str(q.task(task_id).status), q.task(task_id).attempt) == ("queued", 0)
-            taken(q).complete()
-
-
-async def _never(_task: object, *_: object) -> None:
-    await asyncio.Event().wait()
-
-
 async def test_a_worker_ends_whose_handler_ignores_its_cancellation(zookeeper: str, root: str, q: Queue) -> None:
     """The handler goes on, fenced off; its task is settled and `run` ends."""
     q.configure(policy=ConsumeOnce())
