@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import product
+from typing import Any
 
 import pytest
 
@@ -78,26 +81,20 @@ def overdue(zk: Zkmq, path: str, name: str) -> Queue:
 def test_a_producer_of_one_enqueue_makes_an_overdue_clean_up(
     zk: Zkmq, zookeeper: str, root: str, subtests: pytest.Subtests
 ) -> None:
-    """As an operator does; not again before the interval has passed, and not if it opted out."""
-    for kind in KINDS:
-        with subtests.test(kind):
-            q = overdue(zk, f"{root}/{kind}", kind)
-            for number in range(4):
-                with connected(kind, zookeeper, root=root, gc=number > 0) as producer:
-                    producer.queue(kind).enqueue(b"y", task_id=f"new-{number}")
-                there = [] if number else ["a"]
-                assert [task.id for task in q.tasks()] == [*there, *(f"new-{each}" for each in range(number + 1))]
-                assert runs(zk, f"{root}/{kind}") == min(number, 1)
-
-
-def test_who_only_makes_transactions_cleans_up(zk: Zkmq, zookeeper: str, root: str) -> None:
-    """Whether it takes from a queue or puts into it."""
-    for does in ("try_take", "put"):
-        q = overdue(zk, path := f"{root}/{does}", does)
-        with Zkmq.connect(zookeeper, root=root) as client, client.transaction() as tx:
-            assert tx.try_take(does) is None if does == "try_take" else tx.put(does, b"y")
-            tx.commit()
-        assert (runs(zk, path), [task.id for task in q.tasks(state="finished")]) == (1, [])
+    """Or of one transaction, taking or putting; not again before the interval has passed, and not if it opted out."""
+    uses: dict[str, Callable[[Any], object]] = {
+        "enqueues": lambda client: client.queue("enqueues").enqueue(b"y"),
+        "takes": lambda client: client.transaction().try_take("takes"),
+        "puts": lambda client: (tx := client.transaction()).put("puts", b"y") and tx.commit(),
+    }
+    for (name, use), kind in product(uses.items(), KINDS):
+        with subtests.test(name, kind=kind):
+            q = overdue(zk, f"{root}/{name}", name)
+            for number in range(3):
+                with connected(kind, zookeeper, root=root, gc=number > 0) as client:
+                    use(client)
+                assert (runs(zk, f"{root}/{name}"), "a" in q.ids()) == (min(number, 1), number == 0)
+            q.delete(confirm=True, force=True)
 
 
 def test_a_shorter_lifetime_or_interval_takes_effect_at_once(zk: Zkmq, zookeeper: str, root: str) -> None:

@@ -60,20 +60,14 @@ def test_the_seed_s_example_reads_as_it_says(tmp_path: Path) -> None:
     assert path.read_bytes() == SEED
 
 
-def test_by_default_only_what_is_queued_is_read(tmp_path: Path) -> None:
-    """Processed, failed and commented-out messages are left out; any set of statuses may be asked for."""
-    path = written(tmp_path / "a.tq", b"-a\n=b\n!c\n#d\n")
-    assert [text for _, text, _ in read(path, "queued")] == ["a"]
+def test_what_is_asked_for_is_read_and_nothing_ends_a_message_but_the_next(tmp_path: Path) -> None:
+    """By default what is queued; a continuation after a blank line or a variable belongs to the message before."""
+    path = written(tmp_path / "a.tq", b"-a\n\n b\n\\v\n c\n=d\n!e\n#f\n")
+    assert read(path, "queued") == [("queued", "a\nb\nc", ("v",))]
     with TextQueue.open(path) as queue:
-        assert [it.text for it in queue.messages(["error", "processed"])] == ["b", "c"]
+        assert [it.text for it in queue.messages(["error", "processed"])] == ["d", "e"]
         with pytest.raises(ValueError, match="include"):
             list(queue.messages("dead"))
-
-
-def test_blank_lines_and_variables_do_not_end_a_message(tmp_path: Path) -> None:
-    """A continuation after a blank line or a variable belongs to the message before, as the format's regex allows."""
-    path = written(tmp_path / "a.tq", b"-a\n\n b\n\\v\n c\n-d\n")
-    assert read(path) == [("queued", "a\nb\nc", ("v",)), ("queued", "d", ())]
 
 
 def test_what_is_unknown_is_kept_stepped_over_and_reported(tmp_path: Path) -> None:
