@@ -54,6 +54,23 @@ def ended_tasks(queue: Queue, count: int, first: int = 0, data: bytes = b"data")
     return [f"t{first + number:07d}" for number in range(count)]
 
 
+def produce(queue: Queue, count: int, number: int) -> None:
+    """Tasks that finish, one at its second delivery; one that dies and is dropped; one whose id is run again."""
+    ended_tasks(queue, count, first=number * count)
+    finish(queue, 1, retried=1)
+    for _ in range(2):
+        queue.enqueue(b"x", task_id="again")
+        queue.claim(timeout=20).complete(b"r")
+    queue.enqueue(b"x", task_id=f"dead{number}")
+    queue.claim(timeout=20).fail("no", retry=False)
+    queue.drop(f"dead{number}")
+
+
+def ended_runs(queue: Queue) -> set[tuple[str, int]]:
+    """Which runs have ended so far: ids and versions."""
+    return {each[:2] for each in queue.ended_between(0)}
+
+
 def _add(transaction: object, base: str, task_id: str, now: int, data: bytes) -> None:
     """The tree of one finished task, and what lists it."""
     index, path = index_path("finished", now, task_id), f"{base}/tasks/{task_id}"

@@ -67,19 +67,10 @@ class Histories:
                 if outcome != "finished":
                     past.append(last)
             done = state == "finished"
-            yield {
-                "id": task_id,
-                "state": state,
-                "attempt": attempts,
-                "priority": 0,
-                "filters": filters,
-                "consumer": last["consumer"] if done else None,
-                "error": last["error"] if state == "dead" else None,
-                "enqueued": enqueued,
-                "claimed": last["claimed"] if done else None,
-                "ended": now,
-                "history": [dict(each) for each in past[-10:]],
-            }
+            run = {"id": task_id, "state": state, "attempt": attempts, "priority": 0, "filters": filters}
+            told = {"consumer": last["consumer"] if done else None, "error": last["error"] if state == "dead" else None}
+            times = {"enqueued": enqueued, "claimed": last["claimed"] if done else None, "ended": now}
+            yield run | told | times | {"history": [dict(each) for each in past[-10:]]}
             if done:  # a later run of the id tells of it, with a time of its own
                 past.append(last | {"ended": last["ended"] + chance.choice((0, 3))})
             now += 1 + chance.randrange(HOUR)
@@ -93,21 +84,14 @@ class Histories:
 
 def as_bronze(queue: str, row: dict[str, Any]) -> dict[str, Any]:
     times = {f"{name}_at": moment(row[name]) for name in ("enqueued", "claimed", "ended")}
-    claimed = row["claimed"]
+    claimed, spans = row["claimed"], {"wait_ms": None, "run_ms": None}
+    if claimed is not None:
+        spans = {"wait_ms": claimed - row["enqueued"], "run_ms": row["ended"] - claimed}
     history = [
         each | {"claimed_at": moment(each["claimed"]), "ended_at": moment(each["ended"])} for each in row["history"]
     ]
-    return {
-        **row,
-        **times,
-        "queue": queue,
-        "metadata": "{}",
-        "data": b"payload",
-        "wait_ms": None if claimed is None else claimed - row["enqueued"],
-        "run_ms": None if claimed is None else row["ended"] - claimed,
-        "day": times["ended_at"].date(),
-        "history": history,
-    }
+    rest = {"queue": queue, "metadata": "{}", "data": b"payload", "day": times["ended_at"].date(), "history": history}
+    return row | times | spans | rest
 
 
 def write_bronze(spark: SparkSession, home: Path, rows: list[dict[str, Any]], watermark: int) -> None:
@@ -128,19 +112,11 @@ def runs_by_pandas(rows: list[dict[str, Any]]) -> pd.DataFrame:
         own = row["history"][-1] if row["history"] and row["history"][-1]["number"] == row["attempt"] else {}
         claimed = row["claimed"] if row["claimed"] is not None else own.get("claimed")
         ran = row["ended"] - claimed if row["claimed"] is not None else own.get("ended", 0) - own.get("claimed", 0)
-        runs.append(
-            {
-                "task_id": row["id"],
-                "version": row["version"],
-                "state": row["state"],
-                "class": spelt(row["filters"]),
-                "enqueued": row["enqueued"],
-                "claimed": claimed,
-                "ended": row["ended"],
-                "wait_ms": None if claimed is None else claimed - row["enqueued"],
-                "run_ms": None if claimed is None else ran,
-            }
-        )
+        kept = {"task_id": row["id"], "class": spelt(row["filters"]), "claimed": claimed}
+        spans = {"wait_ms": None, "run_ms": None}
+        if claimed is not None:
+            spans = {"wait_ms": claimed - row["enqueued"], "run_ms": ran}
+        runs.append(kept | spans | {name: row[name] for name in ("version", "state", "enqueued", "ended")})
     return pd.DataFrame(runs)
 
 
@@ -152,9 +128,8 @@ def deliveries_by_pandas(rows: list[dict[str, Any]]) -> pd.DataFrame:
         last = [own | {"outcome": "finished", "error": None}] if row["state"] == "finished" else []
         for each in row["history"] + last:
             key = row["id"], each["number"], each["claimed"]
-            known.setdefault(
-                key, each | {"task_id": row["id"], "version": row["version"], "class": spelt(row["filters"])}
-            )
+            run = {"task_id": row["id"], "version": row["version"], "class": spelt(row["filters"])}
+            known.setdefault(key, each | run)
     return pd.DataFrame(known.values())
 
 
@@ -208,9 +183,8 @@ def consumers_by_pandas(deliveries: pd.DataFrame) -> dict[tuple[str, int], dict[
     table = {}
     for _, each in deliveries.iterrows():
         for hour in range(each["claimed"] // HOUR, each["ended"] // HOUR + 1):
-            row = table.setdefault(
-                (each["consumer"], hour), dict.fromkeys(("deliveries", "finished", "failed", "busy_ms"), 0)
-            )
+            counts = dict.fromkeys(("deliveries", "finished", "failed", "busy_ms"), 0)
+            row = table.setdefault((each["consumer"], hour), counts)
             here = each["ended"] // HOUR == hour
             row["deliveries"] += here
             row["finished"] += here and each["outcome"] == "finished"

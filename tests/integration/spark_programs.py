@@ -10,11 +10,11 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,16 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from airflow_provider_zkmq.engine import Zkmq
 from airflow_provider_zkmq.spark import archive_queue, enqueue, py_files, read_report, register, spark_session
 from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
+from tests.support import eventually
 
 CLUSTER, EXECUTOR = "local-cluster[2,1,700]", "CoarseGrainedExecutorBackend"
-PARTITIONS, STRAGGLERS = 20, (7, 13)
+#: A write has so many partitions; the last one does not end before an executor was killed.
+PARTITIONS = 20
 TOP = Path(__file__).parents[2]
 
 
@@ -41,6 +44,16 @@ def program(*arguments: object, environment: Mapping[str, str] | None = None, **
     pipes: Any = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     env = {**os.environ, "PYTHONPATH": path, **(environment or {})}
     return subprocess.Popen(words, text=True, start_new_session=True, env=env, **pipes, **options)
+
+
+def shown(word: str, real: Mapping[str, str], language: str = "python") -> str:
+    """What the page on Spark shows in a language where a word stands, with real addresses and folders."""
+    page = (TOP / "docs/spark.md").read_text()
+    found = re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    code = "".join(block for block in found if word in block)
+    assert code, f"the page on Spark does not show {word}"
+    spell = re.compile("|".join(map(re.escape, real)))
+    return spell.sub(lambda each: real[each[0]], code)
 
 
 def processes(top: int) -> dict[int, str]:
@@ -101,52 +114,43 @@ def tables(what: str, hosts: str, root: str, directory: str, master: str) -> Non
             say(f"failed {type(error).__name__}")
 
 
-def faulty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition; its first attempt fails when most of them have gone through, or stands still there."""
-    context = TaskContext.get()
-    assert context is not None
-    number = 0
-    for batch in batches:
-        number += batch.num_rows
-        if number > 2_000 and context.attemptNumber() == 0:
-            if context.partitionId() not in STRAGGLERS:
-                msg = "injected failure"
-                raise RuntimeError(msg)
-            time.sleep(20)  # a straggler, which is run a second time meanwhile
-        yield batch
+def faulty(killed: str, rows: int) -> Any:
+    """Makes the first attempt of each partition fail when most of its rows have gone through."""
+
+    def through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context, number = TaskContext.get(), 0
+        assert context is not None
+        for batch in batches:
+            number += batch.num_rows
+            if number > rows * 3 // 4 and context.attemptNumber() == 0:
+                raise RuntimeError("injected failure")
+            yield batch
+        if context.partitionId() == PARTITIONS - 1:
+            eventually(Path(killed).exists, 300)
+
+    return through
 
 
-def kill_one(hosts: str, root: str, after: int, killed: list[int]) -> None:
+def kill_one(hosts: str, root: str, after: int, killed: Path) -> None:
     """Kill an executor once so many tasks are there."""
     with Zkmq.connect(hosts, root=root, gc=False) as zk:
         queue = zk.queue("census")
-        while sum(queue.counts().values()) < after:
-            time.sleep(0.2)  # looks again; whoever runs this has a deadline
+        eventually(lambda: sum(queue.counts().values()) >= after, 300)
     running = [pid for pid, command in processes(os.getpid()).items() if EXECUTOR in command]
     os.kill(running[0], signal.SIGKILL)
-    killed.append(running[0])
+    killed.touch()
 
 
-def write(hosts: str, root: str, total: str) -> None:
-    """Write so many rows by two executors, of which one is killed, while slow tasks are run twice and others fail."""
-    spark = session(
-        CLUSTER,
-        **{
-            "spark.task.maxFailures": "10",
-            "spark.speculation": "true",
-            "spark.speculation.interval": "200ms",
-            "spark.speculation.multiplier": "1.5",
-            "spark.speculation.quantile": "0.3",
-            "spark.sql.execution.arrow.maxRecordsPerBatch": "250",
-        },
-    )
-    killed: list[int] = []
+def write(hosts: str, root: str, total: str, folder: str) -> None:
+    """Write so many rows by two executors, of which one is killed; the first attempt of each partition fails."""
+    conf = {"spark.task.maxFailures": 10, "spark.sql.execution.arrow.maxRecordsPerBatch": 100}
+    spark, killed = session(CLUSTER, **conf), Path(folder, "killed")
     threading.Thread(target=kill_one, args=(hosts, root, int(total) // 3, killed), daemon=True).start()
     df = spark.range(0, int(total), 1, PARTITIONS).selectExpr("concat('t', id) id", "concat('data ', id) data")
-    report = enqueue(df.mapInArrow(faulty, df.schema), "census", hosts=hosts, root=root, batch="load")
-    again = {part.partition for part in report.partitions if part.attempt > 0}
-    told = {"rows": report.rows, "complete": report.complete, "killed": len(killed), "failures": len(again)}
-    say(json.dumps(told | {"doubled": len(again & set(STRAGGLERS))}))
+    broken = df.mapInArrow(faulty(str(killed), int(total) // PARTITIONS), df.schema)
+    report = enqueue(broken, "census", hosts=hosts, root=root, batch="load")
+    again = sum(part.attempt > 0 for part in report.partitions)
+    say(json.dumps({"rows": report.rows, "complete": report.complete, "again": again, "killed": killed.exists()}))
     spark.stop()
 
 
@@ -158,6 +162,32 @@ def stream(hosts: str, root: str, source: str, checkpoint: str) -> None:
     sink = df.writeStream.format("zkmq").options(hosts=hosts, root=root, queue="census")
     sink.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
     spark.stop()
+
+
+def follow(spark: SparkSession, told: dict[str, Any]) -> StreamingQuery:
+    """Follow queues into a Parquet table.
+
+    `told`: `options` of the data source, `checkpoint` and `table` (folders); `until_empty`: end with what has ended by
+    now.
+    """
+    frame = spark.readStream.format("zkmq").options(**told["options"]).load()
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", told["checkpoint"])
+    trigger = {"availableNow": True} if told.get("until_empty") else {"processingTime": "0 seconds"}
+    return writer.option("path", told["table"]).trigger(**trigger).start()
+
+
+def following(text: str) -> None:
+    """Follow as this JSON says, and tell of each batch."""
+    spark = session("local[2]")
+    register(spark)
+    query, seen = follow(spark, json.loads(text)), -1
+    while query.isActive:
+        query.awaitTermination(0.2)
+        progress = query.lastProgress
+        if progress is not None and progress["batchId"] > seen:
+            seen = progress["batchId"]
+            say(f"batch {seen}")
+    query.awaitTermination()
 
 
 def plans(frame: DataFrame) -> str:
@@ -179,24 +209,16 @@ def places(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def reads(master: str, hosts: str, root: str, folder: str, password_file: str) -> None:
-    """Read a secured queue through the data source, and look for the password everywhere.
+    """Read and follow a secured queue through the data source, and look for the password everywhere.
 
     ``ZKMQ_AUTH`` and ``AIRFLOW_CONN_SECURED`` are in the environment, which executors inherit.
     """
     password, events = Path(password_file).read_text(), Path(folder, "events")
     events.mkdir()
-    spark = spark_session(
-        "secured",
-        master,
-        **{
-            "spark.driver.memory": "700m",
-            "spark.executor.memory": "600m",
-            "spark.eventLog.enabled": "true",
-            "spark.eventLog.dir": events.as_uri(),
-            "spark.eventLog.compress": "false",  # it is searched for the password
-            "spark.submit.pyFiles": py_files(folder),
-        },
-    )
+    conf = {"enabled": True, "dir": events.as_uri(), "compress": False}  # it is searched for the password
+    conf = {f"spark.eventLog.{name}": str(value).lower() for name, value in conf.items()}
+    conf |= {"spark.driver.memory": "700m", "spark.executor.memory": "600m", "spark.submit.pyFiles": py_files(folder)}
+    spark = spark_session("secured", master, **conf)
     register(spark)
     reader = spark.read.format("zkmq").options(root=root, columns="task_id,state,data", numPartitions=4)
     by_environment = reader.option("hosts", hosts).option("report", f"{folder}/report").load()
@@ -206,6 +228,9 @@ def reads(master: str, hosts: str, root: str, folder: str, password_file: str) -
     assert (by_environment.count(), by_connection.count()) == (40, 40)
     assert sum(len(row.data) for row in by_environment.collect()) == 400
     assert read_report(f"{folder}/report").rows == 40
+    told = {"options": {"hosts": hosts, "root": root, "numPartitions": "4"}, "until_empty": True}
+    follow(spark, told | {each: f"{folder}/{each}" for each in ("checkpoint", "table")}).awaitTermination()
+    assert spark.read.parquet(f"{folder}/table").count() == 9
     for wrong, why in (
         (spark.read.format("zkmq").options(conn_id="nowhere"), "connection 'nowhere' is not known here"),
         (reader.option("hosts", hosts).option("auth", f"ann:{password}"), "option 'auth' is refused"),
@@ -220,10 +245,10 @@ def reads(master: str, hosts: str, root: str, folder: str, password_file: str) -
         assert len({row.pid for row in had}) >= 2
     assert password not in plans(by_environment) + plans(by_connection)
     spark.stop()
-    written = b"".join(path.read_bytes() for path in events.rglob("*") if path.is_file())
-    assert written
-    assert password.encode() not in written
+    assert list(events.rglob("*"))
+    written = [path for path in Path(folder).rglob("*") if path.is_file() and path != Path(password_file)]
+    assert not [path for path in written if password.encode() in path.read_bytes()]
 
 
 if __name__ == "__main__":
-    {each.__name__: each for each in (tables, write, stream, reads)}[sys.argv[1]](*sys.argv[2:])
+    {each.__name__: each for each in (tables, write, stream, following, reads)}[sys.argv[1]](*sys.argv[2:])

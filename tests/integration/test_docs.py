@@ -50,7 +50,7 @@ def test_the_quickstart_runs(zookeeper: str) -> None:
 
 
 def test_pages_that_are_one_program_run(zookeeper: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """As they stand. The command of the page on scale is run by `test_scale.py`."""
+    """As they stand. The command of the page on scale is run by `test_bench.py`."""
     for page, told in (
         ("docs/guide.md", "the queue is paused"),
         ("docs/scale.md", "groups move"),
@@ -79,7 +79,7 @@ def test_the_page_on_queue_files_redrives(zookeeper: str, tmp_path: Path) -> Non
 #: By what its test finds each block of the page on Spark, and where that test is.
 ON_SPARK = {
     "spark.read.format": "test_data_source.py",
-    "enqueue(df": "test_spark_write.py",
+    "enqueue(df": "test_data_source.py",
     "spark.readStream.format": "test_spark_stream.py",
     "run_pipeline(": "test_reports.py",
     "write_html(": "test_reports.py",

@@ -10,7 +10,6 @@ import statistics
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ pytest.importorskip("pyspark")
 from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.spark import job, report
-from airflow_provider_zkmq.spark.answers import failures, waiting
+from airflow_provider_zkmq.spark.answers import advice, failures, waiting
 from airflow_provider_zkmq.spark.answers.capacity import Target
 from airflow_provider_zkmq.spark.answers.frames import OTHERS
 from airflow_provider_zkmq.spark.answers.load import Load
@@ -28,7 +27,9 @@ from airflow_provider_zkmq.spark.answers.report import answer
 from airflow_provider_zkmq.spark.history.gold import summarise
 from airflow_provider_zkmq.spark.history.silver import refine
 from tests.integration.answers import START, History, Try
-from tests.integration.histories import Histories, runs_by_pandas, write_bronze
+from tests.integration.histories import HOUR, Histories, runs_by_pandas, write_bronze
+from tests.integration.histories import START as EPOCH
+from tests.integration.spark_programs import shown
 from tests.unit.queueing import Simulation, Staff
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
@@ -44,16 +45,13 @@ def mixed() -> History:
     """Three queues; one with two classes, tries that fail in four ways, and a class without filters."""
     history = History()
     for n in range(120):
-        name, began = f"size={'large' if n % 3 else 'small'}", n * 60.0
-        worker = f"worker-{n % 4}"
+        began, worker = n * 60.0, f"worker-{n % 4}"
         tries = [Try(began + 1 + n / 10, began + 31, worker)]
         if n % 5 == 0:
-            lost = "rescued" if n % 10 else "failed"
-            broken = Try(
-                began + 1, began + 2, worker, lost, ERRORS[n // 10 % 4].format(n=n) if lost == "failed" else None
-            )
-            tries = [broken, Try(began + 30, began + 40, worker)] if n % 15 else [broken]
-        history.add(name, began, tries, queue="census")
+            lost, error = ("failed", ERRORS[n // 10 % 4].format(n=n)) if n % 10 == 0 else ("rescued", None)
+            tries = [Try(began + 1, began + 2, worker, lost, error)]
+            tries += [Try(began + 30, began + 40, worker)] if n % 15 else []
+        history.add(f"size={'large' if n % 3 else 'small'}", began, tries, queue="census")
     for n in range(30):
         history.add("", n * 10.0, [Try(n * 10 + 2.0, n * 10 + 3.0, "mail-1")], queue="mail")
     history.add("", 5.0, [], queue="mail", state="cancelled")
@@ -68,30 +66,30 @@ def frames(spark):
 
 @pytest.fixture(scope="module")
 def answered(frames):
-    """The sections on the mixed history."""
+    """The rows of each table of each section on the mixed history."""
     sections = answer(frames, recent=3_600, target=Target(60.0), top=20)
-    return {section.name: {table.name: table.rows for table in section.tables} for section in sections}
+    return {(section.name, table.name): table.rows for section in sections for table in section.tables}
 
 
+@pytest.mark.full
 def test_what_ended_and_waited_is_what_the_rows_say(answered) -> None:
     """Counts and percentiles of each queue and class, the longest wait first, also without filters and of one task."""
     runs = mixed().runs
-    queues = {row["queue"]: row for row in answered["overview"]["queues"]}
+    queues = {row["queue"]: row for row in answered["overview", "queues"]}
     assert {queue: row["runs"] for queue, row in queues.items()} == Counter(run["queue"] for run in runs)
     assert (queues["census"]["dead"], queues["mail"]["cancelled"]) == (8, 1)
-    classes = answered["waiting"]["classes"]
+    classes = answered["waiting", "classes"]
     assert [row["wait_p95"] for row in classes] == sorted((row["wait_p95"] for row in classes), reverse=True)
     for row in classes:
         own = [run for run in runs if (run["queue"], run["class"]) == (row["queue"], row["class"])]
         waits = [run["wait_ms"] / 1000 for run in own if run["wait_ms"] is not None]
-        assert row["runs"] == len(own)
+        assert (row["runs"], row["wait_max"]) == (len(own), max(waits))
         assert row["wait_mean"] == pytest.approx(statistics.mean(waits))
-        assert row["wait_max"] == max(waits)
         if len(waits) > 1:
             cuts = statistics.quantiles(waits, n=100, method="inclusive")
             assert [row[f"wait_p{point}"] for point in (50, 95, 99)] == pytest.approx([cuts[49], cuts[94], cuts[98]])
     assert ("mail", "") in {(row["queue"], row["class"]) for row in classes}
-    retries = {row["class"]: row for row in answered["retries"]["retries"]}
+    retries = {row["class"]: row for row in answered["retries", "retries"]}
     assert {name: row["retries"] for name, row in retries.items()} == {"size=large": 16, "size=small": 0}
     assert retries["size=small"]["dead"] == 8
 
@@ -105,47 +103,42 @@ def masked(error: str) -> tuple[str, str]:
     return match[1] if match else "", text.strip()
 
 
+@pytest.mark.full
 def test_failures_meet_by_kind_and_masked_text(answered) -> None:
     """Each group is the one that Python's expressions make, too, with its tasks, the latest as examples."""
     lost = [each for each in mixed().deliveries if each["outcome"] != "finished"]
     told = [each["error"] or f"{each['outcome']}, no error told" for each in lost]
     expected = Counter(map(masked, told))
-    groups = answered["failures"]["groups"]
+    groups = answered["failures", "groups"]
     assert {(row["kind"], row["text"]): row["failures"] for row in groups} == expected
     assert [row["failures"] for row in groups] == sorted(expected.values(), reverse=True)
     killed = next(row for row in groups if row["kind"] == "exit code 137")
     own = [each["task_id"] for each in lost if each["error"] == "exit code 137: Killed"]
     assert killed["examples"].split() == own[::-1][:3]
     assert killed["tasks"] == len(set(own))
-    assert answered["failures"]["worst"][0]["failures"] == 1
-    assert answered["failures"]["latest"][0]["error"] in told
+    assert answered["failures", "worst"][0]["failures"] == 1
+    assert answered["failures", "latest"][0]["error"] in told
 
 
-def test_consumers_stand_side_by_side(answered) -> None:
-    """Deliveries, failures, times, and how busy each was."""
-    rows = {(row["queue"], row["consumer"]): row for row in answered["consumers"]["consumers"]}
+@pytest.mark.full
+def test_consumers_hours_and_capacity_are_those_of_the_rows(answered) -> None:
+    """How busy each consumer was; gold's hours, summed over classes; every class, also without filters, of one task."""
+    rows = {(row["queue"], row["consumer"]): row for row in answered["consumers", "consumers"]}
     deliveries = mixed().deliveries
     assert set(rows) == {(each["queue"], each["consumer"]) for each in deliveries}
     for key, row in rows.items():
         own = [each for each in deliveries if (each["queue"], each["consumer"]) == key]
-        assert row["deliveries"] == len(own)
-        assert row["failed"] == sum(each["outcome"] != "finished" for each in own)
+        assert (row["deliveries"], row["failed"]) == (len(own), sum(each["outcome"] != "finished" for each in own))
         assert row["run_p50"] == pytest.approx(statistics.median(each["run_ms"] for each in own) / 1000)
         assert 0 <= row["utilisation"] < 1
 
-
-def test_depth_and_flow_go_by_hours(answered) -> None:
-    """Gold's hours, summed over the classes of a queue."""
-    hours = [row for row in answered["depth"]["hours"] if row["queue"] == "census"]
+    hours = [row for row in answered["depth", "hours"] if row["queue"] == "census"]
     assert [row["arrivals"] for row in hours] == [60, 60]
     assert sum(row["ended"] for row in hours) == 120
     assert all(row["depth_mean"] > 0 for row in hours)
-    assert {row["queue"] for row in answered["depth"]["trends"]} == {"census", "mail", "single"}
+    assert {row["queue"] for row in answered["depth", "trends"]} == {"census", "mail", "single"}
 
-
-def test_capacity_is_told_of_every_class(answered) -> None:
-    """Also of a queue without filters, and of one that had one task."""
-    rows = {(row["queue"], row["class"]): row for row in answered["capacity"]["capacity"]}
+    rows = {(row["queue"], row["class"]): row for row in answered["capacity", "capacity"]}
     assert set(rows) == {("census", "size=large"), ("census", "size=small"), ("mail", ""), ("single", "one=1")}
     large = rows["census", "size=large"]
     assert large["servers"] == 4
@@ -154,89 +147,71 @@ def test_capacity_is_told_of_every_class(answered) -> None:
     assert rows["mail", ""]["needed"] == rows["single", "one=1"]["needed"] == 1
 
 
+@pytest.mark.full
 def test_what_is_too_much_for_a_table_is_summed(frames) -> None:
     """Two rows of each table, and one for all others; nothing is lost from the sums."""
     frames = frames.with_seconds()
-    queues = waiting.queues(frames, 1)
-    assert [(row["queue"], row["runs"]) for row in queues] == [("census", 120), (OTHERS, 32)]
+    assert [(row["queue"], row["runs"]) for row in waiting.queues(frames, 1)] == [("census", 120), (OTHERS, 32)]
     named = frames.with_classes(waiting.classes(frames, 2))
     assert sorted((row["queue"], row["class"], row["runs"]) for row in waiting.rows(named.runs)) == [
         *(("census", "size=large", 80), ("census", "size=small", 40)),
         *(("mail", OTHERS, 31), ("single", OTHERS, 1)),
     ]
     groups = failures.groups(frames, 1)
-    assert groups[-1]["queue"] == OTHERS
-    assert sum(row["failures"] for row in groups) == 24
+    assert (groups[-1]["queue"], sum(row["failures"] for row in groups)) == (OTHERS, 24)
 
 
 @pytest.mark.full
 def test_the_capacity_read_from_a_history_is_that_of_the_simulated_queue(spark) -> None:
     """Arrival rates, who serves what, how many, and run times are read off the rows: the waits are within 20 %."""
     staff = [Staff("a", 2, 10.0), Staff("ab", 2, 12.0)]
-    simulation = Simulation({"a": 0.16, "b": 0.09}, staff, seed=2).run(3_000)
-    frames = History().simulated(simulation.served).frames(spark).with_seconds()
-    load = Load(frames, 1e9)
-    assert {crew.classes: crew.servers for crew in load.crews()["q"]} == {
-        frozenset({"class=a"}): 2,
-        frozenset({"class=a", "class=b"}): 2,
-    }
-    from airflow_provider_zkmq.spark.answers import advice
-
+    queue = Simulation({"a": 0.16, "b": 0.09}, staff, seed=2)
+    simulation = replace(queue, served=[]).run(3_000)
+    load = Load(History().simulated(simulation.served).frames(spark).with_seconds(), 1e9)
+    a, both = frozenset({"class=a"}), frozenset({"class=a", "class=b"})
+    assert {crew.classes: crew.servers for crew in load.crews()["q"]} == {a: 2, both: 2}
     target = Target(120.0)
     rows = {row["class"]: row for row in advice.rows(load.demands(), load.crews(), target)}
     for name in "ab":
-        assert rows[f"class={name}"]["model_mean"] == pytest.approx(simulation.mean(name), rel=0.2)
-        assert rows[f"class={name}"]["measured_mean"] == pytest.approx(simulation.mean(name), rel=0.2)
-    more = [replace_servers(staff, more) for more in range(1, 8)]
-    longer = Simulation({"a": 0.16, "b": 0.09}, staff, seed=2)
+        for mean in ("model_mean", "measured_mean"):
+            assert rows[f"class={name}"][mean] == pytest.approx(simulation.mean(name), rel=0.2)
     tried = next(
-        sum(member.servers for member in each if "b" in member.classes)
-        for each in more
-        if replace(longer, staff=each, served=[]).run(40_000).quantile("b", 0.95) <= target.wait
+        more
+        for more in range(1, 8)
+        if replace(queue, staff=[staff[0], staff[1]._replace(servers=more)], served=[]).run(40_000).quantile("b", 0.95)
+        <= target.wait
     )
     assert rows["class=b"]["needed"] == pytest.approx(tried, rel=0.2)
 
 
 @pytest.mark.full
-def test_tasks_that_need_less_than_a_millisecond_are_served(spark) -> None:
-    """One task of no measurable run time: somebody serves its class, one is enough, and one task is spelt as one."""
+def test_tasks_of_no_time_and_errors_of_no_words_are_told(spark) -> None:
+    """Somebody serves a class of no measurable run time, and one is enough; one task is spelt as one.
+
+    Blank errors are no group without a name: they are told by how the delivery ended.
+    """
     frames = History().add("a=1", 0.0, [Try(1.0, 1.0)]).frames(spark)
     sections = {section.name: section for section in answer(frames, recent=3_600, target=Target(60.0), top=20)}
     (row,) = sections["capacity"].tables[0].rows
     assert (row["verdict"], row["servers"], row["needed"]) == ("enough", 1, 1)
     assert sections["depth"].said == ["q was deepest: 1 task waited after 2026-11-22 06:00 UTC."]
-
-
-def test_an_error_without_words_is_told_by_how_the_delivery_ended(spark) -> None:
-    """Blank texts are no group without a name."""
     history = History()
     for n, error in enumerate((None, "", " \n")):
         history.add("a=1", n, [Try(n, n + 1, outcome="failed", error=error)])
-    frames = history.frames(spark)
-    (group,) = failures.groups(frames.with_seconds(), 20)
+    (group,) = failures.groups(history.frames(spark).with_seconds(), 20)
     (said,) = failures.section([group | {"failures": 1}], []).said
     assert said.endswith("most often, once in 3 tasks of q: failed, no error told")
     assert (group["kind"], group["text"], group["failures"]) == ("", "failed, no error told", 3)
 
 
-def replace_servers(staff: list[Staff], servers: int) -> list[Staff]:
-    """The same with so many consumers that accept both classes."""
-    return [member._replace(servers=servers) if len(member.classes) > 1 else member for member in staff]
-
-
-def archive(spark, directory: Path, queue: str = "census", ids: int = 40) -> Histories:
-    """An archive of a queue with all its tables."""
-    histories = Histories(7, days=1.0)
-    histories.number(histories.make(ids), 1)
-    write_bronze(spark, directory / queue, histories.rows, 10_000)
-    refine(directory / queue, spark)
-    summarise(directory / queue, spark)
-    return histories
-
-
+@pytest.mark.xdist_group("spark")
 def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, capsys) -> None:
     """A part of its time, and one in which there is nothing; as JSON, as text and as a page; a part that is lost."""
-    histories = archive(spark, tmp_path)
+    histories, home = Histories(7, days=1.0), tmp_path / "census"
+    histories.number(histories.make(20), 1)
+    write_bronze(spark, home, histories.rows, 10_000)
+    refine(home, spark)
+    summarise(home, spark)
     runs = runs_by_pandas(histories.rows)
     none = report(tmp_path, "census", spark=spark, since=START + timedelta(days=900))
     assert none.section("overview").said == ["No task ended in this time."]
@@ -248,7 +223,7 @@ def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, c
     where = ["--directory", str(tmp_path), "--html", str(page), "--since", "2026-01-01T12:00:00Z"]
     assert cli.main(["report", "census", *where, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    noon = 1_767_225_600_000 + 12 * 3_600_000
+    noon = EPOCH + 12 * HOUR
     assert told["overview"]["queues"][0]["runs"] == (runs["ended"] >= noon).sum()
     assert told["since"] == "2026-01-01T12:00:00+00:00"
     dead = [row["ended"] >= noon for row in histories.rows if row["state"] == "dead"]
@@ -263,36 +238,25 @@ def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, c
     assert told.count("\n") == 1
 
 
-def blocks(language: str, *words: str) -> list[str]:
-    """What the page on Spark shows in a language, of those blocks that speak of the pipeline or of reports."""
-    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-    found = re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    return [block for block in found if any(word in block for word in words)]
-
-
 @pytest.mark.full
-def test_the_page_s_pipeline_and_reports_run(spark, zk, zookeeper, tmp_path, capsys) -> None:
+def test_the_page_s_pipeline_and_reports_run(spark, zk, where, tmp_path, capsys) -> None:
     """What it shows in Python and as commands, but for addresses and folders, one after the other."""
     zk.queue("census").enqueue(b"x")
     zk.queue("census").claim(timeout=5).complete(b"y")
-    reach = {"hosts": zookeeper, "root": zk.config.root}
-    shown = {
-        '{"hosts": "127.0.0.1:2181"}': repr(reach),
-        "--conn-id zkmq_default": f"--hosts {reach['hosts']} --root {reach['root']}",
+    real = {
+        '{"hosts": "127.0.0.1:2181"}': repr(where),
+        "--conn-id zkmq_default": "--hosts {hosts} --root {root}".format(**where),
         "/var/lib/zkmq/archive": str(tmp_path / "archive"),
         "/archive": str(tmp_path / "archive"),
         "report.html": str(tmp_path / "report.html"),
     }
-    spell = re.compile("|".join(map(re.escape, shown)))
-    (pipeline,), (reports,) = blocks("python", "run_pipeline("), blocks("python", "write_html(")
-    lines = "".join(blocks("sh", "spark.job pipeline", "zkmq report")).splitlines()
-    for code in (pipeline, reports):
-        exec(compile(spell.sub(lambda found: shown[found[0]], code), "docs/spark.md", "exec"), {})  # noqa: S102
-    runs = {"python -m airflow_provider_zkmq.spark.job": job.main, "zkmq": cli.main}
+    for word in ("run_pipeline(", "write_html("):
+        exec(compile(shown(word, real), "docs/spark.md", "exec"), {})  # noqa: S102
     assert "queue census: bronze: 1 rows, 1 in all" in capsys.readouterr().out
+    lines = [line for word in ("spark.job pipeline", "zkmq report") for line in shown(word, real, "sh").splitlines()]
     for line in lines:
-        program = next(each for each in runs if line.startswith(each))
-        arguments = spell.sub(lambda found: shown[found[0]], line.removeprefix(program))
-        assert runs[program](shlex.split(arguments)) == 0, capsys.readouterr().err
-    assert len(lines) == 3
+        run, arguments = (cli.main, line.removeprefix("zkmq ")) if line.startswith("zkmq ") else (job.main, line)
+        words = shlex.split(arguments.removeprefix("python -m airflow_provider_zkmq.spark.job"))
+        assert run(words) == 0, capsys.readouterr().err
+    assert len(set(lines)) == 3
     assert (tmp_path / "report.html").is_file()

@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,29 +18,18 @@ import pytest
 pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, Queue
-from airflow_provider_zkmq.spark.history.bronze import archive_queue
+from airflow_provider_zkmq.spark.history import reading
+from airflow_provider_zkmq.spark.history.bronze import STEPS, archive_queue
 from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, read_manifest
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
-from airflow_provider_zkmq.spark.history.reading import (
-    read_consumers,
-    read_deliveries,
-    read_history,
-    read_hourly,
-    read_runs,
-)
-from tests.integration.ended import ended_tasks, finish
+from tests.integration.ended import ended_runs, ended_tasks, finish, produce
 from tests.integration.spark_programs import CLUSTER, EXECUTOR, processes, program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
 SCALE = pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="takes minutes: ZKMQ_SCALE=1")
-#: Where the pipeline is cut off here; the archive's own steps have a test of their own.
-SEAMS = (
-    "bronze: published",
-    "silver: staged deliveries",
-    "silver: adopted",
-    "gold: staged hours",
-    "gold: adopted",
-)
+#: Where the pipeline is cut off here.
+SEAMS = [f"bronze: {step}" for step in STEPS]
+SEAMS += ["silver: staged deliveries", "silver: adopted", "gold: staged hours", "gold: adopted"]
 #: Processes that are killed: those of Spark by a word of their command line.
 DRIVER, WORKER, NOBODY = "driver", "pyspark.daemon", "nobody"
 
@@ -50,27 +40,28 @@ class Crash(BaseException):
 
 def check_counts(spark, directory: Path, count: int, deliveries: int) -> None:
     """Each run is in bronze and in silver once; gold's hours add up to the same, and to the deliveries."""
-    bronze = sorted(read_history(spark, directory, "census").select("id", "version").collect())
-    assert bronze == sorted(read_runs(spark, directory, "census").select("task_id", "version").collect())
-    assert bronze == sorted(set(bronze))
-    assert len(bronze) == count
-    assert read_deliveries(spark, directory, "census").count() == deliveries
-    hours = read_hourly(spark, directory, "census").groupBy().sum("arrivals", "ended", "deliveries", "retries").first()
-    assert tuple(hours) == (count, count, deliveries, deliveries - count)
-    assert read_consumers(spark, directory, "census").groupBy().sum("deliveries").first()[0] == deliveries
+    bronze = sorted(reading.read_history(spark, directory, "census").select("id", "version").collect())
+    assert bronze == sorted(reading.read_runs(spark, directory, "census").select("task_id", "version").collect())
+    assert len(bronze) == len(set(bronze)) == count
+    assert reading.read_deliveries(spark, directory, "census").count() == deliveries
+    hours = reading.read_hourly(spark, directory, "census").groupBy()
+    summed = hours.sum("arrivals", "ended", "deliveries", "retries").first()
+    assert tuple(summed) == (count, count, deliveries, deliveries - count)
+    assert reading.read_consumers(spark, directory, "census").groupBy().sum("deliveries").first()[0] == deliveries
 
 
+@pytest.mark.xdist_group("spark")
 def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, where, q, zk, tmp_path) -> None:
     """Also where a broken manifest and a missing queue end the turns of two others: they are told of, and raised."""
     lines: list[str] = []
-    ids = finish(q, 14, dead=2, retried=3)
+    ids = finish(q, 8, dead=2, retried=3)
     (done,) = run_pipeline(where, None, tmp_path, spark, lifetime=0, progress=lines.append).queues
     # dead letters stand until somebody deals with them; clean-up leaves them
-    assert (done.steps["bronze"]["rows"], done.steps["gc"]["deleted"]) == (14, 14 - 2)
-    assert (done.steps["silver"]["runs"], done.error) == (14, None)
+    assert (done.steps["bronze"]["rows"], done.steps["gc"]["deleted"]) == (8, 8 - 2)
+    assert (done.steps["silver"]["runs"], done.error) == (8, None)
     assert [line.split(": ")[1] for line in lines] == ["mark", "bronze", "gc", "silver", "gold", "compaction"]
     assert all(line.startswith("queue census: ") for line in lines)
-    check_counts(spark, tmp_path, 14, 14 + 3)
+    check_counts(spark, tmp_path, 8, 8 + 3)
     again = run_pipeline(where, ["census"], tmp_path, spark, lifetime=0).queues[0].steps
     assert (again["bronze"]["rows"], again["silver"]["runs"], again["gold"]["days written"]) == (0, 0, 0)
 
@@ -85,33 +76,49 @@ def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, wh
     assert "does not exist" in absent.error
     assert (good.error, good.steps["silver"]["runs"]) == (None, 3)
     assert any("CorruptRecord" in line for line in lines)
-    check_counts(spark, tmp_path, 17, 17 + 3)
-    assert {row.id for row in read_history(spark, tmp_path, "census").collect()} == set(ids)
+    check_counts(spark, tmp_path, 11, 11 + 3)
+    assert {row.id for row in reading.read_history(spark, tmp_path, "census").collect()} == set(ids)
     with pytest.raises(ConfigError):
         run_pipeline(where, ["no/name"], tmp_path, spark)
 
 
+def crash_at(wanted: str) -> Callable[[str], None]:
+    def after(step: str) -> None:
+        if step == wanted:
+            raise Crash(step)
+
+    return after
+
+
 @pytest.mark.full
 def test_a_crash_at_any_seam_loses_and_doubles_nothing(spark, where, q, tmp_path, subtests) -> None:
-    """Cut off at one seam after the other, with new tasks each time; readers read whole tables in between."""
+    """Cut off at one seam after the other, with new tasks each time, also a dead letter that left before.
+
+    Readers read whole tables in between; clean-up deletes only what the archive has, and the znode follows it.
+    """
     home = tmp_path / "census"
+    q.configure(archive=True)
     for seam in SEAMS:
-        finish(q, 3, dead=1, retried=1)
-
-        def crash(step: str, wanted: str = seam) -> None:
-            if step == wanted:
-                raise Crash(step)
-
+        left, *_ = finish(q, 4, dead=2, retried=1)
+        q.drop(left)
         with subtests.test(seam=seam):
-            with contextlib.suppress(Crash):
-                run_pipeline(where, ["census"], tmp_path, spark, lifetime=0, after=crash)
-            ended = read_hourly(spark, tmp_path, "census").groupBy().sum("ended").first()[0] or 0
-            runs = read_runs(spark, tmp_path, "census").count()
+            with pytest.raises(Crash):
+                run_pipeline(where, ["census"], tmp_path, spark, lifetime=0, after=crash_at(seam))
+            held = read_manifest(home)
+            assert q.collect_garbage(lifetime=0).collected <= held.rows  # whatever was deleted is in the archive
+            assert (q.archive().watermark < held.watermark) == (seam == "bronze: published")
+            if seam == "bronze: published":  # the znode is brought up to the manifest first
+                with pytest.raises(Crash):
+                    archive_queue(where, "census", tmp_path, spark, after=crash_at("begun"))
+                assert q.archive().watermark == held.watermark
+            ended = reading.read_hourly(spark, tmp_path, "census").groupBy().sum("ended").first()[0] or 0
+            runs = reading.read_runs(spark, tmp_path, "census").count()
             marks = {read_manifest(home / table).watermark for table in (SILVER, GOLD)}
             assert ended <= runs
             assert len(marks) == 2 or ended == runs
     run_pipeline(where, ["census"], tmp_path, spark, lifetime=0)
-    check_counts(spark, tmp_path, 3 * len(SEAMS), 4 * len(SEAMS))
+    check_counts(spark, tmp_path, 4 * len(SEAMS), 5 * len(SEAMS))
+    assert (len(q.ids()), q.departed_between(0, q.zxid())) == (len(SEAMS), []), "dead letters stand"
     for table, kinds in ((".", ["runs"]), (SILVER, ["runs", "deliveries"]), (GOLD, ["hourly", "consumers"])):
         manifest = read_manifest(home / table)
         named = {part.path for part in manifest.runs} | {"/".join(path.split("/")[:2]) for path, _ in manifest.retired}
@@ -128,26 +135,21 @@ class Tables:
 
     def hear(self) -> str:
         """What it says next; empty where it has ended."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return self.process.stdout.readline().strip()  # type: ignore[union-attr]
 
     def begin(self) -> None:
         """Have it begin a run."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        self.process.stdin.write("go\n")  # type: ignore[union-attr]
+        self.process.stdin.flush()  # type: ignore[union-attr]
 
     def outcome(self) -> str:
         """What becomes of the run that it is in; empty where it was killed."""
-        while (line := self.hear()).startswith("step "):
-            pass
-        return line
+        return next(line for line in iter(self.hear, None) if not line.startswith("step "))
 
     def kill(self, victim: str, rand: random.Random) -> None:
         """Kill one of its processes, as ``kill -9`` does; none where there is none such now."""
-        family = processes(self.process.pid)
-        found = [pid for pid, line in family.items() if victim in line] if victim != DRIVER else [self.process.pid]
-        if found:
+        family = {self.process.pid: DRIVER} if victim == DRIVER else processes(self.process.pid)
+        if found := [pid for pid, line in family.items() if victim in line]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rand.choice(found), signal.SIGKILL)
 
@@ -159,22 +161,6 @@ class Tables:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
-
-
-def produce(queue: Queue, count: int, number: int) -> None:
-    """Tasks that finish, one at its second delivery; one that dies and is dropped; one whose id is run again."""
-    ended_tasks(queue, count, first=number * count)
-    finish(queue, 1, retried=1)
-    for _ in range(2):
-        queue.enqueue(b"x", task_id="again")
-        queue.claim(timeout=20).complete(b"r")
-    queue.enqueue(b"x", task_id=f"dead{number}")
-    queue.claim(timeout=20).fail("no", retry=False)
-    queue.drop(f"dead{number}")
-
-
-def ended_runs(queue: Queue) -> set[tuple[str, int]]:
-    return {each[:2] for each in queue.ended_between(0)}
 
 
 def endure(
@@ -218,7 +204,7 @@ def endure(
 @pytest.mark.parametrize(
     ("what", "master", "victims", "count"),
     [
-        ("archive", "local[2]", [WORKER, WORKER, DRIVER], 600),
+        ("archive", "local[2]", [WORKER, DRIVER], 300),
         pytest.param("archive", "local[2]", [DRIVER, WORKER] * 10, 1_500, marks=SCALE),
         pytest.param("pipeline", "local[2]", [DRIVER] * int(os.environ.get("ZKMQ_KILLS", "20")), 10, marks=SCALE),
         pytest.param("pipeline", CLUSTER, [EXECUTOR, WORKER, DRIVER] * 2 + [NOBODY], 1_500, marks=SCALE),
@@ -230,12 +216,11 @@ def test_what_is_killed_in_a_run_loses_and_doubles_nothing(
     """Drivers, Python workers and executors at random moments; one more run has every run that ended, once."""
     q.configure(archive=True)
     ended = endure(what, where, q, tmp_path, victims, master, count)
-    if what == "archive":
-        archive_queue(where, "census", tmp_path, spark)
-    else:
+    archive_queue(where, "census", tmp_path, spark)
+    if what == "pipeline":
         run_pipeline(where, ["census"], tmp_path, spark, lifetime=0)
         check_counts(spark, tmp_path, len(ended), len(ended) + len(victims))
-    rows = [tuple(row) for row in read_history(spark, tmp_path, "census").select("id", "version").collect()]
+    rows = [tuple(row) for row in reading.read_history(spark, tmp_path, "census").select("id", "version").collect()]
     assert len(rows) == len(set(rows)) == len(ended) == len(victims) * (count + 4)
     assert set(rows) == ended
     assert read_manifest(tmp_path / "census").rows == len(rows)

@@ -6,17 +6,15 @@ import itertools
 import json
 import os
 import random
-import re
 import signal
-import subprocess
 import sys
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -26,10 +24,10 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from airflow_provider_zkmq.engine import Error, Message, OrderedEnum, Queue, Task, Zkmq
+from airflow_provider_zkmq.engine import OrderedEnum, Queue, Zkmq
 from airflow_provider_zkmq.spark import register
-from tests.faulty import Faulty
-from tests.integration.following import follow
+from tests.integration.ended import ended_runs, produce
+from tests.integration.spark_programs import follow, program, shown
 from tests.support import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
@@ -44,10 +42,9 @@ def queue(zk: Zkmq) -> Queue:
 
 
 @pytest.fixture
-def told(zookeeper: str, root: str, tmp_path: Path) -> dict[str, Any]:
+def told(where: dict[str, str], tmp_path: Path) -> dict[str, Any]:
     """What a stream of this test's queues is told."""
-    options = {"hosts": zookeeper, "root": root}
-    return {"options": options, "checkpoint": str(tmp_path / "checkpoint"), "table": str(tmp_path / "table")}
+    return {"options": where, "checkpoint": str(tmp_path / "checkpoint"), "table": str(tmp_path / "table")}
 
 
 @pytest.fixture
@@ -118,6 +115,7 @@ def ended(spark: SparkSession, told: dict[str, Any]) -> list[tuple[str, str]]:
     return [(row.task_id, row.state) for row in table(spark, told)]
 
 
+@pytest.mark.xdist_group("spark")
 def test_a_restart_goes_on_from_the_checkpoint(streaming: SparkSession, queue: Queue, told: dict[str, Any]) -> None:
     """Each run that ended once, finished, dead or cancelled, whatever became of its task since."""
     finish(queue, "a")
@@ -131,69 +129,34 @@ def test_a_restart_goes_on_from_the_checkpoint(streaming: SparkSession, queue: Q
     queue.drop("d")
     finish(queue, "a")
     follow_to_the_end(streaming, told)
-    expected = [
-        ("a", "finished"),
-        ("b", "dead"),
-        ("c", "cancelled"),
-        ("b", "finished"),
-        ("d", "dead"),
-        ("a", "finished"),
-    ]
-    assert ended(streaming, told) == expected
+    finished, dead = [(name, "finished") for name in "aba"], [(name, "dead") for name in "bd"]
+    assert ended(streaming, told) == [finished[0], dead[0], ("c", "cancelled"), finished[1], dead[1], finished[2]]
     rows = table(streaming, told)
-    first, dead = rows[0], rows[4]
-    assert (first.queue, first.status, bytes(first.data), bytes(first.result)) == (
-        "q", "done-awaiting-gc", b"data a", b"result a",
-    )  # fmt: skip
+    first, letter = rows[0], rows[4]
+    said = first.queue, first.status, bytes(first.data), bytes(first.result)
+    assert said == ("q", "done-awaiting-gc", b"data a", b"result a")
     assert (json.loads(first.metadata), first.filters, first.attempt) == ({"n": 1}, {"size": "small"}, 1)
-    assert (dead.error, dead.filters, [each.outcome for each in dead.history]) == (
-        "no d",
-        {"size": "large"},
-        ["failed"],
-    )
+    outcomes = [each.outcome for each in letter.history]
+    assert (letter.error, letter.filters, outcomes) == ("no d", {"size": "large"}, ["failed"])
     assert rows[5].version == queue.task("a").version
     assert [bytes(row.data) for row in rows if row.task_id == "b"] == [b"data b"] * 2
 
 
-def test_batches_are_bounded_and_columns_states_and_selectors_chosen(
-    streaming: SparkSession, queue: Queue, told: dict[str, Any]
-) -> None:
-    finish(queue, *(f"f{n}" for n in range(5)))
-    bury(queue, *(f"d{n}" for n in range(5)))
-    told["options"] |= {
-        "maxTasksPerTrigger": "4", "columns": "task_id,ended_at,version", "states": "dead,cancelled",
-        "selector": "size==large", "queues": "q",
-    }  # fmt: skip
-    query = follow_to_the_end(streaming, told)
-    assert json.loads(query.lastProgress["sources"][0]["endOffset"])["runs"] == 2
-    frame = streaming.read.parquet(told["table"])
-    assert frame.columns == ["task_id", "ended_at", "version"]
-    assert sorted(row.task_id for row in frame.collect()) == [f"d{n}" for n in range(5)]
-    assert [progress["batchId"] for progress in query.recentProgress] == [0, 1, 2]
-
-
 def follow_as_shown(_: SparkSession, told: dict[str, Any]) -> StreamingQuery:
     """What the documentation shows, executed as it stands, but for addresses and times."""
-    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-    (code,) = (
-        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "spark.readStream.format" in each
-    )
     options = ", ".join(f"{name}={value!r}" for name, value in told["options"].items())
-    for shown, real in (
-        ('hosts="127.0.0.1:2181"', options), ('queues="census"', 'queues="q"'), ("10 seconds", "0 seconds"),
-        ("/data/census-checkpoint", told["checkpoint"]), ("/data/census", told["table"]),
-    ):  # fmt: skip
-        assert shown in code
-        code = code.replace(shown, real)
+    real = {
+        'hosts="127.0.0.1:2181"': options, 'queues="census"': 'queues="q"', "10 seconds": "0 seconds",
+        "/data/census-checkpoint": told["checkpoint"], "/data/census": told["table"],
+    }  # fmt: skip
     names: dict[str, Any] = {}
-    exec(compile(code, "docs/spark.md", "exec"), names)  # noqa: S102
+    exec(compile(shown("spark.readStream.format", real), "docs/spark.md", "exec"), names)  # noqa: S102
     query: StreamingQuery = names["query"]
     return query
 
 
-def test_an_idle_stream_makes_no_batch_and_writes_nothing(
-    streaming: SparkSession, queue: Queue, told: dict[str, Any]
-) -> None:
+@pytest.mark.full
+def test_an_idle_stream_makes_no_batch_and_writes_nothing(streaming, queue, told) -> None:
     """It looks again all the time: a run that ends is read without being waited for. The query is the page's."""
     streaming.conf.set("spark.sql.streaming.noDataProgressEventInterval", "300")
     finish(queue, "a")
@@ -223,16 +186,21 @@ def refusal(spark: SparkSession, told: dict[str, Any]) -> str:
 
 
 @pytest.mark.full
-def test_errors_say_in_their_first_line_what_is_wrong(
-    streaming: SparkSession, queue: Queue, told: dict[str, Any]
-) -> None:
+def test_options_choose_and_errors_say_in_their_first_line_what_is_wrong(streaming, queue, told, tmp_path) -> None:
+    """Batches are bounded, and columns, states and selectors chosen; what is wrong, or lost, is told."""
     finish(queue, "a")
+    bury(queue, *(f"d{n}" for n in range(3)))
     options = told["options"]
-    for wrong, error in (
-        ({"queues": "qq"}, "queue 'qq' does not exist"),
-        ({"startingOffsets": "soon"}, "startingOffsets must be"),
-        ({"hosts": "127.0.0.1:1", "connectTimeout": "1"}, "no ZooKeeper server answered at 127.0.0.1:1"),
-    ):
+    chosen = {"maxTasksPerTrigger": "2", "columns": "task_id,version", "states": "dead,cancelled"}
+    folders = {"table": str(tmp_path / "few"), "checkpoint": str(tmp_path / "few-checkpoint")}
+    few = told | folders | {"options": options | chosen | {"selector": "size==large", "queues": "q"}}
+    query = follow_to_the_end(streaming, few)
+    assert [json.loads(each["sources"][0]["endOffset"])["runs"] for each in query.recentProgress] == [2, 2]
+    assert [tuple(row) for row in table(streaming, few)] == [(f"d{n}", queue.task(f"d{n}").version) for n in range(3)]
+    queue.clear("dead")
+    told["options"] = options = options | {"states": "finished"}
+    nowhere = {"hosts": "127.0.0.1:1", "connectTimeout": "1"}
+    for wrong, error in (({"queues": "qq"}, "queue 'qq' does not exist"), (nowhere, "no ZooKeeper server answered at")):
         assert error in refusal(streaming, told | {"options": options | wrong})
     follow_to_the_end(streaming, told)
     finish(queue, "b")
@@ -245,9 +213,7 @@ def test_errors_say_in_their_first_line_what_is_wrong(
 
 
 @pytest.mark.full
-def test_zookeeper_may_go_away_for_a_while(
-    streaming: SparkSession, door: Faulty, queue: Queue, told: dict[str, Any]
-) -> None:
+def test_zookeeper_may_go_away_for_a_while(streaming, door, queue, told) -> None:
     """A stream waits for it, and ends after its ``requestTimeout``; started again, it has lost nothing."""
     told["options"] |= {"hosts": door.hosts, "requestTimeout": "5"}
     finish(queue, "a")
@@ -267,59 +233,35 @@ def test_zookeeper_may_go_away_for_a_while(
     assert [task_id for task_id, _ in ended(streaming, told)] == ["a", "b", "c"]
 
 
-class Load:
-    """Work that goes on: tasks are enqueued, finish, die, are redriven, run anew; and a book of what ended."""
+@contextmanager
+def busy(queue: Queue) -> Iterator[None]:
+    """Tasks end in all ways in the block."""
+    stopped = threading.Event()
 
-    def __init__(self, zk: Zkmq, seed: int) -> None:
-        self.queue, self.random = zk.queue("q"), random.Random(seed)
-        self.book: Counter[tuple[str, str]] = Counter()
-        self.lock, self.stopped = threading.Lock(), threading.Event()
-        self.worker = self.queue.worker(self._handle, threads=4)
-        self.producer = threading.Thread(target=self._produce, daemon=True)
+    def work() -> None:
+        for number in itertools.count():
+            produce(queue, 20, number)
+            if stopped.wait(0.2):  # enough of a load, however fast the machine is
+                return
 
-    def _handle(self, task: Task) -> object:
-        dies = self.random.random() < 0.15 and task.data != b"redriven"
-        with self.lock:
-            self.book[task.id, "dead" if dies else "finished"] += 1
-        return Error("no") if dies else f"result of {task.id}".encode()
-
-    def _produce(self) -> None:
-        number = 0
-        while not self.stopped.wait(0.5):  # enough of a load, however fast the machine is
-            ids = [f"t{number + each}" for each in range(20)]
-            self.queue.enqueue_many([Message(b"x", {"size": "small"}, task_id=task_id) for task_id in ids])
-            number += len(ids)
-            for task_id in self.queue.ids("dead")[:2]:
-                self.queue.redrive(task_id, data=b"redriven")
-            for task_id in self.random.sample(ids, 2):
-                self.queue.wait([task_id], "completion", timeout=20)
-                if self.queue.task(task_id).state == "finished":
-                    self.queue.enqueue(b"again", {"size": "small"}, task_id=task_id)
-
-    def __enter__(self) -> Self:
-        self.worker.start()
-        self.producer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stopped.set()
-        self.producer.join(60)
-        eventually(lambda: not self.queue.counts()["inserted"], 60)
-        self.worker.stop()
-        self.worker.join()
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            yield
+        finally:
+            stopped.set()
+        working.result()
 
 
 def killed(told: dict[str, Any], batches: int, delay: float) -> None:
     """Start a process that follows, and end it as a machine would, some time after it has done so many batches."""
-    command, log = [sys.executable, "-m", "tests.integration.following", json.dumps(told)], Path(f"{told['table']}.log")
+    log = Path(f"{told['table']}.log")
     for _ in range(5):
         with log.open("w") as errors:
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-            )
+            process = program("following", json.dumps(told), stderr=errors)
         assert process.stdout is not None
-        done = sum(1 for _ in itertools.islice((line for line in process.stdout if '"batch"' in line), batches))
-        time.sleep(delay)  # wherever it is by then
+        done = sum(1 for _ in itertools.islice((line for line in process.stdout if "batch" in line), batches))
+        threading.Event().wait(delay)  # whatever it is doing by then
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if done == batches:
@@ -330,48 +272,21 @@ def killed(told: dict[str, Any], batches: int, delay: float) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kills", [5 if SCALE else 1])
-def test_killed_drivers_lose_and_double_nothing(
-    kills: int, streaming: SparkSession, zookeeper: str, root: str, queue: Queue, told: dict[str, Any]
-) -> None:
-    """The driver is killed while tasks end, die, are redriven and run anew: each ended run is in the table once."""
-    queue.configure(follow=True)  # what is run anew before the stream has started is to be kept, too
-    chance = random.Random(kills)
+def test_killed_drivers_lose_and_double_nothing(kills, streaming, q, told) -> None:
+    """The driver is killed while tasks end, die, are dropped and run anew: each ended run is in the table once."""
+    q.configure(follow=True)  # what is run anew before the stream has started is to be kept, too
+    seed = random.randrange(1 << 32)
+    sys.stdout.write(f"seed {seed}\n")
+    chance = random.Random(seed)
     told["options"] |= {"maxTasksPerTrigger": "25", "columns": "task_id,state,version,result"}
-    with Zkmq.connect(zookeeper, root=root, session_timeout=30, gc=False) as zk, Load(zk, seed=kills) as load:
+    with busy(q):
         for _ in range(kills):
             killed(told, chance.randint(1, 4), chance.uniform(0, 1.5))
     told["options"]["maxTasksPerTrigger"] = "1000"
     follow_to_the_end(streaming, told)
     rows = table(streaming, told)
-    assert len({(row.task_id, row.version) for row in rows}) == len(rows)
-    assert Counter((row.task_id, row.state) for row in rows) == load.book
-    assert all(bytes(row.result) == f"result of {row.task_id}".encode() for row in rows if row.state == "finished")
-    assert follow_to_the_end(streaming, told).lastProgress is None or len(table(streaming, told)) == len(rows)
-
-
-@pytest.mark.skipif(not SCALE, reason="starts a Spark cluster")
-def test_a_stream_on_a_cluster_of_a_secured_zookeeper(
-    streaming: SparkSession, zookeeper: str, root: str, told: dict[str, Any], tmp_path: Path
-) -> None:
-    """Executors in processes of their own; the password is in their environment, and in no plan and no event log."""
-    with Zkmq.connect(zookeeper, root=root, auth="ann:sesame", gc=False) as zk:
-        queue = zk.queue("q")
-        queue.configure(filters={"size": OrderedEnum("small", "large")})
-        finish(queue, *(f"t{n}" for n in range(50)))
-    events = tmp_path / "events"
-    events.mkdir()
-    conf = {
-        "spark.executor.memory": "600m", "spark.eventLog.enabled": "true", "spark.eventLog.compress": "false",
-        "spark.eventLog.dir": events.as_uri(),
-    }  # fmt: skip
-    cluster = told | {"master": "local-cluster[2,1,700]", "until_empty": True, "conf": conf}
-    cluster["options"] |= {"numPartitions": "4"}
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.integration.following", json.dumps(cluster)],
-        env=os.environ | {"ZKMQ_AUTH": "ann:sesame"}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr[-3_000:]
-    assert json.loads(process.stdout.splitlines()[-1]) == {"ended": True, "executors": 2}
-    assert sorted(task_id for task_id, _ in ended(streaming, told)) == sorted(f"t{n}" for n in range(50))
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"sesame" in path.read_bytes()]
-    assert "ann" in refusal(streaming, told) or "access" in refusal(streaming, told)
+    assert sorted((row.task_id, row.version) for row in rows) == sorted(ended_runs(q))
+    assert {row.state for row in rows} == {"finished", "dead"}
+    assert all(row.result for row in rows if row.state == "finished")
+    follow_to_the_end(streaming, told)
+    assert len(table(streaming, told)) == len(rows)
