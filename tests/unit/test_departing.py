@@ -158,23 +158,29 @@ def test_what_one_is_denied_is_not_told_of_another() -> None:
         finished(client, "acd" if falls_back else "abcd")
 
 
+def forward(calls: list[Stepper]) -> None:
+    """As far as they get without waiting for what does not happen."""
+    for call in calls * 20:
+        if call.over or (isinstance(call.op, Wait) and call.op.signal.count == call.op.seen):
+            continue
+        if isinstance(call.op, Wait):
+            woken(call)
+        elif isinstance(call.op, Reconnect):
+            call.answer(None)
+        else:
+            call.step()
+
+
 def test_where_the_leader_reaches_no_server_nothing_was_sent() -> None:
     """It is told so, before its last look or after; the others send their own, with whoever stands in line by then."""
     for looked in (False, True):
         client, claims, calls = in_flight()
         calls[0].step()
-        leader = leading(calls[1]) if looked else woken(calls[1])
+        leader = leading(calls.pop(1)) if looked else woken(calls.pop(1))
         with pytest.raises(Unavailable):
             leader.fail(AWAY)
-        if looked:
-            assert isinstance(woken(calls[2]).op, Multi)
-            woken(calls[3])
-            calls[2].step()
-            leading(calls[3]).step()
-        else:
-            leading(calls[2]).step()
-            woken(calls[3])
-        assert [call.over for call in calls[2:]] == [True, True]
+        forward(calls)
+        assert all(call.over for call in calls)
         client.complete(claims["b"])
         finished(client, "abcd")
 
@@ -186,13 +192,8 @@ def test_who_is_cut_off_in_line_keeps_nobody() -> None:
         if first_is_over:
             calls[0].step()
         calls.pop(at).cut()
-        if at:
-            if not first_is_over:
-                calls[0].step()
-            calls.pop(0)
-        leading(calls[0]).step()
-        assert calls[0].over, (at, first_is_over)
-        assert all(woken(call).over for call in calls[1:])
+        forward(calls)
+        assert all(call.over for call in calls), (at, first_is_over)
         client.complete(claims["abcd"[at]])
         finished(client, "abcd")
 
@@ -213,19 +214,6 @@ def test_who_waits_too_long_is_told_whether_its_write_was_sent() -> None:
     for name in "cd":
         client.complete(claims[name])
     finished(client, "abcd")
-
-
-def forward(calls: list[Stepper]) -> None:
-    """As far as they get without waiting for what does not happen."""
-    for call in calls * 20:
-        if call.over or (isinstance(call.op, Wait) and call.op.signal.count == call.op.seen):
-            continue
-        if isinstance(call.op, Wait):
-            woken(call)
-        elif isinstance(call.op, Reconnect):
-            call.answer(None)
-        else:
-            call.step()
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -261,9 +249,8 @@ def test_enqueues_go_together_and_one_of_them_opens_the_segment() -> None:
     client = new_queue()
     calls = [step(client, enqueue.enqueue(client.context, Message(b"x", task_id=name))) for name in "abcd"]
     forward(calls * 2)
-    assert [call.result for call in calls] == list("abcd")
     assert len(client.zk.nodes[client.context.paths.at("queue")].children) == 1
-    assert client.work() == list("abcd")
+    assert [call.result for call in calls] == client.work() == list("abcd")
     client.check()
 
 
