@@ -225,13 +225,12 @@ def spied(monkeypatch, verb, before=lambda: None):
     def spy(self, *given, **named):
         if not ends:
             before()
-        try:
-            result = real(self, *given, **named)
-        except Exception as error:
-            ends.append(type(error))
-            raise
         ends.append(None)
-        return result
+        try:
+            return real(self, *given, **named)
+        except Exception as error:
+            ends[-1] = type(error)
+            raise
 
     monkeypatch.setattr(Queue, verb, spy)
     return ends
