@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, String, Zkmq
 from airflow_provider_zkmq.engine.core.reading.configuration import fresh_conf
 from tests.integration.clients import clients, spent
-from tests.integration.conftest import taken, waits
+from tests.integration.conftest import started, taken, waits
 from tests.support import eventually, fresh_root
 
 LARGE = os.environ.get("ZKMQ_SCALE") == "1"
@@ -33,13 +33,8 @@ class Waiting:
     """Threads that wait for a task each: one for each queue, which may be the same or that of another client."""
 
     def __init__(self, *queues: Queue, **wanted: Any) -> None:
-        self._queues, self._stopping = queues, False
-        self.got: list[str] = []
-        self._threads = [
-            threading.Thread(target=self._wait, args=[each], kwargs=wanted, daemon=True) for each in queues
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._queues, self._stopping, self.got = queues, False, list[str]()
+        self._calls = [started(partial(self._wait, each, **wanted)) for each in queues]
         self.settle()
 
     def _wait(self, queue: Queue, **wanted: Any) -> None:
@@ -58,9 +53,8 @@ class Waiting:
         self._stopping = True
         for queue in self._queues:
             queue._context.signal.fire()
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive()
+        for call in self._calls:
+            call.result(60)
 
 
 @contextmanager

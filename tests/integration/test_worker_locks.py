@@ -77,7 +77,7 @@ def keeps_its_lock(
     assert begun.wait(20)
     assert it.stop() if stops else True
     joined = started(it.join)
-    assert q.claim(timeout=2.5) is None
+    assert q.claim(timeout=2) is None
     assert (joined.done(), q.task("a").status) == (False, "locked")
     go.set()
     eventually(lambda: q.task("a").state == "finished")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,42 +173,34 @@ def test_a_damaged_record_is_written_over_by_who_holds_the_task_and_by_nobody_el
     assert hand.client.zk.nodes[path].data == b"no record"
 
 
-class Stubborn:
-    """A delivery of which the engine refuses every end."""
+def stubborn(asked: list[str]) -> Any:
+    """A delivery of which the engine refuses every end, and what was asked of it."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def _refuse(self, what: str) -> Any:
-        self.asked.append(what)
+    def refuse(what: str) -> Any:
+        asked.append(what)
         raise ZkmqError(f"{what} was refused")
-        yield  # pragma: no cover
+        yield
 
-    def succeed(self, _outcome: Success) -> Any:
-        return self._refuse("success")
-
-    def withdraw(self) -> Any:
-        yield from ()
-
-    def fail(self, _error: Any, *, retry: bool, **_: object) -> Any:
-        return self._refuse("a failure" if retry else "a final failure")
-
-    def snooze(self, _delay: object) -> Any:
-        return self._refuse("a snooze")
-
-    recover = withdraw
+    nothing = lambda: iter(())
+    return SimpleNamespace(
+        succeed=lambda _outcome: refuse("success"),
+        fail=lambda _error, *, retry, **_: refuse("a failure" if retry else "a final failure"),
+        snooze=lambda _delay: refuse("a snooze"),
+        withdraw=nothing,
+        recover=nothing,
+    )
 
 
 def test_what_cannot_be_settled_is_raised() -> None:
     """After the failure in its place was refused, too, the error leaves: no loop, and no success that was none."""
-    for outcome, asked in (
+    for outcome, expected in (
         (Success(), ["success", "a final failure", "a failure"]),
         (Snooze(1), ["a snooze", "a failure", "a failure"]),
     ):
-        ends = Stubborn()
+        asked: list[str] = []
         with pytest.raises(ZkmqError, match="refused"):
-            new_queue().do(settle_by(ends, outcome, Settlement()))
-        assert ends.asked == asked
+            new_queue().do(settle_by(stubborn(asked), outcome, Settlement()))
+        assert asked == expected
 
 
 def test_a_rollback_without_anything_taken_cannot_keep_a_commit_out() -> None:

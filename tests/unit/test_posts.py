@@ -44,12 +44,11 @@ def on_a_loop(session: Session, procedure: Any) -> Any:
 def post(request: pytest.FixtureRequest, session: Session) -> Callable[..., bool]:
     """Posts a transaction by one of the two drivers."""
 
-    def posted(lost: list[str], multi: Multi = MARK) -> Any:
-        return (yield Post(multi, lambda: lost.append("lost")))
+    def carried_out(lost: list[str], multi: Multi = MARK) -> Any:
+        def posted() -> Any:
+            return (yield Post(multi, lambda: lost.append("lost")))
 
-    def carried_out(lost: list[str], multi: Multi = MARK) -> bool:
-        sent: bool = request.param(session, posted(lost, multi))
-        return sent
+        return request.param(session, posted())
 
     session.connected.set()
     return carried_out
