@@ -24,6 +24,7 @@ from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import OrderedEnum, Zkmq
 from airflow_provider_zkmq.spark import register, spark_session
 from tests.benchmarks.planting import plant
+from tests.integration.foreign import kazoo
 
 ROOT, QUEUE = "/reads", "q"
 #: What a row of all columns is made of.
@@ -45,16 +46,16 @@ class Way:
         return self.tasks / (time.perf_counter() - begin)
 
 
-def by_kazoo(kazoo: KazooClient, ids: list[str], parts: tuple[str, ...]) -> list[tuple[Any, ...]]:
+def by_kazoo(client: KazooClient, ids: list[str], parts: tuple[str, ...]) -> list[tuple[Any, ...]]:
     """A blocking read of each znode, the record decoded."""
     rows = []
     for task_id in ids:
-        record, *others = (kazoo.get(f"{ROOT}/{QUEUE}/tasks/{task_id}/{part}")[0] for part in parts)
+        record, *others = (client.get(f"{ROOT}/{QUEUE}/tasks/{task_id}/{part}")[0] for part in parts)
         rows.append((task_id, json.loads(record)["state"], *others))
     return rows
 
 
-def ways(spark: Any, kazoo: KazooClient, hosts: str, ids: list[str], sample: int) -> list[Way]:
+def ways(spark: Any, client: KazooClient, hosts: str, ids: list[str], sample: int) -> list[Way]:
     """All that are compared."""
 
     def by_spark(**options: object) -> Callable[[], None]:
@@ -66,8 +67,8 @@ def ways(spark: Any, kazoo: KazooClient, hosts: str, ids: list[str], sample: int
 
     few, total = ids[:sample], len(ids)
     return [
-        Way("kazoo, all columns", sample, lambda: by_kazoo(kazoo, few, PARTS)),
-        Way("kazoo, id + state", sample, lambda: by_kazoo(kazoo, few, PARTS[:1])),
+        Way("kazoo, all columns", sample, lambda: by_kazoo(client, few, PARTS)),
+        Way("kazoo, id + state", sample, lambda: by_kazoo(client, few, PARTS[:1])),
         Way("all columns, 1 partition", total, by_spark(numPartitions=1)),
         Way("all columns, 2 partitions", total, by_spark(numPartitions=2)),
         Way("id + state, 1 partition", total, by_spark(columns="task_id,state", numPartitions=1)),
@@ -86,20 +87,15 @@ def measure(tasks: int, sample: int, rounds: int, out: Callable[[str], object]) 
         out(f"{tasks} tasks; kazoo reads {sample} of them")
         spark = spark_session("reads", master="local[2]", **{"spark.driver.memory": "1g"})
         register(spark)
-        kazoo = KazooClient(server.hosts)
-        kazoo.start()
         rates: dict[str, list[float]] = {}
-        try:
-            compared = ways(spark, kazoo, server.hosts, ids, sample)
+        with kazoo(server.hosts) as client:
+            compared = ways(spark, client, server.hosts, ids, sample)
             for way in compared[2:]:
                 way.read()  # Python workers and compilers warm up
             for _ in range(rounds):
                 for way in compared:
                     rates.setdefault(way.name, []).append(way.rate())
-        finally:
-            kazoo.stop()
-            kazoo.close()
-            spark.stop()
+        spark.stop()
     medians = {name: statistics.median(each) for name, each in rates.items()}
     for name, rate in medians.items():
         base = medians["kazoo, all columns" if name.startswith("all") else "kazoo, id + state"]

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kazoo.client import KazooClient
 
 from airflow_provider_zkmq.bench.catalogue import catalogue
 from airflow_provider_zkmq.bench.page import MARKS
+from airflow_provider_zkmq.bench.scale import report
 from tests.integration.command import carry_out
+from tests.integration.foreign import kazoo
 
 LIMIT_S = 600
 TINY = ("--tasks", "6", "--rounds", "1", "--depth", "120")
@@ -43,13 +44,8 @@ def folder() -> Iterator[Path]:
 
 def roots(hosts: str) -> list[str]:
     """The benchmarks' znodes."""
-    client = KazooClient(hosts)
-    client.start()
-    try:
+    with kazoo(hosts) as client:
         return [name for name in client.get_children("/") if name.startswith("zkmq-bench-")]
-    finally:
-        client.stop()
-        client.close()
 
 
 def alive(temporary: Path) -> list[str]:
@@ -132,3 +128,20 @@ def test_a_benchmark_of_servers_that_do_not_answer_fails_in_one_line(folder: Pat
     assert process.returncode == 6, errors
     assert "Traceback" not in errors
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.full
+def test_what_is_counted_of_an_ensemble_is_what_was_predicted(zookeeper: str) -> None:
+    """Of the model of one ensemble, with ten times of what it was fitted to; rates are only measured.
+
+    Other tests may use the server at the same time: what it counts of all is compared only roughly.
+    """
+    lines: list[str] = []
+    rows = {row.what: row for row in report(zookeeper, 10, 1e9, lines.append)}
+    claim = rows["requests of a first claim, tasks"]
+    assert claim.predicted == claim.measured
+    assert rows["watches, waiters"].measured >= rows["watches, waiters"].size
+    znodes = rows["zk_znode_count, tasks"]
+    assert 0.8 < znodes.measured / znodes.predicted < 1.2
+    assert rows["enqueues/s, so many at once"].measured > 0
+    assert sum("ensemble(s)" in line for line in lines) == 4
