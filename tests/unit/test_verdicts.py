@@ -76,7 +76,9 @@ class ListQueue:
         return self.claims.pop(0) if self.claims else None
 
     def claim_many(self, n: int, *, ahead: bool = False, **asked: Any) -> list[ListClaim]:
-        first = self.claim(**asked)
+        return self._with_more(self.claim(**asked), n, ahead=ahead)
+
+    def _with_more(self, first: ListClaim | None, n: int, *, ahead: bool) -> list[ListClaim]:
         more, self.claims = self.claims[: n - 1], self.claims[n - 1 :]
         for claim in more:
             claim.ahead = ahead
@@ -106,11 +108,7 @@ class AsyncListQueue(ListQueue):
         return ListQueue.claim(self, **asked)
 
     async def claim_many(self, n: int, *, ahead: bool = False, **asked: Any) -> Any:  # type: ignore[override]
-        first = await self.claim(**asked)
-        more, self.claims = self.claims[: n - 1], self.claims[n - 1 :]
-        for claim in more:
-            claim.ahead = ahead
-        return [] if first is None else [first, *more]
+        return self._with_more(await self.claim(**asked), n, ahead=ahead)
 
 
 def run_threads(*claims: ListClaim) -> Worker:
