@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from airflow_provider_zkmq.engine import Message, OutcomeUnknown, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.errors import TransportError
 from tests.faulty import CutAfter, Faulty, Once, is_write
-from tests.integration.conftest import taken as next_of
+from tests.integration.conftest import taken
 from tests.support import eventually, fresh_root
 
 MOST_WRITES = 8
@@ -25,46 +24,40 @@ LOST_AND_AWAY = CutAfter(math.inf)
 QUEUED, LOCKED, DONE = "queued", "locked", "done-awaiting-gc"
 
 
-@dataclass
-class World:
-    zk: Zkmq
-    q: Queue
-    claim: Any = None
-    tx: Any = None
+def nothing(zk: Zkmq) -> Any:
+    return zk.queue("q")
 
 
-def nothing(_world: World) -> None:
-    """An empty queue."""
+def pending(zk: Zkmq) -> Any:
+    zk.queue("q").enqueue(b"old", task_id="a")
+    return zk.queue("q")
 
 
-def pending(world: World) -> None:
-    world.q.enqueue(b"old", task_id="a")
+def requeued(zk: Zkmq) -> Any:
+    claim = pending(zk).claim()
+    zk.queue("q").enqueue(b"new", task_id="a", requeue=True)
+    return claim
 
 
-def requeued(world: World) -> None:
-    pending(world)
-    world.claim = world.q.claim()
-    world.q.enqueue(b"new", task_id="a", requeue=True)
-
-
-def taken(world: World) -> None:
-    pending(world)
-    world.tx = world.zk.transaction()
-    world.tx.try_take("q")
-    world.tx.put("out", b"y", task_id="b")
+def moved(zk: Zkmq) -> Any:
+    pending(zk)
+    tx = zk.transaction()
+    tx.try_take("q")
+    tx.put("out", b"y", task_id="b")
+    return tx
 
 
 THREE = [Message(b"x", task_id=name) for name in "abc"]
-#: name: (what is there before, the operation, the statuses after it)
-OPERATIONS: dict[str, tuple[Callable[[World], Any], Callable[[World], Any], dict[str, str]]] = {
-    "configure": (pending, lambda w: w.q.configure(lock=5), {"a": QUEUED}),
-    "enqueue_many": (nothing, lambda w: w.q.enqueue_many(THREE), dict.fromkeys("abc", QUEUED)),
-    "batch": (nothing, lambda w: w.q.enqueue_many(THREE, batch="b"), dict.fromkeys("abc", QUEUED)),
-    "claim": (pending, lambda w: w.q.claim(lease=60), {"a": LOCKED}),
-    "complete, requeued": (requeued, lambda w: w.claim.complete(b"r"), {"a": QUEUED}),
-    "clear": (pending, lambda w: w.q.clear(), {}),
-    "commit": (taken, lambda w: w.tx.commit(), {"a": DONE}),
-    "rollback": (taken, lambda w: w.tx.rollback(), {"a": QUEUED}),
+#: name: (what is there before, the operation on it, the statuses after it)
+OPERATIONS: dict[str, tuple[Callable[[Zkmq], Any], Callable[[Any], Any], dict[str, str]]] = {
+    "configure": (pending, lambda q: q.configure(lock=5), {"a": QUEUED}),
+    "enqueue_many": (nothing, lambda q: q.enqueue_many(THREE), dict.fromkeys("abc", QUEUED)),
+    "batch": (nothing, lambda q: q.enqueue_many(THREE, batch="b"), dict.fromkeys("abc", QUEUED)),
+    "claim": (pending, lambda q: q.claim(lease=60), {"a": LOCKED}),
+    "complete, requeued": (requeued, lambda claim: claim.complete(b"r"), {"a": QUEUED}),
+    "clear": (pending, lambda q: q.clear(), {}),
+    "commit": (moved, lambda tx: tx.commit(), {"a": DONE}),
+    "rollback": (moved, lambda tx: tx.rollback(), {"a": QUEUED}),
 }
 
 
@@ -74,13 +67,13 @@ def test_a_lost_reply_leaves_one_effect(door: Faulty, subtests: pytest.Subtests)
         with subtests.test(operation=name):
             for at in range(MOST_WRITES):
                 with Zkmq.connect(door.hosts, root=fresh_root(), gc=False) as zk:
-                    world = World(zk, zk.queue("q"))
-                    world.q.configure(policy=RetryPolicy(factor=0))
-                    before(world)
+                    q = zk.queue("q")
+                    q.configure(policy=RetryPolicy(factor=0))
+                    subject = before(zk)
                     door.plan = lost = Once(is_write, CutAfter(), at)
-                    operate(world)
-                    assert {task.id: str(task.status) for task in world.q.tasks()} == after
-                    counts = world.q.counts()
+                    operate(subject)
+                    assert {task.id: str(task.status) for task in q.tasks()} == after
+                    counts = q.counts()
                     assert sum(counts.values()) - counts["scheduled"] == len(after)
                     if name == "commit":
                         assert [task.id for task in zk.queue("out").tasks()] == ["b"]
@@ -136,5 +129,5 @@ def test_a_claim_of_unknown_outcome_is_given_back_although_its_client_claims_not
         pytest.fail("a claim that nobody can tell of was returned")
     assert lost.met.is_set()
     back(door, impatient)
-    task = next_of(other.queue("q"), timeout=20).task
+    task = taken(other.queue("q"), timeout=20).task
     assert (task.id, task.attempt) == ("a", 1)
