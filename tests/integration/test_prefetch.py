@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,53 +53,36 @@ def attempts(queue: Queue) -> list[int]:
 # --- killed
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "log"
-
-
-@pytest.fixture
-def start(zookeeper: str, root: str, log: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts a worker in a process of its own; whatever happens, it is killed in the end."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def process(threads: int, lease: float | None) -> subprocess.Popen[bytes]:
-        told = Told(zookeeper, root, 0, str(log), session_timeout=3.0, threads=threads, lease=lease)
-        command = [sys.executable, "-m", "tests.integration.chaos_worker", "ahead", told.argument()]
-        with log.with_suffix(".out").open("ab") as out:
-            started.append(subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT_FOLDER, start_new_session=True))
-        return started[-1]
-
-    yield process
-    for each in started:
-        each.kill()
-        each.wait(10)
-
-
-def begun(log: Path) -> list[list[str]]:
-    """What was begun: the task, and whether its handler is stuck."""
-    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(("threads", "lease"), [(1, None), (2, None), (1, 4.0)], ids=["one", "two", "leased"])
 def test_only_what_had_begun_counts_after_a_kill(
-    zk: Zkmq, log: Path, start: Callable[..., subprocess.Popen[bytes]], threads: int, lease: float | None
+    zk: Zkmq, zookeeper: str, root: str, tmp_path: Path, threads: int, lease: float | None
 ) -> None:
     """None is lost; what was handled in the last moments may not be completed yet; it is handled again."""
     stuck = {f"stuck{number}" for number in range(threads)}
     quick, behind = ([f"{name}{number:02}" for number in range(count)] for name, count in (("a", 30), ("z", 60)))
     everything = [*quick, *sorted(stuck), *behind]
-    queue = filled(zk, *everything)
-    process = start(threads, lease)
-    eventually(lambda: sum(line[1] == "True" for line in begun(log)) == threads, within=60)
-    held = {task.id for task in queue.tasks(state="claimed")}
-    assert held > stuck, "nothing was taken ahead"
-    process.kill()
-    process.wait(10)
+    queue, log = filled(zk, *everything), tmp_path / "log"
+    told = Told(zookeeper, root, 0, str(log), session_timeout=3.0, threads=threads, lease=lease)
+    command = [sys.executable, "-m", "tests.integration.chaos_worker", "ahead", told.argument()]
+    with (tmp_path / "out").open("ab") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT_FOLDER, start_new_session=True)
+
+    def begun() -> dict[str, bool]:
+        """What was begun, and whether its handler is stuck."""
+        lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+        return {name: stays == "True" for name, stays in lines}
+
+    try:
+        eventually(lambda: sum(begun().values()) == threads, within=60)
+        held = {task.id for task in queue.tasks(state="claimed")}
+        assert held > stuck, "nothing was taken ahead"
+    finally:
+        process.kill()
+        process.wait(10)
     done = {task.id for task in queue.tasks(state="finished")}
     rescued(queue)
-    had_begun = {line[0] for line in begun(log)}
+    had_begun = set(begun())
     for task in queue.read_many(everything):
         expected = (task.id in had_begun, task.id in had_begun - done)
         assert (task.attempt, len(task.history)) == expected, task.id
