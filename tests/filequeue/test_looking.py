@@ -73,7 +73,7 @@ def test_a_task_is_followed_to_its_end(q: FileQueue) -> None:
     follower = threading.Thread(target=lambda: ended.append(q.follow("t", told.append, timeout=60)))
     follower.start()
     eventually(lambda: [task.status for task in told] == ["queued"])
-    assert q.claim(lease=1.5) is not None
+    assert q.claim(lease=3) is not None
     eventually(lambda: [task.status for task in told] == ["queued", "locked", "queued"])
     claim = taken(q, timeout=20, lease=60)
     claim.complete(b"done")

@@ -110,6 +110,7 @@ def _forked(q: Queue) -> int:
     child = os.fork()
     if child == 0:
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(20)
             q.enqueue(b"x")
         except TransportError:
