@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from airflow_provider_zkmq.engine.zk.drivers import run
 from tests.certificates import Authority, Pem
 from tests.integration.command import LIMIT_S, Cli, carry_out
 from tests.integration.conftest import taken
+from tests.integration.foreign import kazoo
 
 OURS, THEIRS = "ann:secret", "bob:other"
 
@@ -79,24 +80,17 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
         yield Doors(server, authority, authority.issue("ann"), authority.issue("bob"), folder)
 
 
-@contextlib.contextmanager
-def kazoo(doors: Doors, auth: str | None = None, who: Pem | None = None) -> Iterator[KazooClient]:
+def connected(doors: Doors, auth: str | None = None, who: Pem | None = None) -> AbstractContextManager[KazooClient]:
     """A client of nobody's but kazoo's."""
-    options: dict[str, Any] = {"hosts": doors.server.plain_hosts}
-    if who is not None:
-        options = {"hosts": doors.server.hosts, "use_ssl": True, "ca": doors.authority.ca}
-        options |= {"certfile": who.cert, "keyfile": who.key, "verify_certs": True}
-    client = KazooClient(**options, auth_data=[("digest", auth)] if auth else None)
-    client.start()
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
+    options: dict[str, Any] = {"auth_data": [("digest", auth)] if auth else None}
+    if who is None:
+        return kazoo(doors.server.plain_hosts, **options)
+    options |= {"use_ssl": True, "ca": doors.authority.ca, "certfile": who.cert, "keyfile": who.key}
+    return kazoo(doors.server.hosts, verify_certs=True, **options)
 
 
-def owner(doors: Doors, identity: str) -> contextlib.AbstractContextManager[KazooClient]:
-    return kazoo(doors, OURS if identity != "x509" else None, doors.ann if identity != "digest" else None)
+def owner(doors: Doors, identity: str) -> AbstractContextManager[KazooClient]:
+    return connected(doors, OURS if identity != "x509" else None, doors.ann if identity != "digest" else None)
 
 
 def tree(client: KazooClient, path: str) -> list[str]:
@@ -161,7 +155,7 @@ def test_others_read_change_and_delete_nothing(doors: Doors, root: str, identity
         use_everything(zk)
         with owner(doors, identity) as client:
             before = tree(client, root)
-        for stranger in (kazoo(doors), kazoo(doors, THEIRS), kazoo(doors, who=doors.bob)):
+        for stranger in (connected(doors), connected(doors, THEIRS), connected(doors, who=doors.bob)):
             with stranger as other:
                 for path in before:
                     _is_shut_out(other, path, is_root=path == root)
@@ -249,7 +243,7 @@ def test_an_open_root_is_refused(doors: Doors, root: str, identity: str, warning
         zk.queue("q").enqueue(b"y", task_id="new")
         assert zk.queue("q").task("old").data == b"x"
         assert f"open to anyone, as allowed: {root}" in warnings()
-    with kazoo(doors) as anyone, pytest.raises(NoAuthError):
+    with connected(doors) as anyone, pytest.raises(NoAuthError):
         anyone.get(f"{root}/q/tasks/new/data")
 
 
@@ -258,7 +252,7 @@ async def test_a_queue_that_was_left_open_is_refused(doors: Doors, root: str) ->
     with Zkmq.connect(doors.server.plain_hosts, root=root, gc=False) as anonymous:
         for name in ("whole", "part"):
             anonymous.queue(name).enqueue(b"x")
-    with kazoo(doors, OURS) as client:
+    with connected(doors, OURS) as client:
         client.set_acls(root, CREATOR_ALL_ACL)
         for path in tree(client, f"{root}/part"):
             client.set_acls(path, CREATOR_ALL_ACL)
@@ -280,11 +274,11 @@ async def test_a_queue_that_was_left_open_is_refused(doors: Doors, root: str) ->
 def test_a_root_that_somebody_else_makes_first_is_looked_at(doors: Doors, root: str) -> None:
     """It was not there when the owner connected: it is looked at before anything is written below it."""
     with Zkmq.connect(root=root, **doors.options("digest")) as zk:
-        with kazoo(doors) as anyone:
+        with connected(doors) as anyone:
             anyone.create(root)
         with pytest.raises(NotSecured, match=root):
             zk.queue("q").enqueue(b"x")
-        with kazoo(doors) as anyone:
+        with connected(doors) as anyone:
             assert anyone.get_children(root) == []
 
 
@@ -298,7 +292,7 @@ def test_an_owner_is_told_of_an_open_ancestor(doors: Doors, root: str, warnings:
             zk.queue("q").enqueue(b"x")
     assert warnings().count("/ is open to anyone") == 1
     assert f"{root} is open" not in warnings()
-    with kazoo(doors, OURS) as client:
+    with connected(doors, OURS) as client:
         client.create(f"{root}-ours", acl=[make_digest_acl("ann", "secret", all=True), *OPEN_ACL_UNSAFE])
     with pytest.raises(NotSecured, match=f"{root}-ours"):
         Zkmq.connect(root=f"{root}-ours/deep", **doors.options("digest"))

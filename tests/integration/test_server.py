@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kazoo.client import KazooClient
 from kazoo.protocol import serialization as wire
 
 from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter, jars, ports
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests import zookeeper as zookeeper_module
+from tests.integration.foreign import kazoo
 from tests.support import eventually
 
 if TYPE_CHECKING:
@@ -45,18 +45,6 @@ def session_of(pid: int) -> list[int]:
     """Return what lives in the process session that ``pid`` leads: Java and its guard."""
     running = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [other for other in running if stat(other)[3:4] == [str(pid)] and not is_gone(other)]
-
-
-@contextlib.contextmanager
-def client(hosts: str) -> Iterator[KazooClient]:
-    """Connect, and close at the end."""
-    connection = KazooClient(hosts=hosts, timeout=5)
-    connection.start(timeout=20)
-    try:
-        yield connection
-    finally:
-        connection.stop()
-        connection.close()
 
 
 @contextlib.contextmanager
@@ -107,17 +95,12 @@ def test_a_started_server_serves_on_loopback_only_and_has_its_folder_to_itself(s
 
     Another address of the machine is refused, and so is a second server on the folder.
     """
-    connection = KazooClient(hosts=server.hosts, timeout=1)
-    connection.start(timeout=20)
-    try:
+    with kazoo(server.hosts, timeout=1) as connection:
         assert connection.get_children("/") == ["zookeeper"]
         answer = connection.handler.async_result()
         connection._call(CreateTtl(), answer)
         assert answer.get(timeout=10) == "/ttl"
         assert connection._session_timeout == 1000
-    finally:
-        connection.stop()
-        connection.close()
     assert fourletter.srvr("127.0.0.1", server.ports[0])["Mode"] == "standalone"
     assert int(fourletter.mntr("127.0.0.1", server.ports[0])["zk_znode_count"]) >= 4
     with pytest.raises(ConnectionRefusedError):
@@ -139,12 +122,12 @@ def test_stop_leaves_nothing_but_the_data(tmp_path: Path) -> None:
     server.start()
     (pid,) = server.pids
     assert len(session_of(pid)) == 2
-    with client(server.hosts) as connection:
+    with kazoo(server.hosts) as connection:
         connection.create("/kept", b"value")
     server.stop()
     eventually(lambda: not session_of(pid))
     server.stop()
-    with EmbeddedServer(folder) as server, client(server.hosts) as connection:
+    with EmbeddedServer(folder) as server, kazoo(server.hosts) as connection:
         assert connection.get("/kept")[0] == b"value"
 
 
@@ -155,7 +138,7 @@ def test_a_node_is_killed_restarted_paused_and_resumed(tmp_path: Path) -> None:
     """
     with EmbeddedServer(tmp_path, force_sync=False) as server:
         port, before = server.ports[0], server.pids
-        with client(server.hosts) as connection:
+        with kazoo(server.hosts) as connection:
             connection.create("/kept")
             server.kill(0)
             assert is_gone(before[0])
@@ -176,6 +159,7 @@ def test_a_node_is_killed_restarted_paused_and_resumed(tmp_path: Path) -> None:
     assert is_gone(server.pids[0])
 
 
+@pytest.mark.full
 def test_an_ensemble_survives_its_leader_and_a_restart(tmp_path: Path) -> None:
     """Three nodes elect another leader, and take the first back as a follower; the data are there.
 
@@ -186,19 +170,19 @@ def test_an_ensemble_survives_its_leader_and_a_restart(tmp_path: Path) -> None:
         assert sorted(modes) == ["follower", "follower", "leader"]
         first = server.leader()
         assert first is not None
-        with client(server.hosts) as connection:
+        with kazoo(server.hosts) as connection:
             connection.create("/kept")
             server.kill(first)
             eventually(lambda: server.leader() not in {None, first})
             server.restart(first)
             assert fourletter.srvr("127.0.0.1", server.ports[first])["Mode"] == "follower"
-        with client(f"127.0.0.1:{server.ports[first]}") as connection:
+        with kazoo(f"127.0.0.1:{server.ports[first]}") as connection:
             connection.sync("/")
             assert connection.exists("/kept")
     with pytest.raises(ServerError, match="holds the data of an ensemble of 3, not of 1"):
         EmbeddedServer(tmp_path, ensemble=1).start()
     with EmbeddedServer(tmp_path, ensemble=3, force_sync=False) as server:
-        with client(server.hosts) as connection:
+        with kazoo(server.hosts) as connection:
             connection.sync("/")
             assert connection.exists("/kept")
         server.kill(0)
@@ -313,7 +297,7 @@ def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
         said = announced(process)
         (pid,) = said["pids"]
         assert said["data_dir"] == str(tmp_path)
-        with client(said["hosts"]) as connection:
+        with kazoo(said["hosts"]) as connection:
             connection.create("/kept")
         process.terminate()
         assert process.wait(10) == 0
@@ -347,13 +331,13 @@ def test_killing_the_command_leaves_no_java(tmp_path: Path) -> None:
     """SIGKILL of the command ends all nodes and guards too; the data are there for the next server."""
     with command("--json", "--ensemble", "3", "--data-dir", str(tmp_path)) as process:
         said = announced(process)
-        with client(said["hosts"]) as connection:
+        with kazoo(said["hosts"]) as connection:
             connection.create("/kept")
         process.kill()
         process.wait()
         eventually(lambda: not any(map(session_of, said["pids"])))
         assert all(map(is_gone, said["pids"]))
-    with EmbeddedServer(tmp_path, ensemble=3) as server, client(server.hosts) as connection:
+    with EmbeddedServer(tmp_path, ensemble=3) as server, kazoo(server.hosts) as connection:
         connection.sync("/")
         assert connection.exists("/kept")
 
