@@ -233,13 +233,13 @@ def test_closing_settles_what_a_loop_has_handled(q: Queue, zookeeper: str, root:
 @pytest.mark.parametrize("kind", KINDS)
 def test_closing_settles_what_a_worker_has_handled(q: Queue, zookeeper: str, root: str, kind: str) -> None:
     """It is stopped, joined and its connection closed while its handlers are fast; three times, with what is left."""
-    ids, done = fill(q, 1_200), list[str]()
+    ids, done = fill(q, 900), list[str]()
     for _ in range(3):
         before = len(done)
         with connected(kind, zookeeper, root=root, gc=False) as client:
             worker = work(client, lambda task: done.append(task.id), q.name, threads=2)
             worker.start()
-            eventually(lambda before=before: len(done) > before + 50)
+            eventually(lambda before=before: len(done) > before + 40)
             worker.stop()
             worker.join()
         assert len(done) == len(set(done)) < len(ids)

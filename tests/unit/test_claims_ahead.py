@@ -247,6 +247,21 @@ def test_a_mark_that_is_refused_although_the_claim_is_ours_is_written_again() ->
     assert client.check()["t0"].attempt == 1
 
 
+def test_a_lost_mark_waits_for_a_settlement_that_is_under_way() -> None:
+    """That ends the claim, or leaves it: then it is looked at again."""
+    client, claimed = one_ahead({})
+    begin(client, claimed, at(0, LOST_REQUEST, Post))
+    stepper = step(client, settle.complete(client.context, claimed))
+    stepper.until(Multi)
+    version = client.zk.zxid
+    client.do(debts.pay_debts(client.context))
+    assert (client.zk.zxid, debts.in_debt(client.context)) == (version, True)
+    stepper.finish()
+    client.do(debts.pay_debts(client.context))
+    assert not debts.in_debt(client.context)
+    assert client.check()["t0"].state is State.FINISHED
+
+
 def test_a_late_mark_touches_no_later_claim_of_the_same_id() -> None:
     """The lease ended, the task was dropped, and an id of the same name is claimed by another, at the same version."""
     client, claimed = one_ahead({"lease": 5})
