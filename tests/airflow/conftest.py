@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -47,11 +48,7 @@ EXAMPLES = Path(__file__).parents[2] / "example_dags"
 def pushed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The XComs that triggers push."""
     kept: list[dict[str, Any]] = []
-
-    async def keep(**values: Any) -> None:
-        kept.append(values)
-
-    monkeypatch.setattr(XCom, "aset", keep)
+    monkeypatch.setattr(XCom, "aset", AsyncMock(side_effect=lambda **values: kept.append(values)))
     return kept
 
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from unittest.mock import AsyncMock
 
 import pytest
 from airflow.models.crypto import get_fernet
@@ -83,20 +84,13 @@ def test_an_event_is_held_back_for_seconds_and_airflow_waits_longer(monkeypatch)
 
 async def test_the_trigger_holds_its_event_back(monkeypatch):
     """What has happened already is told only when the deferral's process has surely ended."""
-    pauses = []
-
-    async def pause(seconds):
-        pauses.append(seconds)
-
-    async def happened(_):
-        return {"status": "done", "ids": ["a"]}
-
+    pause, done = AsyncMock(), {"status": "done", "ids": ["a"]}
     monkeypatch.setattr(deferring, "HELD_BACK", 6.0)
     monkeypatch.setattr("airflow_provider_zkmq.triggers.waiting.asyncio.sleep", pause)
-    monkeypatch.setattr(ZkmqTaskTrigger, "_outcome", happened)
-    assert await fire(ZkmqTaskTrigger(task_ids=["a"], deferred_at=time.time())) == [{"status": "done", "ids": ["a"]}]
-    (pause_,) = pauses
-    assert 0 < pause_ <= 6
+    monkeypatch.setattr(ZkmqTaskTrigger, "_outcome", AsyncMock(return_value=done))
+    assert await fire(ZkmqTaskTrigger(task_ids=["a"], deferred_at=time.time())) == [done]
+    [seconds] = pause.await_args.args
+    assert (pause.await_count, 0 < seconds <= 6) == (1, True)
 
 
 def test_deferral_carries_the_timeout_and_no_secret(queue, context):
@@ -256,11 +250,7 @@ def test_the_triggerer_ends_what_needs_no_worker(queue, context, pushed, argumen
 
 def test_an_xcom_that_cannot_be_written_is_left_to_a_worker(queue, context, monkeypatch):
     """What the triggerer cannot do ends nothing."""
-
-    async def refuse(**_):
-        raise OSError("no API server")
-
-    monkeypatch.setattr(XCom, "aset", refuse)
+    monkeypatch.setattr(XCom, "aset", AsyncMock(side_effect=OSError("no API server")))
     batch_of(queue, "b", 1)
     trigger = deferral(sensor(batch="b", deferrable=True).execute, context).trigger
     finish(queue)

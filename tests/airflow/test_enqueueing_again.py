@@ -7,6 +7,7 @@ import math
 import time
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, TaskDeferred
@@ -349,11 +350,7 @@ def test_what_no_wait_mends_fails_at_once(queue, subtests):
     cases = itertools.product(("enqueue_new", "wait"), errors, (False, True))
     for number, (verb, error, deferrable) in enumerate(cases):
         with subtests.test(error=error, verb=verb, deferrable=deferrable), pytest.MonkeyPatch.context() as patch:
-
-            def refused(*_given, error=error, **_named):
-                raise error
-
-            patch.setattr(Queue, verb, refused)
+            patch.setattr(Queue, verb, Mock(side_effect=error))
             operator = enqueuing(data="x", wait_for_completion=True, deferrable=deferrable)
             before = len(queue.tasks())
             with pytest.raises((type(error), AirflowException), match=str(error)) as failed:

@@ -9,6 +9,7 @@ import re
 import socket
 import traceback
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from airflow.sdk import BaseHook, Connection
@@ -133,13 +134,9 @@ async def test_an_extra_that_is_no_json_is_refused_on_an_event_loop(queue, monke
     """Airflow takes it for an empty one, without TLS and root, and before 3.3.2 cannot mask one there: we do."""
     known = BaseHook.get_connection("zkmq_default")
     parts = {name: getattr(known, name) for name in ("conn_id", "host", "port", "login", "password", "extra")}
-    given = [SimpleNamespace(**parts | {"extra": extra}) for extra in ("[]", "{", known.extra)]
-
-    async def look_up(_conn_id):
-        return given.pop()
-
+    given = [SimpleNamespace(**parts | {"extra": extra}) for extra in (known.extra, "{", "[]")]
     with monkeypatch.context() as patch:
-        patch.setattr(BaseHook, "aget_connection", look_up)
+        patch.setattr(BaseHook, "aget_connection", AsyncMock(side_effect=given))
         async with await ZkmqHook().get_async_conn() as zk:
             assert await zk.queues() == ["jobs"]
         for _ in range(2):

@@ -20,7 +20,7 @@ from tests.support import eventually
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow's standard provider warns of its core
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def maintenance():
     """The DAG."""
     return example("zkmq_maintenance")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pendulum
 import pytest
@@ -125,16 +126,12 @@ def test_an_error_shows_no_payload(queue, context, subtests):
 
 def test_what_a_message_asks_for(queue, context, monkeypatch):
     """Lock, policy and update of a mapping arrive in the task, as values or as the texts that templates make."""
-    made, real = [], enqueue_new.prepare_new
-
-    def prepared(context, conf, position, message, batch):
-        made.append(message)
-        return real(context, conf, position, message, batch)
-
+    prepared = Mock(wraps=enqueue_new.prepare_new)
     monkeypatch.setattr(enqueue_new, "prepare_new", prepared)
     plain = {"data": "a", "priority": 1, "lock": 30, "policy": {"attempts": 2}}
     changed = {"data": "new", "task_id": queue.enqueue("old", priority=-1), "update": "true"}
     enqueuing(messages=[plain, {"data": "b", "lock": "7", "requeue": "False"}, changed]).execute(context)
+    made = [call.args[3] for call in prepared.call_args_list]
     assert [(each.lock, each.policy) for each in made] == [(30, RetryPolicy(attempts=2)), (7.0, None)]
     assert not any(each.update or each.requeue for each in made)
     assert queue.task(changed["task_id"]).data == b"new"

@@ -174,7 +174,7 @@ def messaging_is_here():
         return False
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def told():
     """What each piece of code says, line by line, and the standard error of all."""
     pieces = [
