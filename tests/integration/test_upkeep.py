@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine.core.protocol.ops import Wait
+from airflow_provider_zkmq.engine.core.upkeep import lock
+from airflow_provider_zkmq.engine.fronts import upkeep
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually
@@ -95,6 +98,26 @@ def test_a_producer_of_one_enqueue_makes_an_overdue_clean_up(
                     use(client)
                 assert (runs(zk, f"{root}/{name}"), "a" in q.ids()) == (min(number, 1), number == 0)
             q.delete(confirm=True, force=True)
+
+
+def test_a_clean_up_that_does_not_end_holds_up_no_close(
+    zk: Zkmq, zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests are not answered: the client closes all the same, its lock goes, and the next one cleans up."""
+    q, entered = overdue(zk, f"{root}/q", "q"), threading.Event()
+
+    def stuck(context: Any) -> Any:
+        assert (yield from lock.take_lock(context))
+        entered.set()
+        yield Wait(context.run.new_signal(), 0, 600)
+
+    for task_id, instead in (("b", stuck), ("c", upkeep.collect_if_due)):
+        with monkeypatch.context() as patch:
+            patch.setattr(upkeep, "collect_if_due", instead)
+            with Zkmq.connect(zookeeper, root=root) as producer:
+                producer.queue("q").enqueue(b"y", task_id=task_id)
+        assert (entered.is_set(), producer.closed) == (True, True)
+    assert [task.id for task in q.tasks()] == ["b", "c"]
 
 
 def test_a_shorter_lifetime_or_interval_takes_effect_at_once(zk: Zkmq, zookeeper: str, root: str) -> None:
