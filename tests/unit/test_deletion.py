@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -255,13 +256,19 @@ BESIDE: dict[str, tuple[Any, bool]] = {
 #: How far a deletion has come when the other call goes on: it has just begun, all consumers are gone, all lanes are, it
 #: is over, or the queue is there anew, with a task.
 COME = {"begun": 4, "without consumers": 25, "without lanes": 47, "over": 1_000, "created anew": 1_000}
+IN_FULL = partial(pytest.param, marks=pytest.mark.full)
 
 
-def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(
+    "come", ["begun", "without lanes", "created anew", *map(IN_FULL, ("without consumers", "over"))]
+)
+def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(
+    subtests: pytest.Subtests, come: str
+) -> None:
     """It ends, or is told what is gone; what creates queues makes it anew, whole; what is put there is handled."""
-    for (name, (make, creates)), (come, requests) in itertools.product(BESIDE.items(), COME.items()):
+    for name, (make, creates) in BESIDE.items():
         for number in itertools.count():
-            with subtests.test(beside=name, after=number, deletion=come):
+            with subtests.test(beside=name, after=number):
                 client = new_queue()
                 client.put(lock=60)
                 client.put(delay=3)
@@ -271,7 +278,7 @@ def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(subte
                 beside, other = Stepper(client.zk, client.session, procedure), Client(client.zk, "other")
                 deleting = Stepper(client.zk, other.session, delete(other, force=True))
                 go_on(beside, number)
-                go_on(deleting, requests)
+                go_on(deleting, COME[come])
                 over, deleted = beside.over, deleting.over
                 new = {other.put(task_id="anew")} if come == "created anew" else set()
                 gone = (ConfigError,) if name == "batch" else ()  # it is not open for new tasks any more

@@ -96,12 +96,12 @@ def test_a_step_is_alone_with_the_memory_and_a_function_of_the_users_is_outside(
 async def test_a_cancelled_wait_leaves_nothing_behind(session: Session, subtests: pytest.Subtests) -> None:
     """Closed, and without a callback left, also where what it waits for comes in the loop's same round."""
     signal, reply, closed = ThreadSignal(), session.client.handler.async_result(), list[Any]()
-    waiting, connecting = Wait(signal, 0, PATIENCE), Reconnect()
+    waiting, bounded, connecting = Wait(signal, 0), Wait(signal, 0, PATIENCE), Reconnect()
     cases: dict[str, tuple[Callable[[], Any], Any, Callable[[], Any] | None]] = {
         "a signal": (lambda: arun(session, asking(waiting, closed)), signal, None),
         "a connection": (lambda: arun(session, asking(connecting, closed)), session.changed, None),
         "a reply": (lambda: _ready(session, reply, PATIENCE), reply, None),
-        "a signal that fires": (lambda: arun(session, asking(waiting, closed)), signal, signal.fire),
+        "a signal that fires": (lambda: arun(session, asking(bounded, closed)), signal, signal.fire),
         "a reply that comes": (lambda: _ready(session, reply, PATIENCE), reply, lambda: reply.set("answer")),
     }
     for case, (wait, where, comes) in cases.items():
@@ -117,7 +117,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(session: Session, subtests
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert not where._callbacks
-    assert closed == [waiting, connecting, waiting]
+    assert closed == [waiting, connecting, bounded]
 
 
 @pytest.mark.parametrize("at", ["wait", "reconnect", "tell"])

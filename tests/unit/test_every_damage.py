@@ -57,7 +57,7 @@ MOST = 250
 IDLE = 400
 #: Of the damages every so many are tried: few in `make test`; more otherwise, or all: `ZKMQ_EVERY_DAMAGE=1`.
 MANY = 1 if os.environ.get("ZKMQ_EVERY_DAMAGE") else 4
-SHARE = pytest.mark.parametrize("share", [4 * MANY, pytest.param(MANY, marks=pytest.mark.full)])
+SHARE = pytest.mark.parametrize("share", [6 * MANY, pytest.param(MANY, marks=pytest.mark.full)])
 BASE = world().base
 #: Permanent znodes that somebody needs, whatever the queue is used for: one that is missing is made anew.
 NEEDED = {
@@ -235,12 +235,14 @@ def readable_queue() -> Iterator[str]:
     return (path for path in kinds() if path not in {f"{BASE}/conf", f"{BASE}/conf/layout"})
 
 
-@SHARE
-@pytest.mark.parametrize("dies", [True, False])
+@pytest.mark.parametrize(
+    ("share", "dies"),
+    [(16, True), *(pytest.param(*each, marks=pytest.mark.full) for each in ((1, True), (MANY, False)))],
+)
 def test_a_missing_or_strange_znode_stops_nobody(subtests: pytest.Subtests, share: int, dies: bool) -> None:
     """Neither who knew the queue nor who comes after consumers have died; what everybody needs is made anew."""
     cases = (damage for path in readable_queue() for damage in damages(path) if damage.of_the_tree)
-    each(subtests, some(cases, share // (MANY if dies else 1)), partial(survive, dies=dies))
+    each(subtests, some(cases, share), partial(survive, dies=dies))
 
 
 @SHARE
