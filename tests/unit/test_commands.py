@@ -69,28 +69,31 @@ def test_exec_failure_tells_code_and_last_words(subtests: pytest.Subtests) -> No
             assert str(caught.value) == told
 
 
-SECRETS = {"ZKMQ_AUTH": "u:p", "ZKMQ_TLS_KEY_PASSWORD": "k", "ZKMQ_KEY_PASSPHRASE": "k", "ZKMQ_SECRET": "s"}
+SECRETS = {
+    "ZKMQ_AUTH": "u:p",
+    "ZKMQ_TLS_KEY_PASSWORD": "k",
+    "ZKMQ_KEY_PASSPHRASE": "k",
+    "ZKMQ_SECRET": "s",
+    "MINE": "m",
+}
 
 
-@pytest.mark.parametrize("credentials", [False, True])
-def test_exec_does_not_pass_credentials_unless_told(monkeypatch: pytest.MonkeyPatch, credentials: bool) -> None:
-    """A command inherits the environment without what opens the queues, and all of it with --pass-credentials."""
+def test_exec_does_not_pass_credentials_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command inherits the environment without what opens the queues, and all of it with --pass-credentials.
+
+    Neither does it inherit the variable that --tls-key-password-env names.
+    """
     for name, value in {**SECRETS, "ZKMQ_HOSTS": "h:1", "OTHER": "o"}.items():
         monkeypatch.setenv(name, value)
-    seen = dict(line.split("=", 1) for line in executed("env", credentials=credentials).decode().splitlines())
-    assert {name: seen.get(name) for name in SECRETS} == (SECRETS if credentials else dict.fromkeys(SECRETS))
-    assert (seen["ZKMQ_HOSTS"], seen["OTHER"], seen["ZKMQ_TASK_ID"]) == ("h:1", "o", "t-1")
-    assert "ZKMQ_BEGIN" not in seen
-
-
-def test_exec_does_not_pass_a_variable_that_is_named_as_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody inherits the variable that --tls-key-password-env names, unless that is asked for."""
-    monkeypatch.setenv("MINE", "open sesame")
     named = options.common(cli.parse(["worker", "q", "--exec", "env", "--tls-key-password-env", "MINE"])).secret
     assert named == {"MINE"}
-    assert b"sesame" in executed("env")
-    assert b"sesame" not in executed("env", secret=named)
-    assert b"sesame" in executed("env", secret=named, credentials=True)
+    assert b"MINE=m" in executed("env")
+    for credentials in (False, True):
+        told = executed("env", credentials=credentials, secret=named).decode()
+        seen = dict(line.split("=", 1) for line in told.splitlines())
+        assert {name: seen.get(name) for name in SECRETS} == (SECRETS if credentials else dict.fromkeys(SECRETS))
+        assert (seen["ZKMQ_HOSTS"], seen["OTHER"], seen["ZKMQ_TASK_ID"]) == ("h:1", "o", "t-1")
+        assert "ZKMQ_BEGIN" not in seen
 
 
 def held_open(path: Path) -> str:
