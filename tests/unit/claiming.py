@@ -16,6 +16,7 @@ from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Reconnect, Wait, Within
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.tasks import enqueue
+from airflow_provider_zkmq.engine.core.tasks.transaction import Transaction
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
 from tests.stepping import Stepper
@@ -117,6 +118,11 @@ def in_hand(name: str = "a", **conf: Any) -> tuple[Client, Claimed]:
     """The first client of a queue, which has this task in hand."""
     client = queue_of([name], **conf)
     return client, client.claimed()
+
+
+def unit_of(client: Client, count: int = 1) -> Transaction:
+    """A transaction that has taken so many tasks."""
+    return Transaction([(client.context, client.claimed()) for _ in range(count)])
 
 
 def refused(client: Client, error: type[BaseException], procedure: Any, match: str | None = None, *fault: Any) -> Any:

@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     WaitTimeout,
 )
-from tests.unit.claiming import many, queue_of, refused
+from tests.unit.claiming import many, queue_of, refused, unit_of
 from tests.unit.world import BROKEN_OFF, Client, Crash, new_queue
 
 THEN = Message(b"then", task_id="then")
@@ -152,7 +152,7 @@ def test_a_member_s_end_that_nobody_heard_of_ends_its_batch(subtests: pytest.Sub
             client.check()
     client = batch_with("a")
     batch_with("c", name="d", client=client)
-    ending = transaction.Transaction([(client.context, client.claimed()) for _ in range(2)])
+    ending = unit_of(client, 2)
     with pytest.raises(Crash):
         client.do(transaction.commit(ending), cut(client, BROKEN_OFF))
     client.do(debts.pay_debts(client.context))

@@ -29,6 +29,7 @@ from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, Outcome
 from tests.interrupting import interrupted, keyboard
 from tests.stepping import Stepper
 from tests.unit.claiming import ANY, another, in_hand, many, refused, step
+from tests.unit.claiming import many as taken  # noqa: F401  the tests of clean-up take it from here
 from tests.unit.looping import filled, following, loop_of, rest
 from tests.unit.world import UNKNOWN, Client, Fault, new_queue
 
@@ -270,14 +271,10 @@ def put_down(client: Client, claims: list[Claimed]) -> dict[str, list[Any]]:
     return told
 
 
-def taken(client: Client, number: int) -> list[Claimed]:
-    return many(client, number)
-
-
 def two_put_down() -> tuple[Client, dict[str, list[Any]]]:
     """A client that has put down two of five tasks; what is told of them."""
     client = filled()
-    return client, put_down(client, taken(client, 2))
+    return client, put_down(client, many(client, 2))
 
 
 def states(client: Client, names: str) -> list[State]:
@@ -293,7 +290,7 @@ def test_an_interrupt_anywhere_loses_nothing_that_was_put_down() -> None:
     """All of it is settled by a later call, and told as what it was: completed."""
     for number in count():
         client = filled()
-        told = put_down(client, taken(client, 3))
+        told = put_down(client, many(client, 3))
         claiming = partial(client.do, claim_many(client.context, ANY, 1))
         if not interrupted(claiming, number, CODES.__contains__, events=frozenset({"call", "line"})):
             break
@@ -325,7 +322,7 @@ def test_a_loop_that_is_interrupted_while_it_comes_back_settles_once() -> None:
 def test_who_cannot_be_told_keeps_nobody_else_from_being_told() -> None:
     """It is reported; all of them are settled."""
     client = filled()
-    claims = taken(client, 3)
+    claims = many(client, 3)
 
     def broken(_value: object, _error: Exception | None) -> None:
         raise RuntimeError("the event loop is closed")
@@ -418,7 +415,7 @@ def test_a_claim_that_finds_nothing_ends_in_time_whatever_others_put_down() -> N
         client = new_queue(filters={"c": OrderedEnum("low", "high")})
         for number in range(40):
             client.put(task_id=f"t{number:02}", filters={"c": "low"})
-        claims, told = taken(client, 40), dict[str, list[Any]]()
+        claims, told = many(client, 40), dict[str, list[Any]]()
 
         def more(op: Any, client: Client = client, claims: list[Claimed] = claims, told: Any = told) -> None:
             if isinstance(op, Multi) and claims:

@@ -35,6 +35,7 @@ from tests.unit.claiming import (
     queue_of,
     refused,
     step,
+    unit_of,
 )
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Crash, Fault, new_context, new_queue
 
@@ -154,13 +155,9 @@ def test_nothing_is_claimed_for_a_caller_that_has_left() -> None:
 # --- rollbacks and settlements
 
 
-def taken(client: Client) -> transaction.Transaction:
-    return transaction.Transaction(taken=[(client.context, client.claimed())])
-
-
 def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim() -> None:
     """Who left the transaction cannot roll back again; its client does, once: the taking counts as one delivery."""
-    rolling_back = lambda client: transaction.rollback(taken(client))
+    rolling_back = lambda client: transaction.rollback(unit_of(client))
     for client, where in cut_anywhere(lambda: fresh(attempts=3), rolling_back):
         claimed = client.take()
         assert claimed is not None, f"{where}, the task is in nobody's hand"
@@ -172,7 +169,7 @@ def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_
     """Whoever comes first, the caller or the next claim; the other finds nothing left to do."""
     for arrived, again in product((True, False), (True, False)):
         client = fresh(attempts=3)
-        it = taken(client)
+        it = unit_of(client)
         in_doubt(client, step(client, transaction.rollback(it)), "tasks/a/state", arrived=arrived)
         if again:
             client.do(transaction.rollback(it))
@@ -487,8 +484,8 @@ def test_an_enqueue_that_went_elsewhere_and_lost_its_reply_is_not_told_to_be_uns
 
 def test_that_nothing_tells_any_more_what_became_of_a_commit_is_told_once() -> None:
     """What it took was collected since: the outcome stays unknown, and after that there is no claim to settle."""
-    client, claimed = in_hand()
-    unit = transaction.Transaction([(client.context, claimed)])
+    client = fresh()
+    unit = unit_of(client)
     refused(client, OutcomeUnknown, transaction.commit(unit), None, outage(client))
     other = another(client)
     assert other.do(operate.clear(other.context)) == 1

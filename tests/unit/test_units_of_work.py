@@ -21,7 +21,6 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
@@ -29,7 +28,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading import configuration
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, giveback, putting, transaction
 from airflow_provider_zkmq.engine.fronts.unit import Transaction
-from tests.unit.claiming import another, in_hand, refused
+from tests.unit.claiming import another, queue_of, refused, unit_of
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
 
 NOWHERE = ConnectionConfig.of("127.0.0.1:1", request_timeout=20, session_timeout=0.2)
@@ -109,7 +108,7 @@ def test_a_transaction_leaves_behind_the_membership_that_is_missing_and_no_other
         client = new_queue()
         members = [Message(b"x", task_id=task_id) for task_id in ("a", "b")]
         client.do(enqueue.enqueue_batch(client.context, members, "batch"))
-        unit = transaction.Transaction([(client.context, client.claimed()) for _ in members])
+        unit = unit_of(client, 2)
         client.zk.multi(0, tuple(Delete(client.context.paths.batch("batch", "open", ghost)) for ghost in ghosts))
         client.do(transaction.commit(unit))
         for task_id in ("a", "b"):
@@ -122,9 +121,9 @@ def test_a_transaction_leaves_behind_the_membership_that_is_missing_and_no_other
 # --- rolling back what nobody answers for
 
 
-def taken() -> tuple[Client, Claimed, transaction.Transaction]:
-    client, claimed = in_hand()
-    return client, claimed, transaction.Transaction([(client.context, claimed)])
+def taken() -> tuple[Client, transaction.Transaction]:
+    client = queue_of("a")
+    return client, unit_of(client)
 
 
 def holder(over: Any) -> giveback.Holder:
@@ -137,7 +136,7 @@ def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:
     Sent, and cut off: it waits no longer than its session lives, and raises nothing.
     """
     for sent in (False, True):
-        client, _, unit = taken()
+        client, unit = taken()
         asked: list[Any] = []
 
         def fault(op: Any, asked: list[Any] = asked) -> Any:
@@ -156,8 +155,8 @@ def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:
 
 def test_a_rollback_out_of_reach_of_its_session_is_owed_to_it() -> None:
     """The session was out of reach for longer than it lives, and lives: its client gives the task back all the same."""
-    client, claimed, unit = taken()
-    asked, other = iter([False]), another(client)
+    client, unit = taken()
+    asked, other, claimed = iter([False]), another(client), unit.taken[0][1]
     client.do(transaction.rollback(unit, holder(lambda: next(asked, True))), at(0, AWAY))
     assert (unit.ended, unit.taken) == (True, [])
     assert [owed.claimed for owed in client.context.claims.owed.values()] == [claimed]
@@ -168,7 +167,7 @@ def test_a_rollback_out_of_reach_of_its_session_is_owed_to_it() -> None:
 
 def test_a_rollback_that_may_have_met_a_commit_says_so_whatever_became_of_the_session() -> None:
     """The commit was sent and its outcome is unknown: that the session is over does not tell it."""
-    client, _, unit = taken()
+    client, unit = taken()
     cut_off = lambda op: LOST_REPLY if isinstance(op, Multi) else AWAY if isinstance(op, Reconnect) else None
     refused(client, OutcomeUnknown, transaction.commit(unit), None, cut_off)
     refused(client, TransportError, transaction.rollback(unit, holder(lambda: True)), None, lambda _op: AWAY)
