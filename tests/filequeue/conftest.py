@@ -2,21 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import OrderedEnum, Zkmq
+from airflow_provider_zkmq.engine import Zkmq
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
+from tests.integration.conftest import CLASSES, taken
 
-CLASSES = OrderedEnum("low", "standard", "performance", "high_performance")
-
-
-def taken(q: Any, **asked: Any) -> Any:
-    """The claim that is there."""
-    claim = q.claim(**asked)
-    assert claim is not None
-    return claim
+__all__ = ["CLASSES", "taken"]  # for the tests of this folder
 
 
 @pytest.fixture
