@@ -30,6 +30,7 @@ from airflow_provider_zkmq.triggers import backoff
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
 from tests.airflow.conftest import define, instance
 from tests.faulty import CutAfter, Faulty, Once, is_write
+from tests.support import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
 #: The servers are away for longer than a call waits, and than a session lives.
@@ -64,16 +65,6 @@ def put(queue, *names):
     queue.enqueue_many([Message(b"x", task_id=name) for name in names])
 
 
-def run_out(queue, *claims):
-    """Let the leases of these claims end; return at which attempts their tasks are claimed then, and given back."""
-    for each in claims:
-        queue.extend(each["id"], each["token"], 0.01)
-    again = [queue.claim(timeout=60) for _ in claims]
-    for each in again:
-        each.release()
-    return {each.task.id: each.task.attempt for each in again}
-
-
 def test_what_is_taken_is_told_without_its_payload(queue):
     """Claims of the tasks that fit, as many as there are, that hold after the session has ended."""
     queue.enqueue("marker", {"size": 9}, task_id="big")
@@ -105,21 +96,32 @@ def test_as_many_as_asked_for_are_taken(queue, monkeypatch):
     assert queue.counts()["inserted"] == 5
 
 
-def test_a_later_try_claims_anew_what_is_pending_and_leaves_out_the_rest(queue):
-    """What holds is extended. Released: claimed with a new token, noted for the next try. Finished, another's: out."""
-    store = Store()
-    put(queue, *"abcd")
-    first = a, b, c = claim(tries(store), max_tasks=3)
-    assert claim(tries(store, 2), max_tasks=3) == first
-    queue.release("a", a["token"])
-    queue.complete("b", b["token"])
-    queue.release("c", c["token"])
-    other = queue.claim_task("c")
-    [again] = claim(tries(store, 3), max_tasks=3)
-    assert (again["id"], again["token"] > a["token"]) == ("a", True)
-    assert claim(tries(store, 4), max_tasks=3) == [again]
-    other.release()
-    assert (queue.task("c").attempt, queue.task("d").state) == (0, "inserted")
+def test_a_later_try_claims_anew_what_is_pending_and_leaves_out_the_rest(queue, subtests):
+    """What holds is extended. Released: claimed with a new token, noted for the next try. Finished, another's: out.
+
+    Where work is mapped, these keep their places: else the success of the first instance, which is not run again,
+    would be taken for the second task's.
+    """
+    for in_place in (False, True):
+        with subtests.test(in_place=in_place):
+            store = Store()
+            queue.enqueue_many([Message(b"x")] * 4)
+            first = a, b, c = claim(tries(store), max_tasks=3, in_place=in_place)
+            assert claim(tries(store, 2), max_tasks=3, in_place=in_place) == first
+            queue.complete(a["id"], a["token"])
+            queue.release(b["id"], b["token"])
+            queue.release(c["id"], c["token"])
+            other = queue.claim_task(c["id"])
+            again = claim(tries(store, 3), max_tasks=3, in_place=in_place)
+            anew = again[in_place]
+            assert (anew["id"], anew["token"] > b["token"]) == (b["id"], True)
+            assert again == ([a, anew, c] if in_place else [anew])
+            assert claim(tries(store, 4), max_tasks=3, in_place=in_place) == again
+            other.complete()
+            queue.complete(anew["id"], anew["token"])
+            with pytest.raises(AirflowSkipException, match="nothing is left"):
+                claim(tries(store, 5), max_tasks=3, in_place=in_place)
+            assert queue.claim().task.id not in {each["id"] for each in first}
 
 
 def test_a_cleared_run_whose_tasks_have_ended_takes_no_other(queue):
@@ -133,22 +135,6 @@ def test_a_cleared_run_whose_tasks_have_ended_takes_no_other(queue):
         with pytest.raises(AirflowSkipException, match="nothing is left"):
             claim(tries(store, number))
         assert (queue.task(name).state, queue.task(name).attempt) == ("inserted", 0)
-
-
-def test_what_has_ended_keeps_its_place_among_mapped_work(queue):
-    """Else the success of the first instance, which is not run again, would be taken for the second task's."""
-    store = Store()
-    put(queue, *"abc")
-    first = claim(tries(store), max_tasks=3, in_place=True)
-    queue.complete("a", first[0]["token"])
-    queue.release("b", first[1]["token"])
-    again = claim(tries(store, 2), max_tasks=3, in_place=True)
-    assert [each["id"] for each in again] == ["a", "b", "c"]
-    assert (again[0], again[2], again[1]["token"] > first[1]["token"]) == (first[0], first[2], True)
-    for each in again[1:]:
-        queue.complete(each["id"], each["token"])
-    with pytest.raises(AirflowSkipException, match="nothing is left"):
-        claim(tries(store, 3), max_tasks=3, in_place=True)
 
 
 def test_where_airflow_forgets_what_succeeded_a_cleared_run_claims_nothing(queue, monkeypatch):
@@ -213,32 +199,34 @@ def test_claims_of_another_are_taken_over(queue):
     """Those that hold, with the lease of this run; the others are left out, and where none is left, it skips."""
     put(queue, *"ab")
     first, second = (told("jobs", each) for each in queue.claim_many(2, lease=600))
-    queue.release("b", second["token"])
+    queue.release(second["id"], second["token"])
     assert claim(claims=json.dumps([first, second])) == [first]
     for on_empty, raised in (("skip", AirflowSkipException), ("fail", AirflowException)):
         with pytest.raises(raised, match="none of the claims holds"):
             claim(claims=[second], on_empty=on_empty)
-    assert [queue.task(name).state for name in "ab"] == ["claimed", "inserted"]
-
-
-def test_what_was_taken_ahead_counts_when_it_is_taken_over(queue):
-    """By its claims, or by an event that tells of them. When the leases have run out, what nobody did is as before."""
-    put(queue, *"abc")
-    taken = claim(ahead=True, max_tasks=3)
-    assert claim(claims=taken[:1]) == taken[:1]
-    assert claim(started_by({"queue": "jobs", "claims": taken[1:2]}), from_events=True) == taken[1:2]
-    assert run_out(queue, *taken) == {"a": 2, "b": 2, "c": 1}
+    assert [queue.task(each["id"]).state for each in (first, second)] == ["claimed", "inserted"]
 
 
 def test_a_dispatcher_that_is_cleared_claims_ahead_again(queue):
-    """What no run takes over counts no attempt, whichever try of the dispatcher claimed it."""
+    """What no run takes over counts no attempt, whichever try of the dispatcher claimed it.
+
+    What one takes over, by its claims or by an event that tells of them, does: with its lease its only attempt ends.
+    """
     queue.configure(policy=RetryPolicy(attempts=1))
-    put(queue, "a")
+    put(queue, *"abc")
     store = Store()
-    for number in (1, 2):
-        [taken] = claim(tries(store, number), ahead=True)
-        assert (taken["id"], queue.task("a").attempt) == ("a", 1)
-        assert run_out(queue, taken) == {"a": 1}
+    for taken_over, pending in (("", "abc"), ("", "abc"), ("ab", "c")):
+        taken = sorted(claim(tries(store, 2 if store else 1), ahead=True, max_tasks=3), key=lambda each: each["id"])
+        assert [(each["id"], each["attempt"]) for each in taken] == [("a", 1), ("b", 1), ("c", 1)]
+        if taken_over:
+            assert claim(claims=taken[:1]) == taken[:1]
+            assert claim(started_by({"queue": "jobs", "claims": taken[1:2]}), from_events=True) == taken[1:2]
+        for each in taken:
+            queue.extend(each["id"], each["token"], 0.01)
+        eventually(lambda: (queue.ready(timeout=0.1), queue.counts()["claimed"] == 0)[1])
+        attempts = {name: queue.task(name).attempt for name in "abc"}
+        assert attempts == dict.fromkeys(taken_over, 1) | dict.fromkeys(pending, 0)
+    assert [queue.task(name).state for name in "abc"] == ["dead", "dead", "inserted"]
 
 
 def test_claims_come_from_the_events_that_started_the_run(queue, zookeeper, root, subtests):
@@ -297,26 +285,21 @@ def troubled(monkeypatch, verb, *errors, task_id=None):
 
 
 def test_a_claim_outlives_an_outage_at_a_run_s_start(queue, monkeypatch):
-    """It is tried again without a try of Airflow's, and takes what it would have taken, once."""
-    put(queue, *"ab")
-    pauses = troubled(monkeypatch, "claim_many", *[Unavailable("nobody answers")] * 3)
-    [taken] = claim()
-    assert (taken["id"], taken["attempt"], queue.counts()["claimed"], len(pauses)) == ("a", 1, 1, 3)
-    assert 0 < pauses[0] <= 2
-    assert max(pauses) <= 15
+    """It is tried again without a try of Airflow's, and takes what it would have taken, once.
 
-
-def test_what_no_wait_mends_ends_the_claim_at_once(queue, monkeypatch, subtests):
-    """Certificates that are refused, and a client that was closed; the next try takes what it would have taken."""
+    What no wait mends ends it at once: certificates that are refused, and a client that was closed.
+    """
     put(queue, *"ab")
     for error in (TlsRefused("their certificate"), SessionLost("closed")):
-        with subtests.test(error=error):
-            claimed = queue.counts()["claimed"]
-            pauses = troubled(monkeypatch, "claim_many", error)
-            with pytest.raises(type(error)):
-                claim()
-            assert (pauses, queue.counts()["claimed"]) == ([], claimed)
-            assert len(claim()) == 1
+        pauses = troubled(monkeypatch, "claim_many", error)
+        with pytest.raises(type(error)):
+            claim()
+        assert (pauses, queue.counts()["claimed"]) == ([], 0)
+    pauses = troubled(monkeypatch, "claim_many", *[Unavailable("nobody answers")] * 3)
+    [taken] = claim()
+    assert (taken["attempt"], queue.counts()["claimed"], len(pauses)) == (1, 1, 3)
+    assert 0 < pauses[0] <= 2
+    assert max(pauses) <= 15
 
 
 def test_what_was_claimed_anew_is_given_back_where_the_rest_cannot_be(queue, monkeypatch):
@@ -346,6 +329,7 @@ def test_giving_back_ends_with_an_outage(queue, monkeypatch):
 def proxy(queue, zookeeper, root, monkeypatch):
     """The operators' way to ZooKeeper, by which the test itself does not go."""
     limits = {"connect_timeout": 1, "request_timeout": 1, "session_timeout": 2}
+    monkeypatch.setattr(patience, "LONGEST_OF_A_WAIT", 0.2)
     with Faulty(zookeeper) as made:
         define(monkeypatch, host=made.hosts, extra={"root": root, "queue": queue.name} | limits)
         yield made

@@ -29,18 +29,8 @@ from airflow_provider_zkmq.engine import (
     TlsRefused,
 )
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
-from tests.airflow.conftest import deferral, define
+from tests.airflow.conftest import Heard, deferral, define
 from tests.support import eventually
-
-
-class Heard:
-    """Takes the place of a log, and keeps what it was told by level."""
-
-    def __init__(self) -> None:
-        self.lines: dict[str, list[str]] = {"info": [], "warning": [], "error": []}
-
-    def __getattr__(self, level: str) -> Any:
-        return lambda text, *values, **_: self.lines[level].append(text % values)
 
 
 def operator(function, **options: Any) -> ZkmqDecoratedOperator:
@@ -49,10 +39,10 @@ def operator(function, **options: Any) -> ZkmqDecoratedOperator:
     return zkmq_task(function, task_id="t", **options)(**arguments).operator
 
 
-def heard_by(made: ZkmqDecoratedOperator) -> dict[str, list[str]]:
-    """What the operator logs from now on, by level."""
+def log_of(made: ZkmqDecoratedOperator) -> Heard:
+    """What the operator logs from now on."""
     made._cached_logger = heard = Heard()
-    return heard.lines
+    return heard
 
 
 def time_out() -> None:
@@ -120,12 +110,15 @@ def test_each_task_is_settled_by_its_own_outcome(queue, context):
 
 
 def test_at_most_so_many_tasks_and_those_that_fit(queue, context):
-    """`max_tasks` bounds a try, `selector` says which: the others are untouched."""
+    """`max_tasks` bounds a try, `selector` says which: the others are untouched. One that the queue refuses: all."""
     for size in range(10):
         queue.enqueue(b"x", {"size": size})
     for finished, left in ((3, 7), (2, 5)):
         told = operator(lambda _: None, selector="size>=5", max_tasks=3).execute(context)
         assert (told["finished"], queue.counts()["inserted"]) == (finished, left)
+    with pytest.raises(ConfigError, match="colour"):
+        operator(lambda _: None, selector="colour==red").execute(context)
+    assert queue.counts()["inserted"] == 5
 
 
 def test_the_errors_are_bounded(queue, context):
@@ -137,13 +130,14 @@ def test_the_errors_are_bounded(queue, context):
         raise ValueError("y" * 10_000)
 
     made = operator(handle)
-    lines = heard_by(made)
+    log = log_of(made)
     told = made.execute(context)
     assert (told["failed"], len(told["errors"])) == (50, 5)
     assert len(json.dumps(told)) < 4_000
-    assert len(lines["error"]) == 20
-    assert all("is dead on attempt 1" in line and "zkmq show jobs " in line for line in lines["error"])
-    assert any("30 more task(s)" in line for line in lines["warning"])
+    errors = [line for line in log.lines if line.startswith("ERROR")]
+    assert len(errors) == 20
+    assert all("is dead on attempt 1" in line and "zkmq show jobs " in line for line in errors)
+    assert any("30 more task(s)" in line for line in log.warnings)
 
 
 def test_an_error_that_no_database_keeps_is_told_all_the_same(queue, context):
@@ -191,7 +185,7 @@ def test_nothing_to_claim(queue, context):
 
 
 def test_it_waits_on_the_worker(queue, context, waits):
-    """Not deferrable, it waits for the first task, and handles it."""
+    """Not deferrable, it waits for the first task, and handles it; told to end, it waits no longer."""
     told: list[dict[str, Any]] = []
     running = threading.Thread(target=lambda: told.append(operator(lambda _: "r", deferrable=False).execute(context)))
     running.start()
@@ -199,6 +193,13 @@ def test_it_waits_on_the_worker(queue, context, waits):
     task_id = queue.enqueue(b"x")
     running.join(60)
     assert (told[0]["finished"], queue.task(task_id).result) == (1, b"r")
+    waits.clear()
+    made = operator(lambda _: None)
+    killer = threading.Thread(target=lambda: (waits.wait(60), made.on_kill()))
+    killer.start()
+    with pytest.raises(AirflowException, match="told to end"):
+        made.execute(context)
+    killer.join(60)
 
 
 async def test_deferred_while_there_is_nothing(queue, context):
@@ -310,14 +311,6 @@ def test_an_argument_of_the_function_is_its_selector(queue, context):
         assert {queue.task(task_id).result for task_id in finished} == {result}
 
 
-def test_a_selector_that_the_queue_refuses(queue, context):
-    """It is a clear error, and nothing is claimed."""
-    queue.enqueue(b"x")
-    with pytest.raises(ConfigError, match="colour"):
-        operator(lambda _: None, selector="colour==red").execute(context)
-    assert queue.counts()["inserted"] == 1
-
-
 def test_told_to_end_it_gives_back_what_is_in_hand(queue, context):
     """By a signal, as Airflow tells it: the task in hand is pending at once and no attempt is counted; it fails."""
     queue.enqueue_many([Message(b"x", task_id=f"t-{number}") for number in range(3)])
@@ -338,16 +331,6 @@ def test_told_to_end_it_gives_back_what_is_in_hand(queue, context):
     eventually(lambda: queue.counts()["inserted"] == 3)
     assert {each.attempt for each in queue.tasks()} == {0}
     assert operator(lambda _: None).execute(context)["finished"] == 3
-
-
-def test_told_to_end_while_it_waits(queue, context, waits):
-    """It waits no longer."""
-    made = operator(lambda _: None)
-    killer = threading.Thread(target=lambda: (waits.wait(60), made.on_kill()))
-    killer.start()
-    with pytest.raises(AirflowException, match="told to end"):
-        made.execute(context)
-    killer.join(60)
 
 
 def test_a_time_out_of_airflow_s_counts_as_a_failure(queue, context):

@@ -21,9 +21,10 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.hooks.claims import told
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from airflow_provider_zkmq.operators import patience
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from tests.airflow.conftest import define, instance
-from tests.airflow.test_consume import extended, heard_by, operator, time_out  # noqa: F401  `extended` is a fixture
+from tests.airflow.test_consume import extended, log_of, operator, time_out  # noqa: F401  `extended` is a fixture
 from tests.faulty import Faulty
 from tests.support import eventually
 
@@ -86,10 +87,10 @@ def test_what_does_not_hold_any_more_is_passed_over(queue, context, claims):
     again = queue.claim_task("b", lease=60)
     handled = []
     made = operator(lambda job: handled.append(job.id), claims=claims)
-    lines = heard_by(made)
+    log = log_of(made)
     assert (made.execute(context)["finished"], handled) == (1, ["c"])
     now = "does not hold any more: it is done-awaiting-gc, attempt 1"
-    assert f"Claim {claims[0]['token']} of task 'a' of queue 'jobs' {now}" in lines["info"]
+    assert f"Claim {claims[0]['token']} of task 'a' of queue 'jobs' {now}" in log.lines
     again.complete()
 
 
@@ -102,10 +103,10 @@ def test_one_that_is_refused_costs_no_other_an_attempt(queue, context, claims):
     bound = queue.claim_task("bound")
     queue._session.client.set(queue._context.paths.task("a", "state"), b"{")
     made = operator(nothing, claims=[told(queue.name, bound), *claims], threads=2)
-    lines = heard_by(made)
+    log = log_of(made)
     assert made.execute(context)["finished"] == 2
     passed = f"Claim {claims[0]['token']} of task 'a' of queue 'jobs' is passed over"
-    assert any(passed in line for line in lines["warning"])
+    assert any(passed in line for line in log.warnings)
     with pytest.raises(ConfigError, match="ends with the session"):
         operator(nothing, claims=told(queue.name, bound)).execute(context)
     bound.complete()
@@ -217,6 +218,7 @@ def test_an_outage_is_outlived_at_its_beginning(queue, context, claims, monkeypa
     """The servers are away when the first claim is taken over, for longer than a call waits."""
     with Faulty(zookeeper) as proxy:
         limits = {"connect_timeout": 1, "request_timeout": 1, "session_timeout": 2}
+        monkeypatch.setattr(patience, "LONGEST_OF_A_WAIT", 0.2)
         define(monkeypatch, host=proxy.hosts, extra={"root": root, "queue": queue.name} | limits)
         connect = ZkmqHook.queue
 

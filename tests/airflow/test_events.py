@@ -25,8 +25,8 @@ from airflow_provider_zkmq.engine import (
     String,
     Unavailable,
 )
-from airflow_provider_zkmq.hooks.quiet import OneAMinute, keep_kazoo_quiet
-from airflow_provider_zkmq.triggers import claiming, held, sessions
+from airflow_provider_zkmq.hooks.quiet import OneAMinute
+from airflow_provider_zkmq.triggers import claiming, sessions
 from airflow_provider_zkmq.triggers.backoff import Backoff
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
 from tests.airflow.conftest import Heard, define, example, finish, until
@@ -328,51 +328,34 @@ def test_kazoo_logs_a_line_a_minute_and_each_error():
         passed += [second] * thinned.filter(logging.makeLogRecord({"levelno": logging.WARNING}))
     assert passed == [0, 60, 120, 180, 240]
     assert all(thinned.filter(logging.makeLogRecord({"levelno": logging.ERROR})) for _ in range(3))
-    for _ in range(2):
-        keep_kazoo_quiet()
-    filters = logging.getLogger("airflow_provider_zkmq.kazoo").filters
-    assert sum(isinstance(each, OneAMinute) for each in filters) == 1
 
 
-async def test_a_session_that_ended_is_replaced(shared, log, monkeypatch):
-    """The watch leaves an ended session to nobody; where servers are only away, it keeps it."""
-    raised = [Unavailable("away"), SessionLost("over"), RuntimeError("a bug"), QueueNotFound("q"), None]
-    stood_in, forgotten = [], []
-
-    class Lease(Servers):
-        """Lease, client and queue in one."""
-
-        default_queue = "q"
-        client = property(lambda self: self)
-
-        async def ready(self, **_asked):
-            stood_in.append(self)
-            if (error := raised.pop(0)) is not None:
-                raise error
-            return True
-
-        async def outdated(self):
-            return False
-
-        def forget(self):
-            forgotten.append(self)
-
-    class Sessions:
-        @contextlib.asynccontextmanager
-        async def lease(self, _conn_id):
-            yield Lease("q")
-
-    monkeypatch.setattr(held, "SESSIONS", Sessions())
-    async with watching_with() as events:
-        assert await events.get() == {"queue": "q", "selector": None, "counts": {"inserted": 1}}
-    assert [one is other for one, other in itertools.pairwise(stood_in)] == [True, False, False, True]
-    assert len(forgotten) == 1
-
-
-async def test_a_connection_that_names_other_servers_is_found_while_the_old_ones_are_away(shared, monkeypatch, met):
-    """A session of servers that are gone for good would wait for them for ever; all who hold it learn it at once."""
+@pytest.fixture
+def stand_in(shared, monkeypatch):
+    """The watch meets `Servers`; its connection is looked up anew each time."""
     monkeypatch.setattr(sessions, "load_client", lambda: Servers)
     monkeypatch.setattr(sessions, "_FRESH", 0.0)
+
+
+async def test_a_session_that_ended_is_replaced(stand_in, shared, log, monkeypatch):
+    """The watch leaves an ended session to nobody; where servers are only away, it keeps it."""
+    errors, asked = [Unavailable("away"), SessionLost("over"), RuntimeError("a bug"), QueueNotFound("q"), None], []
+
+    async def ready(self, **_asked):
+        asked.append(self)
+        if (error := errors.pop(0)) is not None:
+            raise error
+
+    monkeypatch.setattr(Servers, "ready", ready)
+    define(monkeypatch, host="q")
+    async with watching_with() as events:
+        assert await events.get() == {"queue": "q", "selector": None, "counts": {"inserted": 1}}
+    assert [one is other for one, other in itertools.pairwise(asked)] == [True, False, False, True]
+    assert shared.opened == 3
+
+
+async def test_other_servers_of_a_connection_are_found_while_the_old_are_away(stand_in, shared, monkeypatch, met):
+    """A session of servers that are gone for good would wait for them for ever; all who hold it learn it at once."""
     define(monkeypatch, host="old")
     async with watching_with() as one, watching_with(refire=2) as two:
         await until(lambda: len(met) > 2)
