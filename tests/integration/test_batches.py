@@ -96,7 +96,7 @@ def test_a_big_batch_costs_its_waiter_one_watch(zookeeper: str, root: str, q: Qu
             end_session(dying)
 
         together(partial(_work, busy.queue("census"), handle, 4), partial(_work, q, handle, 4), cancel)
-        eventually(lambda: q.batch("big").done or _work(q, handle) is not None)
+        eventually(lambda: q.batch("big").done or _work(q, handle) is not None, within=300)
         batch, cost = waiting.result(300)
     _work(q, handle)  # who follows
     ends = {state: [task.id for task in q.tasks(state=state)] for state in ("finished", "dead", "cancelled")}
