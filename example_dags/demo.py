@@ -47,6 +47,7 @@ READY_SECONDS: Final = 240.0
 RUN_SECONDS: Final = 900.0
 POLL_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 15.0
+ANSWER_SECONDS: Final = 30.0
 
 
 class DemoFailed(Exception):
@@ -120,7 +121,7 @@ class Airflow:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
             return json.loads(answer.read() or "null")
 
     def healthy(self) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,79 +11,46 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Self
+from typing import Self
 
 import psutil
 import pytest
 
-from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.embedded.ports import free_ports
-from airflow_provider_zkmq.engine import Message, Queue, RetryPolicy, Zkmq
-from tests.e2e.test_airflow import TOP, airflow, demo, said
+from airflow_provider_zkmq.engine import Message, Queue, RetryPolicy
+from tests.e2e.conftest import LONG, TOP, Airflow, running
 from tests.support import eventually
 
-__all__ = ["demo"]
 pytestmark = pytest.mark.full
 TASKS = int(os.environ.get("ZKMQ_E2E_BURST", "200"))
+PENDING = int(os.environ.get("ZKMQ_E2E_PENDING", "16"))
 PAUSED_SECONDS = float(os.environ.get("ZKMQ_E2E_PAUSED", "45"))
 at_length = pytest.mark.skipif(os.environ.get("ZKMQ_E2E_FULL") != "1", reason="minutes long: make acceptance")
 STARTS = " starting"
 STILL_SECONDS = 15.0
 DEFERRED = int(os.environ.get("ZKMQ_E2E_DEFERRED", "1000"))
 AWAY_SECONDS = float(os.environ.get("ZKMQ_E2E_AWAY", "45"))
+#: A scheduler that is killed is missed soon.
+AIRFLOW = (
+    [f"tests/e2e/dags/{name}.py" for name in ("events_burst", "events_grouped", "events_claimed")],
+    {
+        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
+        "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+    },
+)
+KINDS = "tests/e2e/dags/deferred_kinds.py"
 
 
-@contextlib.contextmanager
-def running(
-    demo: ModuleType, home: Path, monkeypatch: pytest.MonkeyPatch, dag: str, **settings: str
-) -> Iterator[tuple[Zkmq, EmbeddedServer, Any]]:
-    """ZooKeeper, a client, and an Airflow that knows the DAGs of one file."""
-    monkeypatch.setattr(demo, "DAGS", home / "dags")
-    # Airflow's settings of the environment reach the processes of the demo only through its own environment.
-    made = demo.airflow_environment
-    monkeypatch.setattr(demo, "airflow_environment", lambda *given: made(*given) | settings)
-    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
-    demo.DAGS.mkdir()
-    shutil.copy(TOP / "tests" / "e2e" / "dags" / f"{dag}.py", demo.DAGS)
-    with (
-        EmbeddedServer(home / "zk", force_sync=False) as server,
-        Zkmq.connect(server.hosts, "/zkmq", gc=False) as zk,
-        airflow(demo, home, server.hosts) as started,
-    ):
-        yield zk, server, started
-
-
-def unpause(demo: ModuleType, started: Any, dag: str, *, paused: bool = False) -> None:
-    """Let a DAG run, once Airflow knows it."""
-    api, processes, _ = started
-    demo.wait_until("the DAG", processes, lambda: api.knows(dag))
-    api.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": paused})
-
-
-def kill(started: Any, name: str, again: str) -> None:
-    """Kill a process and all that it has started; start another one."""
-    _, processes, environment = started
-    process = processes._started.pop(name)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    processes.start(again, [sys.executable, "-m", "airflow", again.partition("-")[0]], environment)
-
-
-def logged(home: Path, name: str) -> str:
-    """What one of the processes has logged."""
-    path = home / "logs" / f"{name}.log"
-    return path.read_text(errors="replace") if path.exists() else ""
-
-
-def told_of(home: Path, what: str) -> int:
+def told_of(airflow: Airflow, what: str) -> int:
     """How often triggers tell of something: watches in the triggerers' logs, waits in those of their tasks."""
-    return sum(text.count(what) for text in logs_of_triggers(home).values())
+    return sum(text.count(what) for text in logs_of_triggers(airflow).values())
 
 
-def logs_of_triggers(home: Path) -> dict[Path, str]:
+def logs_of_triggers(airflow: Airflow) -> dict[Path, str]:
     """The logs of triggerers, and of the triggers of tasks."""
-    logs = [*(home / "logs").glob("triggerer*.log"), *(home / "airflow" / "logs").rglob("*.trigger.*.log")]
+    logs = [*(airflow.home / "logs").glob("triggerer*.log"), *airflow.home.rglob("airflow/logs/**/*.trigger.*.log")]
     return {log: log.read_text(errors="replace") for log in logs}
 
 
@@ -111,136 +76,133 @@ class Sampled:
         self._thread.join()
 
 
-def through_a_burst(
-    demo: ModuleType, home: Path, monkeypatch: pytest.MonkeyPatch, dag: str, attempts: int
-) -> list[str]:
+def through_a_burst(airflow: Airflow, dag: str, attempts: int) -> list[str]:
     """Let a DAG handle a burst through the deaths of triggerers and of the scheduler; who had an attempt too many.
 
     All but the poison one are finished by then, and that is dead.
     """
-    settings = {
-        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
-        "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
-    }
-    with running(demo, home, monkeypatch, dag, **settings) as (zk, _, started):
-        q = zk.queue("burst")
-        q.configure(policy=RetryPolicy(attempts=attempts, factor=0))
-        unpause(demo, started, dag)
-        names = [f"task-{number}" for number in range(TASKS)]
-        q.enqueue_many([Message(b"x", task_id=name) for name in [*names[:-10], "poison", *names[-10:]]])
-        deaths = [("triggerer", "triggerer-2"), ("scheduler", "scheduler-2"), ("triggerer-2", "triggerer-3")]
-        for part, (name, again) in zip((0.1, 0.3, 0.6), deaths, strict=True):
-            eventually(lambda part=part: q.counts()["finished"] >= part * TASKS, within=900)
-            kill(started, name, again)
-        eventually(lambda: q.counts() | {"dead": 1} == q.counts() and not q.counts()["inserted"], within=1_200)
-        eventually(lambda: q.counts()["finished"] == TASKS, within=300)
-        tasks = {task.id: task for task in q.tasks(limit=TASKS + 10)}
-        poison = tasks.pop("poison")
-        assert (poison.state, poison.attempt) == ("dead", attempts)
-        assert f"poison on attempt {attempts}" in (poison.error or "")
-        assert q.counts()["claimed"] == 0
-        late = {name: task.attempt - (2 if name.endswith("0") else 1) for name, task in tasks.items()}
-        assert min(late.values()) == 0
-        return [name for name, attempts in late.items() for _ in range(attempts)]
+    q = airflow.zk.queue("burst")
+    q.configure(policy=RetryPolicy(attempts=attempts, factor=0))
+    airflow.unpause(dag)
+    names = [f"task-{number}" for number in range(TASKS)]
+    q.enqueue_many([Message(b"x", task_id=name) for name in [*names[:-10], "poison", *names[-10:]]])
+    for part, dies in ((0.1, "triggerer"), (0.3, "scheduler"), (0.6, "triggerer")):
+        eventually(lambda part=part: q.counts()["finished"] >= part * TASKS, within=LONG)
+        (name,) = (name for name in airflow.processes._started if name.startswith(dies))
+        airflow.kill(name)
+        airflow.launch(f"{dies}-{dag}{part}")
+    eventually(lambda: q.counts() | {"dead": 1} == q.counts() and not q.counts()["inserted"], within=2 * LONG)
+    eventually(lambda: q.counts()["finished"] == TASKS, within=LONG)
+    airflow.unpause(dag, paused=True)
+    tasks = {task.id: task for task in q.tasks(limit=TASKS + 10)}
+    poison = tasks.pop("poison")
+    assert (poison.state, poison.attempt) == ("dead", attempts)
+    assert f"poison on attempt {attempts}" in (poison.error or "")
+    assert q.counts()["claimed"] == 0
+    late = {name: task.attempt - (2 if name.endswith("0") else 1) for name, task in tasks.items()}
+    assert min(late.values()) == 0
+    return [name for name, attempts in late.items() for _ in range(attempts)]
 
 
-def test_a_burst_through_deaths_of_triggerers_and_the_scheduler(
-    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_burst_through_deaths_of_triggerers_and_the_scheduler(airflow: Airflow) -> None:
     """Each task is completed though triggerers and the scheduler are killed; a poison one is dead, with its reason.
 
     Those that fail once are completed by attempt 2; the one that was in hand when the scheduler's processes were killed
     may have one attempt more.
     """
-    late = through_a_burst(demo, tmp_path, monkeypatch, "events_burst", attempts=4)
-    assert len(late) <= 1, said(tmp_path)
+    late = through_a_burst(airflow, "events_burst", attempts=4)
+    assert len(late) <= 1, airflow.said()
 
 
 @at_length
-def test_a_burst_of_runs_that_acknowledge(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_burst_of_runs_that_acknowledge(tmp_path: Path) -> None:
     """The same with groups, whose claims are kept through the deaths: nobody has an attempt too many."""
-    assert through_a_burst(demo, tmp_path, monkeypatch, "events_grouped", attempts=3) == [], said(tmp_path)
+    dags, settings = AIRFLOW
+    with running(tmp_path, *dags, **settings) as airflow:
+        assert through_a_burst(airflow, "events_grouped", attempts=3) == [], airflow.said()
 
 
-def test_a_pause_costs_no_attempt(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fifty pending while the DAG is paused for longer than leases last: then each is completed by its first attempt.
+def test_a_pause_costs_no_attempt(airflow: Airflow) -> None:
+    """What is pending while the DAG is paused for longer than leases last is completed by its first attempt then.
 
     Of those that the trigger claims there are never more than may be in flight.
     """
-    with running(demo, tmp_path, monkeypatch, "events_claimed") as (zk, _, started):
-        woken, claimed = zk.queue("woken"), zk.queue("claimed")
-        for name, queue in (("events_woken", woken), ("events_claimed", claimed)):
-            queue.configure(policy=RetryPolicy(attempts=1))
-            queue.enqueue("first", task_id="first")
-            unpause(demo, started, name)
-        with Sampled(claimed) as sampled:
-            eventually(lambda: [q.counts()["finished"] for q in (woken, claimed)] == [1, 1], within=300)
-            for name in ("events_woken", "events_claimed"):
-                unpause(demo, started, name, paused=True)
-            for queue in (woken, claimed):
-                queue.enqueue_many([Message(b"x", task_id=f"task-{number}") for number in range(50)])
-            time.sleep(PAUSED_SECONDS)  # the pause itself, not a wait for anything
-            for name in ("events_woken", "events_claimed"):
-                unpause(demo, started, name)
-            eventually(lambda: [q.counts()["finished"] for q in (woken, claimed)] == [51, 51], within=600)
+    woken, claimed = airflow.zk.queue("woken"), airflow.zk.queue("claimed")
+    dags = ("events_woken", "events_claimed")
+    for name, queue in zip(dags, (woken, claimed), strict=True):
+        queue.configure(policy=RetryPolicy(attempts=1))
+        queue.enqueue("first", task_id="first")
+        airflow.unpause(name)
+    with Sampled(claimed) as sampled:
+        eventually(lambda: [q.counts()["finished"] for q in (woken, claimed)] == [1, 1], within=LONG)
+        for name in dags:
+            airflow.unpause(name, paused=True)
         for queue in (woken, claimed):
-            assert {(task.state, task.attempt) for task in queue.tasks(limit=60)} == {("finished", 1)}, said(tmp_path)
-        assert 1 <= sampled.most <= 8
-        assert sampled.samples > 100
-        (event, *_) = started[0].call("GET", "/api/v2/assets/events?limit=100")["asset_events"]
-        assert set(event["extra"]["payload"]) <= {"queue", "selector", "counts", "claims"}
+            queue.enqueue_many([Message(b"x", task_id=f"task-{number}") for number in range(PENDING)])
+        time.sleep(PAUSED_SECONDS)  # the pause itself, not a wait for anything
+        for name in dags:
+            airflow.unpause(name)
+        eventually(lambda: [q.counts()["finished"] for q in (woken, claimed)] == [PENDING + 1] * 2, within=LONG)
+    for name in dags:
+        airflow.unpause(name, paused=True)
+    for queue in (woken, claimed):
+        assert {(task.state, task.attempt) for task in queue.tasks(limit=60)} == {("finished", 1)}, airflow.said()
+    assert 1 <= sampled.most <= 8
+    assert sampled.samples > 100
+    told = airflow.api.call("GET", "/api/v2/assets/events?limit=100")["asset_events"]
+    assert all(set(event["extra"]["payload"]) <= {"queue", "selector", "counts", "claims"} for event in told)
+
+
+@pytest.fixture
+def kinds(tmp_path: Path) -> Iterator[Airflow]:
+    """An Airflow in whose triggerer a sensor, an enqueue that waits and a watch that claims are about to begin."""
+    with running(tmp_path, KINDS, AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD="8") as airflow:
+        airflow.zk.queue("kinds").enqueue("x", task_id="awaited")
+        airflow.zk.queue("held").configure()
+        airflow.unpause("events_held")
+        airflow.run("deferred_kinds")
+        yield airflow
+
+
+def all_begun(airflow: Airflow) -> bool:
+    """Whether its three triggers have."""
+    states = set(airflow.api.task_states("deferred_kinds", "r").values())
+    return states == {"deferred"} and told_of(airflow, STARTS) == 3
 
 
 @at_length
-def test_a_triggerer_that_stands_still_takes_nothing_back(
-    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_triggerer_that_stands_still_takes_nothing_back(kinds: Airflow) -> None:
     """Stopped past its heartbeat while another one is up, then resumed: no claim is released, no task cancelled.
 
     Its waits and its watch move to the other one; what it is told when it goes on ends nothing but what it runs.
     """
-    settings = {"AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8"}
-    with running(demo, tmp_path, monkeypatch, "deferred_kinds", **settings) as (zk, _, started):
-        api, processes, environment = started
-        held, kinds = zk.queue("held"), zk.queue("kinds")
-        kinds.enqueue("x", task_id="awaited")
-        held.enqueue_many([Message(b"x", task_id=f"held-{number}") for number in range(9)])
-        for name in ("deferred_kinds", "events_held"):
-            unpause(demo, started, name)
-        api.call("POST", "/api/v2/dags/deferred_kinds/dagRuns", {"dag_run_id": "r", "logical_date": None})
-        eventually(lambda: set(api.task_states("deferred_kinds", "r").values()) == {"deferred"}, within=300)
-        eventually(lambda: held.counts()["claimed"] == 4, within=300)
-        eventually(lambda: told_of(tmp_path, STARTS) == 3, within=120)
+    held, waited = kinds.zk.queue("held"), kinds.zk.queue("kinds")
+    held.enqueue_many([Message(b"x", task_id=f"held-{number}") for number in range(9)])
+    eventually(lambda: held.counts()["claimed"] == 4, within=LONG)
+    eventually(lambda: all_begun(kinds), within=LONG)
 
-        def state() -> dict[str, tuple[object, ...]]:
-            return {
-                task.id: (task.state, task.attempt, task.claimed_ms)
-                for task in (*held.tasks(limit=20), *kinds.tasks(limit=20))
-            }
+    def state() -> dict[str, tuple[object, ...]]:
+        tasks = (*held.tasks(limit=20), *waited.tasks(limit=20))
+        return {task.id: (task.state, task.attempt, task.claimed_ms) for task in tasks}
 
-        before = state()
-        (port,) = free_ports("127.0.0.1", 1)
-        second = environment | {"AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(port)}
-        first = processes._started["triggerer"]
-        processes.start("triggerer-2", [sys.executable, "-m", "airflow", "triggerer"], second)
-        eventually(lambda: "Starting the triggerer" in logged(tmp_path, "triggerer-2"), within=120)
-        _signal_all(first.pid, signal.SIGSTOP)
-        try:
-            eventually(lambda: told_of(tmp_path, STARTS) == 6, within=300)
-        finally:
-            _signal_all(first.pid, signal.SIGCONT)
-        size = len(logged(tmp_path, "triggerer"))
-        eventually(lambda: len(logged(tmp_path, "triggerer")) > size, within=120)
-        resumed = time.monotonic()
-        while time.monotonic() - resumed < STILL_SECONDS:  # it cleans up by then; nothing tells when it has
-            assert state() == before, said(tmp_path)
-            time.sleep(0.5)
-        kinds.worker(lambda task: task.id).run(until_empty=True)
-        eventually(lambda: api.run_state("deferred_kinds", "r") in {"success", "failed"}, within=300)
-        assert api.run_state("deferred_kinds", "r") == "success", said(tmp_path)
-        assert (kinds.counts()["finished"], kinds.counts()["cancelled"]) == (3, 0)
+    before, first = state(), kinds.processes._started["triggerer"]
+    (port,) = free_ports("127.0.0.1", 1)
+    kinds.launch("triggerer-2", AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT=str(port))
+    eventually(lambda: "Starting the triggerer" in kinds.logged("triggerer-2"), within=120)
+    _signal_all(first.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: told_of(kinds, STARTS) == 6, within=300)
+    finally:
+        _signal_all(first.pid, signal.SIGCONT)
+    size = len(kinds.logged("triggerer"))
+    eventually(lambda: len(kinds.logged("triggerer")) > size, within=120)
+    resumed = time.monotonic()
+    while time.monotonic() - resumed < STILL_SECONDS:  # it cleans up by then; nothing tells when it has
+        assert state() == before, kinds.said()
+        time.sleep(0.5)
+    waited.worker(lambda task: task.id).run(until_empty=True)
+    assert kinds.ended("deferred_kinds") == "success", kinds.said()
+    assert (waited.counts()["finished"], waited.counts()["cancelled"]) == (3, 0)
 
 
 def _signal_all(leader: int, number: signal.Signals) -> None:
@@ -251,42 +213,30 @@ def _signal_all(leader: int, number: signal.Signals) -> None:
 
 
 @at_length
-def test_zookeeper_away_fails_nothing(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zookeeper_away_fails_nothing(kinds: Airflow) -> None:
     """Down for a while under deferred waits and watches: none fails, none is started again, and little is logged."""
-    with running(demo, tmp_path, monkeypatch, "deferred_kinds") as (zk, server, started):
-        api, processes, _ = started
-        held, kinds = zk.queue("held"), zk.queue("kinds")
-        kinds.enqueue("x", task_id="awaited")
-        held.configure()
-        for name in ("deferred_kinds", "events_held"):
-            unpause(demo, started, name)
-        api.call("POST", "/api/v2/dags/deferred_kinds/dagRuns", {"dag_run_id": "r", "logical_date": None})
-        eventually(lambda: set(api.task_states("deferred_kinds", "r").values()) == {"deferred"}, within=300)
-        eventually(lambda: told_of(tmp_path, STARTS) == 3, within=300)
-        before = logs_of_triggers(tmp_path)
-        server.kill(0)
-        time.sleep(AWAY_SECONDS)  # the outage itself, not a wait for anything
-        away = [text.removeprefix(before[log]) for log, text in logs_of_triggers(tmp_path).items()]
-        assert set(api.task_states("deferred_kinds", "r").values()) == {"deferred"}, said(tmp_path)
-        lines = [[line for line in text.splitlines() if "currently running" not in line] for text in away]
-        # In the triggerer's own log are its watch's lines and kazoo's; a wait has a log of its own.
-        assert sum(map(len, lines)) <= 4 * (1 + AWAY_SECONDS / 60), lines
-        assert "Traceback" not in "".join(away)
-        server.restart(0)
-        kinds.worker(lambda task: task.id).run(until_empty=True)
-        held.enqueue("x")
-        eventually(lambda: held.counts()["claimed"] == 1, within=300)
-        eventually(lambda: api.run_state("deferred_kinds", "r") in {"success", "failed"}, within=300)
-        assert api.run_state("deferred_kinds", "r") == "success", said(tmp_path)
-        assert told_of(tmp_path, STARTS) == 3, "nothing was started again"
-        assert processes._started["triggerer"].poll() is None
+    eventually(lambda: all_begun(kinds), within=LONG)
+    before = logs_of_triggers(kinds)
+    kinds.server.kill(0)
+    time.sleep(AWAY_SECONDS)  # the outage itself, not a wait for anything
+    away = [text.removeprefix(before[log]) for log, text in logs_of_triggers(kinds).items()]
+    assert set(kinds.api.task_states("deferred_kinds", "r").values()) == {"deferred"}, kinds.said()
+    lines = [[line for line in text.splitlines() if "currently running" not in line] for text in away]
+    # In the triggerer's own log are its watch's lines and kazoo's; a wait has a log of its own.
+    assert sum(map(len, lines)) <= 4 * (1 + AWAY_SECONDS / 60), lines
+    assert "Traceback" not in "".join(away)
+    kinds.server.restart(0)
+    kinds.zk.queue("kinds").worker(lambda task: task.id).run(until_empty=True)
+    kinds.zk.queue("held").enqueue("x")
+    eventually(lambda: kinds.zk.queue("held").counts()["claimed"] == 1, within=300)
+    assert kinds.ended("deferred_kinds") == "success", kinds.said()
+    assert told_of(kinds, STARTS) == 3, "nothing was started again"
+    assert kinds.processes._started["triggerer"].poll() is None
 
 
 @at_length
 @pytest.mark.parametrize("sleep", [None, "20"], ids=["sensors", "sleeping"])
-def test_a_thousand_sensors_in_a_triggerer(
-    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleep: str | None
-) -> None:
+def test_a_thousand_sensors_in_a_triggerer(tmp_path: Path, sleep: str | None) -> None:
     """All are told of their tasks, and the connection is looked up a few times, however many they are.
 
     They are put to Airflow as deferred task instances of a paused DAG: to run them first would take an hour. Airflow
@@ -302,24 +252,23 @@ def test_a_thousand_sensors_in_a_triggerer(
         "ZKMQ_E2E_LOOKUPS": str(lookups),
         "ZKMQ_E2E_SENSORS": str(DEFERRED),
     }
-    with running(demo, tmp_path, monkeypatch, "many_sensors", **settings) as (zk, _, started):
-        api, processes, environment = started
-        q = zk.queue("many")
+    with running(tmp_path / "home", "tests/e2e/dags/many_sensors.py", **settings) as airflow:
+        q = airflow.zk.queue("many")
         for at in range(0, DEFERRED, 500):
             q.enqueue_many([Message(b"x", task_id=f"task-{number}") for number in range(at, min(at + 500, DEFERRED))])
-        demo.wait_until("the DAG", processes, lambda: api.knows("many_sensors"))
-        api.call("POST", "/api/v2/dags/many_sensors/dagRuns", {"dag_run_id": "r", "logical_date": None})
+        airflow.unpause("many_sensors", paused=True)
+        airflow.trigger("many_sensors")
         command = [sys.executable, "-m", "tests.e2e.lookups", "many_sensors", *([sleep] if sleep else [])]
         before = lookups.read_text() if lookups.exists() else ""
         told = subprocess.run(
-            command, env=environment, cwd=TOP, capture_output=True, text=True, timeout=600, check=False
+            command, env=airflow.environment, cwd=TOP, capture_output=True, text=True, timeout=600, check=False
         )
         assert told.stdout.split()[-1:] == [str(DEFERRED)], told.stderr[-2000:]
-        eventually(lambda: told_of(tmp_path, STARTS) == DEFERRED, within=900)
+        eventually(lambda: told_of(airflow, STARTS) == DEFERRED, within=LONG)
         if not sleep:
             q.worker(lambda _: None, threads=2).run(until_empty=True)
-        eventually(lambda: told_of(tmp_path, "Trigger fired event") == DEFERRED, within=900)
-        blocked = re.findall(r"thread was blocked for ([0-9.]+) seconds", logged(tmp_path, "triggerer"))
+        eventually(lambda: told_of(airflow, "Trigger fired event") == DEFERRED, within=LONG)
+        blocked = re.findall(r"thread was blocked for ([0-9.]+) seconds", airflow.logged("triggerer"))
         print(f"{'sleeping' if sleep else 'sensors'}: the loop was reported as blocked for {blocked} s")  # noqa: T201
         looks = lookups.read_text()[len(before) :].split() if lookups.exists() else []
         assert (0 if sleep else 1) <= looks.count("zkmq_default") <= 5

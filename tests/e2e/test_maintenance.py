@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.embedded import EmbeddedServer
-from airflow_provider_zkmq.engine import Message, Queue, Zkmq
-from tests.e2e.test_airflow import airflow, demo, said
-from tests.support import eventually
+from airflow_provider_zkmq.engine import Message, Queue
+from tests.e2e.conftest import Airflow
 
-__all__ = ["demo"]
-TOP = Path(__file__).parents[2]
 pytestmark = pytest.mark.full
 DAG = "zkmq_maintenance"
+AIRFLOW = (["example_dags/zkmq_maintenance.py"], {"AIRFLOW__CORE__TEST_CONNECTION": "Enabled"})
 
 
 def work(q: Queue) -> None:
@@ -32,77 +27,49 @@ def work(q: Queue) -> None:
     assert q.claim_task("held", lease=1) is not None
 
 
-def test_maintenance_of_all_queues_of_a_root(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dry run changes nothing; then each queue is tended, archived and told of, whatever became of another.
+def test_maintenance_of_all_queues_of_a_root(airflow: Airflow) -> None:
+    """A dry run of all queues changes nothing; a queue is tended, archived and told of, whatever became of another.
 
-    The run is red for the queue in trouble, and only for that; the history has an event for each archived queue, and
+    The run is red for the queue in trouble, and only for that; the history has an event for the archived queue, and
     nothing shows a payload. The *Test* button connects by the form that the API itself suggests, and ``airflow zkmq``
     by the connection that was made there.
     """
-    monkeypatch.setattr(demo, "DAGS", tmp_path / "dags")
-    monkeypatch.setenv("ZKMQ_MAINTENANCE_SCHEDULE", "")
-    monkeypatch.setenv("ZKMQ_ARCHIVE_DIR", str(tmp_path / "archive"))
-    monkeypatch.setattr(demo, "airflow_environment", with_test_button(demo.airflow_environment))
-    demo.DAGS.mkdir()
-    shutil.copy(TOP / "example_dags" / "zkmq_maintenance.py", demo.DAGS)
-    with (
-        EmbeddedServer(tmp_path / "zk", force_sync=False) as server,
-        Zkmq.connect(server.hosts, "/zkmq", gc=False) as zk,
-        airflow(demo, tmp_path, server.hosts) as (api, processes, environment),
-    ):
-        for name in ("a", "b"):
-            work(zk.queue(name))
-        connection_is_tested(api, server.hosts)
-        told = command(environment, "--conn-id", "by_form", "queues", "--json")
-        assert json.loads(told)["queues"] == ["a", "b"]
-        demo.wait_until("the DAG", processes, lambda: api.knows(DAG))
-        api.call("PATCH", f"/api/v2/dags/{DAG}", {"is_paused": False})
+    api, a = airflow.api, airflow.zk.queue("a")
+    for name in ("a", "b"):
+        work(airflow.zk.queue(name))
+    connection_is_tested(api, airflow.server.hosts)
+    told = command(airflow.environment, "--conn-id", "by_form", "queues", "--json")
+    assert json.loads(told)["queues"] == ["a", "b"]
+    airflow.unpause(DAG)
 
-        def run(name: str, **conf: object) -> str:
-            api.call("POST", f"/api/v2/dags/{DAG}/dagRuns", {"dag_run_id": name, "logical_date": None, "conf": conf})
-            eventually(lambda: api.run_state(DAG, name) in {"success", "failed"}, within=900)
-            return str(api.run_state(DAG, name))
+    airflow.trigger(DAG, "dry", dry_run=True, lifetime=0)
+    assert airflow.ended(DAG, "dry") == "success", airflow.said()
+    seen = api.returned(DAG, "dry", "report")["a"]
+    assert (seen["to_archive"], seen["to_delete"], seen["dead"]) == (2, 1, 1)
+    assert not a.conf().archive
+    assert a.counts()["finished"] == 1
 
-        assert run("dry", dry_run=True, lifetime=0) == "success", said(tmp_path)
-        seen = api.returned(DAG, "dry", "report")["a"]
-        assert (seen["to_archive"], seen["to_delete"], seen["dead"]) == (2, 1, 1)
-        assert not zk.queue("a").conf().archive
-        assert zk.queue("a").counts()["finished"] == 1
-
-        assert run("real", queues=["a", "missing", "b"], lifetime=0) == "failed"
-        states = [
-            (each["task_id"], each["map_index"], each["state"])
-            for each in api.call("GET", f"/api/v2/dags/{DAG}/dagRuns/real/taskInstances?limit=100")["task_instances"]
-        ]
-        bad = {(task, index) for task, index, state in states if state != "success"}
-        assert bad == {("report", -1), *((f"upkeep.{step}", 1) for step in ("tend", "archive", "collect", "letters"))}
-        numbers = api.returned(DAG, "real", "report")
-        for name in ("a", "b"):
-            assert {key: numbers[name][key] for key in ("archived", "collected", "kept", "dead")} == {
-                "archived": 2, "collected": 1, "kept": 0, "dead": 1
-            }, said(tmp_path)  # fmt: skip
-            assert zk.queue(name).ids("inserted") == ["held"]
-            assert zk.queue(name).ids("dead") == ["dead"]
-        events = api.call("GET", "/api/v2/assets/events")["asset_events"]
-        assert sorted((event["extra"]["queue"], event["extra"]["rows"]) for event in events) == [("a", 2), ("b", 2)]
-        assert not zk.queue("missing").exists()
-    logs = "".join(log.read_text(errors="replace") for log in tmp_path.rglob("*.log") if log.is_file())
+    airflow.trigger(DAG, "real", queues=["missing", "a"], lifetime=0)
+    assert airflow.ended(DAG, "real") == "failed"
+    told = airflow.instances(DAG, "real")
+    bad = {(each["task_id"], each["map_index"]) for each in told if each["state"] != "success"}
+    assert bad == {("report", -1), *((f"upkeep.{step}", 0) for step in ("tend", "archive", "collect", "letters"))}
+    numbers = api.returned(DAG, "real", "report")["a"]
+    expected = {"archived": 2, "collected": 1, "kept": 0, "dead": 1}
+    assert numbers | expected == numbers, airflow.said()
+    assert (a.ids("inserted"), a.ids("dead")) == (["held"], ["dead"])
+    assert airflow.zk.queue("b").counts()["finished"] == 1
+    (event,) = api.call("GET", "/api/v2/assets/events")["asset_events"]
+    assert (event["extra"]["queue"], event["extra"]["rows"]) == ("a", 2)
+    assert not airflow.zk.queue("missing").exists()
+    logs = airflow.logs("*.log")
     assert "Queue a: 1 dead letter(s)" in logs
     assert "dead, after 1 attempt(s): no such customer" in logs
     assert "queue 'missing' does not exist" in logs
     assert "marker-" not in logs
 
 
-def with_test_button(plain):  # type: ignore[no-untyped-def]
-    """The demo's environment, with the *Test* button switched on."""
-
-    def switched_on(*arguments: object) -> dict[str, str]:
-        return {**plain(*arguments), "AIRFLOW__CORE__TEST_CONNECTION": "Enabled"}
-
-    return switched_on
-
-
-def connection_is_tested(api, hosts: str) -> None:  # type: ignore[no-untyped-def]
+def connection_is_tested(api: Any, hosts: str) -> None:
     """Fill in the form as it suggests, save it, and press the button as the list of connections does."""
     host, _, port = hosts.rpartition(":")
     api.call("POST", "/api/v2/connections", {
