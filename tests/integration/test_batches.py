@@ -17,7 +17,6 @@ from airflow_provider_zkmq.engine import (
     ConfigError,
     ConsumeTimes,
     DuplicateTask,
-    Error,
     IllegalTransition,
     Message,
     Queue,
@@ -26,7 +25,6 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.core.tasks import bulk, enqueue
 from airflow_provider_zkmq.engine.core.tasks.batches import Batch
 from tests.integration.clients import clients, end_session, spent, together
 from tests.integration.conftest import started, taken
@@ -141,78 +139,8 @@ def _snapshot(queue: Queue) -> dict[str, tuple[object, ...]]:
     return {task.id: (task.state, task.attempt, task.version, task.enqueued_ms) for task in queue.tasks()}
 
 
-def _killed(*_args: object) -> object:
-    raise KeyboardInterrupt
-
-
-def _killed_at(where: object, name: str, call: Callable[[], object], instead: Callable[..., object] = _killed) -> None:
-    """Make a call whose process is killed when it comes to a function."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(where, name, instead)
-        with pytest.raises(KeyboardInterrupt):
-            call()
-
-
-def test_an_interrupted_call_can_be_repeated(q: Queue) -> None:
-    """A producer is killed half-way, then before it says that it is through: the same call adds what is missing."""
-    windows, real = iter((False, False, True)), bulk._write
-    write = lambda: q.enqueue_many(_messages(600), batch="b", then=Message("after"))
-    _killed_at(bulk, "_write", write, lambda *args: _killed() if next(windows) else real(*args))
-    written = len(q.tasks())
-    assert 0 < written < 600
-    for _ in range(5):
-        taken(q).complete()
-    before = _snapshot(q)
-    assert (q.batch("b").done, q.batch("b").open) == (False, written - 5)
-    _killed_at(enqueue, "seal_batch", write)
-    assert before.items() <= _snapshot(q).items()
-    assert (q.batch("b").open, q.batch("b").done) == (595, False)
-    _work(q, threads=4)
-    with pytest.raises(WaitTimeout, match="'b'"):
-        q.wait_batch("b", timeout=0.2)
-    before = _snapshot(q)
-    ids = write()
-    assert sorted(ids) == sorted(before)
-    assert q.batch("b") == Batch("b", 600, 0, (), done=True)
-    assert before.items() <= _snapshot(q).items()
-    assert (_follower(q, ids).state, _follower(q, ids).attempt) == ("inserted", 0)
-
-
-def test_a_redriven_member_is_waited_for_again(q: Queue, other: Zkmq) -> None:
-    """A waiter gets the batch with its failed member; once that is redriven another one waits for its second end."""
-    ids = q.enqueue_many(_messages(3), batch="b", then=Message("after"))
-    waiting = _waiting(other, "b")
-    _work(q, lambda task: Error("no") if task.id == ids[0] else None)
-    assert waiting.result(60)[0] == Batch("b", 3, 0, (ids[0],), done=True)
-    follower = _follower(q, ids)
-    q.redrive(ids[0])
-    assert other.queue("census").batch("b") == Batch("b", 3, 1, (), done=False)
-    again = _waiting(other, "b")
-    _work(q)
-    assert again.result(60)[0] == Batch("b", 3, 0, (), done=True)
-    assert [task.id for task in q.tasks() if task.id not in ids] == [follower.id]
-    q.collect_garbage(lifetime=0)
-    with pytest.raises(TaskNotFound):
-        q.batch("b")
-
-
-def test_several_write_one_batch(q: Queue, front: Any) -> None:
-    """The same call made twice at once: each member once, one task that follows; the later call may be refused."""
-
-    def call(queue: Any) -> object:
-        with suppress(DuplicateTask):
-            return queue.enqueue_many(_messages(200), batch="a", then=Message("after"))
-
-    ids, *others = filter(None, together(partial(call, q), partial(call, front.queue("census"))))
-    assert others in ([], [ids])
-    assert (len(q.tasks()), q.batch("a").total, q.batch("a").open) == (200, 200, 200)
-    _work(q, threads=4)
-    assert q.wait_batch("a", timeout=60).failed == ()
-    assert _follower(q, ids).attempt == 1
-
-
 def test_a_batch_takes_only_what_it_can_keep(q: Queue) -> None:
-    """One clear error for each mistake; the same call is fine until it is written; unfinished ones are deleted."""
+    """One clear error for each mistake; the same call adds what is missing until the batch is written."""
     q.enqueue(b"in use", task_id="taken")
     messages = [Message(b"1"), Message(b"2", task_id="taken")]
     follows_by_update = Message(b"2", task_id="x", update=True)
@@ -223,7 +151,6 @@ def test_a_batch_takes_only_what_it_can_keep(q: Queue) -> None:
         (TaskNotFound, "empty", lambda: q.wait_batch("empty")),
         (TaskNotFound, "empty", lambda: q.batch("empty")),
         (DuplicateTask, "taken", lambda: q.enqueue_many(messages, batch="b")),
-        (DuplicateTask, "taken", lambda: q.enqueue_many(messages, batch="unfinished")),
         (WaitTimeout, "never written to its end", lambda: q.wait_batch("b", timeout=0)),
         (DuplicateTask, "b", lambda: q.enqueue_many([Message(b"other data")], batch="b")),
     ]
@@ -239,14 +166,3 @@ def test_a_batch_takes_only_what_it_can_keep(q: Queue) -> None:
     with pytest.raises(DuplicateTask, match="'b'"):
         q.enqueue_many(_messages(3), batch="b")
     assert (_snapshot(q), q.batch("b")) == (before, Batch("b", 2, 2, (), done=False))
-    q.cancel("unfinished.000000")
-    q.collect_garbage(3600)
-    assert q.batch("unfinished").written is False
-
-    def gone() -> bool:
-        with suppress(TaskNotFound):
-            return q.collect_garbage(0).ran and q.batch("unfinished") is None
-        return True
-
-    eventually(gone)
-    eventually(lambda: q.collect_garbage(0).ran and sorted(q.ids()) == ["b.000000", "taken"])

@@ -176,20 +176,6 @@ def test_a_requeue_waits_for_the_end_of_the_run(q: Queue) -> None:
     assert (status(q), q.claim()) == ("done-awaiting-gc", None)
 
 
-def test_a_requeue_survives_the_lock_and_retries(q: Queue, second: Queue) -> None:
-    """A lapsed lock or a retry runs the OLD data again; the run in escrow comes after that, with its own delay."""
-    put(q, "old")
-    take(q, b"old", 1, hold=1)
-    put(q, "new", requeue=True, delay=LONG)
-    again = take(second, b"old", 2)
-    assert status(q) == "locked-with-requeue"
-    again.fail("broken", backoff=0)
-    third = take(q, b"old", 3)
-    assert status(q) == "locked-with-requeue"
-    third.complete()
-    assert seen(q)[:2] == ("queued-with-backoff", b"new")
-
-
 def test_no_requeue_flag_is_left_after_a_final_error_and_clean_up(q: Queue, second: Queue) -> None:
     """A run that would be dead makes way for the one in escrow, which runs once; the id begins anew without requeue."""
     put(q, "1", policy=ONCE)
@@ -275,63 +261,6 @@ def test_duplicates_are_refused_with_the_status(q: Queue) -> None:
     put(q, "z")
     take(q, b"z", 1).fail("broken", retry=False)
     refuses("dead", "update requeue")
-
-
-def test_an_id_is_accepted_again_when_it_is_done(q: Queue) -> None:
-    """Done, collected or cancelled: → queued, attempt 1, and, unlike in v3.2, with the data it was asked with."""
-    put(q, "1")
-    take(q, b"1", 1).complete("r")
-    for data, between in (
-        ("2", lambda claim: claim.complete(dedupe=0.3)),
-        ("3", lambda claim: (claim.complete("r"), q.collect_garbage(0))),
-        ("4", lambda _claim: q.cancel("m")),
-        ("5", lambda claim: claim.complete()),
-    ):
-        eventually(lambda: status(q) in {"done-awaiting-gc", "cancelled", "nil"})
-        put(q, data)
-        assert (status(q), q.task("m").result, q.task("m").error) == ("queued", None, None)
-        between(take(q, data.encode(), 1))
-    assert status(q) == "done-awaiting-gc"
-
-
-def test_an_update_replaces_what_is_queued(q: Queue) -> None:
-    """New data at the old place in line, at the old due time unless a delay is given; or it is an enqueue."""
-    put(q, "old")
-    put(q, "behind", "n")
-    put(q, "new", update=True)
-    assert seen(q) == ("queued", b"new", 0)
-    put(q, "fresh", "o", update=True)
-    for data in (b"new", b"behind", b"fresh"):
-        take(q, data, 1).complete()
-    assert q.claim() is None
-    put(q, "old", delay=LONG)
-    due = q.task("m").due_ms
-    assert due is not None
-    put(q, "new", update=True)
-    assert (seen(q)[:2], q.task("m").due_ms) == (("queued-with-backoff", b"new"), due)
-    put(q, "newer", update=True, delay=0.5)
-    assert (q.task("m").due_ms or due) < due
-    take(q, b"newer", 1)
-
-
-def test_cancelled_from_queued_backoff_and_locked(q: Queue) -> None:
-    """Each → cancelled; a run in escrow is dropped with it, the owner settles nothing, and redrive queues it again."""
-    put(q, "x", delay=LONG)
-    q.cancel("m")
-    assert status(q) == "cancelled"
-    q.redrive("m")
-    assert status(q) == "queued"
-    q.cancel("m")
-    assert (status(q), q.claim()) == ("cancelled", None)
-    q.redrive("m")
-    claim = take(q, b"x", 1)
-    put(q, "y", requeue=True)
-    q.cancel("m")
-    with pytest.raises(ClaimLost):
-        claim.complete()
-    assert (seen(q)[:2], q.claim()) == (("cancelled", b"x"), None)
-    with pytest.raises(IllegalTransition, match="cancelled"):
-        q.cancel("m")
 
 
 def test_dead_and_redriven(q: Queue, second: Queue) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import AsyncZkmq, ConfigError, Message, Queue, RetryPolicy, SessionLost, Zkmq
 from tests.integration.clients import together
-from tests.integration.conftest import started, taken
+from tests.integration.conftest import started
 from tests.integration.fronts import KINDS, connected
 from tests.integration.working import work
 from tests.support import eventually
@@ -32,28 +32,14 @@ def handled_once(q: Queue, names: list[str]) -> None:
 # --- groups
 
 
-def test_several_tasks_are_claimed_and_settled(zk: Zkmq, q: Queue) -> None:
-    """In the queue's order, in one transaction; each claim is a claim like any other. How many is checked first."""
+def test_several_consumers_take_each_task_once(zookeeper: str, root: str, q: Queue) -> None:
+    """In both orders, whoever loses a race: with groups, and with loops one by one and in groups.
+
+    How many a group may be is checked first.
+    """
     for wrong in (0, 65, -1, True, 1.0, "3", None):
         with pytest.raises(ConfigError, match="a whole number from 1 to 64"):
             q.claim_many(wrong)  # type: ignore[arg-type]
-    ids = fill(q, 40)
-    first, before = taken(q), zk.requests["Multi"]
-    claims = q.claim_many(32)
-    assert zk.requests["Multi"] == before + 1
-    assert [each.task.id for each in (first, *claims)] == ids[:33]
-    assert len({each.token for each in claims}) == 1
-    claims[0].fail("e", backoff=0)
-    claims[1].release()
-    for claim in (first, *claims[2:]):
-        claim.complete(b"r")
-    assert q.counts()["finished"] == 31
-    assert [each.task.id for each in q.claim_many(64, timeout=5)] == [ids[1], ids[2], *ids[33:]]
-    assert q.claim_many(3) == q.claim_many(3, timeout=0.1) == []
-
-
-def test_several_consumers_take_each_task_once(zookeeper: str, root: str, q: Queue) -> None:
-    """In both orders, whoever loses a race: with groups, and with loops one by one and in groups."""
     for order in ("default", "fifo"):
         q.configure(order=order)
         ids = q.enqueue_many([Message(b"x") for _ in range(200)])

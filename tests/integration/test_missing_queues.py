@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import ClaimLost, Message, Poll, QueueError, QueueNotFound, Running, Zkmq
+from airflow_provider_zkmq.engine import Message, Poll, QueueError, QueueNotFound, Running, Zkmq
 from airflow_provider_zkmq.engine.working import absence
 from tests.faulty import Faulty
 from tests.integration.clients import clients, spent
-from tests.integration.conftest import started
 from tests.integration.fronts import connected
 from tests.support import eventually
 
@@ -145,31 +144,6 @@ def test_waiting_calls_are_told_of_the_deletion(zk: Zkmq, zookeeper: str, root: 
         for each in waiting:
             with pytest.raises(QueueNotFound):
                 each.result(30)
-
-
-def test_what_was_claimed_of_a_deleted_queue_is_lost(zk: Zkmq, front: Any) -> None:
-    """Who holds claims or a transaction is told; who waits for the queue sees the next one."""
-    q = front.queue("q")
-    q.enqueue_many([Message(b"x")] * 4)
-    claims, both = [q.claim() for _ in range(2)], [front.transaction() for _ in range(2)]
-    for tx in both:
-        assert tx.try_take("q") is not None
-        tx.put("out", b"y")
-    with pytest.raises(ValueError, match="confirm=True"):
-        front.delete_queue("q", force=True)
-    assert q.exists()
-    assert front.delete_queue("q", confirm=True, force=True) == 4
-    for settle in (claims[0].complete, claims[1].release):
-        with pytest.raises(ClaimLost):
-            settle()
-    with pytest.raises(ClaimLost, match="queue 'q' does not exist"):
-        both[0].commit()
-    for tx in both:
-        tx.rollback()
-    assert (q.exists(), zk.queues()) == (False, [])
-    coming = started(lambda: q.exists(60))
-    zk.queue("q").configure()
-    assert coming.result()
 
 
 def test_clean_up_leaves_a_deleted_queue_alone(zk: Zkmq, zookeeper: str, root: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import ClaimLost, Integer, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.core.writing.pieces import mark_path
 from tests.faulty import CutAfter, CutBefore, Faulty, Late, Once, Request
 from tests.integration.chaos_worker import STUCK, Told
@@ -134,21 +134,6 @@ def test_a_stop_gives_back_what_was_taken_ahead(zk: Zkmq) -> None:
     assert sum(sent.values()) < 2 * 240
 
 
-def test_beginning_costs_a_request(zookeeper: str, root: str, zk: Zkmq) -> None:
-    """One transaction, posted or not; where nothing can be posted, by kazoo's own connection, it is waited for."""
-    for fast in (True, False):
-        queue = filled(zk, queue=f"fast-{fast}")
-        with Zkmq.connect(zookeeper, root=root, gc=False, fast_connection=fast) as client:
-            claims = client.queue(queue.name).claim_many(3, ahead=True, timeout=10)
-            before = client.requests["Multi"]
-            for claim in claims:
-                claim.begin()
-            assert client.requests["Multi"] - before == 2
-            for claim in claims:
-                claim.complete()
-        assert queue.counts()["finished"] == 3
-
-
 # --- cut off
 
 
@@ -192,20 +177,3 @@ def test_a_connection_cut_right_after_the_beginning(
             assert claim.task.id == "t2"
             claim.complete()
             assert queue.counts()["finished"] == 3
-
-
-def test_claims_are_begun_by_token_from_another_process(zk: Zkmq, front: Any) -> None:
-    """By both fronts; what is given back is uncounted, and its token begins nothing any more."""
-    for lease in (None, 60.0):
-        queue = filled(zk, queue=f"q{lease}")
-        claims = queue.claim_many(3, ahead="all", lease=lease)
-        assert [claim.ahead for claim in claims] == [True] * 3
-        other = front.queue(queue.name)
-        other.begin(claims[0].task.id, claims[0].token)
-        queue.begin(claims[1].task.id, claims[1].token)
-        assert [is_marked(queue, claim) for claim in claims] == [True, True, False]
-        for claim in claims:
-            other.release(claim.task.id, claim.token)
-            with pytest.raises(ClaimLost):
-                other.begin(claim.task.id, claim.token)
-        assert attempts(queue) == [0, 0, 0]

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from airflow_provider_zkmq.engine import (
     AnyOf,
-    ConfigError,
-    Message,
     Queue,
-    QueueConf,
-    RetryPolicy,
     String,
     Task,
     TaskNotFound,
     Zkmq,
 )
-from tests.integration.clients import end_session, spent
+from tests.integration.clients import end_session
 from tests.integration.conftest import CLASSES, started, taken
 from tests.support import eventually
 
@@ -29,19 +24,6 @@ from tests.support import eventually
 def reads(q: Queue, front: Any) -> Any:
     """The queue `q`, to be read by one of the fronts from a client that has read nothing yet."""
     return front.queue(q.name)
-
-
-def test_the_configuration_is_told(zk: Zkmq, root: str, q: Queue, reads: Any) -> None:
-    """What `configure` set, and what it left as it is by default; it stays under a watch and is read once."""
-    policy = RetryPolicy(attempts=2)
-    q.configure(policy=policy, lock=30, task_gc_lifetime=60)
-    q.pause()
-    assert reads.conf() == QueueConf({"performance_class": CLASSES}, policy, 60, 300, 30, "default", True, None)
-    q.conf()
-    assert spent(zk, q.conf) == {}
-    reads.resume()
-    eventually(lambda: not q.conf().paused)
-    assert (reads.name, reads.root, zk.queues()) == ("census", root, [q.name])
 
 
 def test_consumers_are_told_until_they_are_buried(other: Zkmq, q: Queue, reads: Any) -> None:
@@ -59,26 +41,6 @@ def test_consumers_are_told_until_they_are_buried(other: Zkmq, q: Queue, reads: 
     eventually(lambda: any(not consumer.alive for consumer in reads.consumers()))
     eventually(lambda: q.claim() is not None)
     eventually(lambda: [consumer.id for consumer in reads.consumers()] == [mine.id])
-
-
-def test_ids_and_tasks_are_listed_and_read(q: Queue, reads: Any) -> None:
-    """Ids of states and selectors; many tasks in the order of their ids, with or without their payloads; columns."""
-    low = [q.enqueue(b"x", filters={"performance_class": "low"}) for _ in range(3)]
-    q.cancel(low[0])
-    assert (sorted(reads.ids()), reads.ids("cancelled"), reads.ids(state="dead")) == (sorted(low), low[:1], [])
-    assert sorted(reads.ids("inserted", "performance_class<=standard, performance_class>=low")) == sorted(low[1:])
-    q.clear()
-    ids = q.enqueue_many(
-        [Message(b"" if n % 2 else b"x" * 9_000, task_id=f"t{n}", metadata={"n": n}) for n in range(400)]
-    )
-    taken(q, lease=60).complete(b"")
-    tasks = reads.read_many([*ids, "never"])
-    assert [(task.id, task.metadata) for task in tasks] == [(name, {"n": n}) for n, name in enumerate(ids)]
-    assert reads.read_many(ids[1:], parts=["metadata"]) == [replace(task, data=b"") for task in tasks[1:]]
-    scanned = reads.scan([*ids, "never"], ["id", "state", "data", "result", "enqueued_ms", "metadata"], in_flight=2)
-    assert scanned.vanished == ("never",)
-    for name, values in scanned.columns.items():
-        assert values == [getattr(task, name) for task in tasks]
 
 
 def test_a_task_is_followed_to_its_end(q: Queue, reads: Any) -> None:
@@ -105,47 +67,6 @@ def test_a_task_is_followed_to_its_end(q: Queue, reads: Any) -> None:
     claim.complete(b"done")
     assert follower.result(20) == told[-1] == q.task(task_id)
     assert len({task.version for task in told}) == len(told) - 1, "progress is not the record's"
-
-
-def test_what_archives_and_streams_need(q: Queue, reads: Any) -> None:
-    """What ended, what left and what was trimmed, up to a number of now; a pointer that only its reader may move."""
-    nothing, now = reads.archive(), q.zxid()
-    assert (nothing.version, reads.zxid() >= now) == (None, True)
-    reads.publish_archive(replace(nothing, watermark=now, directory="/archive", run="r"))
-    assert reads.archive() == replace(nothing, watermark=now, directory="/archive", run="r", version=0)
-    with pytest.raises(ConfigError, match="changed by another archive run"):
-        reads.publish_archive(nothing)
-    reads.configure(archive=True, follow=True)
-    conf, began = reads.conf(), reads.latest_end()
-    assert (conf.archive, conf.archived, conf.follow, reads.trimmed().upto) == (True, now, True, 0)
-    for data in (b"one", b"two"):
-        q.enqueue(data, task_id="a", metadata={"n": 1})
-        taken(q).complete(b"result of " + data)
-    _, second = ended = reads.ended_between(began, reads.latest_end())
-    assert [(each.id, each.place is None) for each in ended] == [("a", False), ("a", True)]
-    assert [task.result for task in reads.read_ended(ended)] == [b"result of one", b"result of two"]
-    assert reads.read_ended([second], parts=[])[0].data == b""
-    task_id = q.enqueue(b"x")
-    taken(q).fail("no", retry=False)
-    dead, before = q.task(task_id), q.zxid()
-    reads.drop(task_id)
-    (departed,) = reads.departed_between(before, q.zxid())
-    assert (departed.id, reads.read_departed([departed])) == (task_id, [dead])
-    q.publish_archive(replace(q.archive(), watermark=q.zxid()))
-    eventually(lambda: bool(q.collect_garbage(lifetime=0).collected) or not q.ids())
-    assert reads.read_departed([departed]) == []
-    assert (reads.trimmed().upto >= second.version, reads.ended_between(0)) == (True, [])
-
-
-def test_reads_cost_few_requests(zk: Zkmq, q: Queue) -> None:
-    """Chunks of many tasks; two listings and two small reads for a consumer."""
-    ids = [q.enqueue(b"x") for _ in range(40)]
-    taken(q)
-    q.conf()
-    assert spent(zk, lambda: q.read_many(ids)) == {"GetMany": 2}
-    assert spent(zk, lambda: q.read_many(ids, parts=["metadata"])) == {"GetMany": 1, "Exists": len(ids)}
-    assert spent(zk, q.consumers) == {"Children": 2 + 1, "GetMany": 1}
-    assert spent(zk, lambda: q.ids("dead")) == {"Children": 1}
 
 
 # --- why nobody takes a task

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, Message, Queue, QueueNotFound, String, Zkmq, ZkmqError
+from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, Queue, QueueNotFound, String, Zkmq, ZkmqError
 from tests.integration.conftest import started, taken, waits
 from tests.support import eventually
 
@@ -45,14 +45,6 @@ def test_who_waits_for_work_sends_nothing_while_there_is_none(q: Queue, other: Z
         q.enqueue("x", task_id="a")
     assert told == [True]
     assert q.counts()["inserted"] == 1
-
-
-def test_one_who_looks_keeps_no_task_from_one_who_claims(q: Queue, other: Zkmq) -> None:
-    """Threads of one client, of both kinds: each event reaches both."""
-    queue = other.queue("q")
-    with waiting(queue, *[lambda: queue.ready(timeout=60)] * 5, lambda: taken(queue, timeout=60).task.id) as told:
-        q.enqueue_many([Message("x", task_id=name) for name in "ab"])
-    assert sorted(map(str, told)) in ([*["True"] * 5, name] for name in "ab")
 
 
 def test_a_wait_for_work_is_ended_by_a_wake_or_with_its_connection(q: Queue, other: Zkmq) -> None:

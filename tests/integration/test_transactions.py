@@ -9,7 +9,6 @@ import pytest
 
 from airflow_provider_zkmq.engine import (
     ClaimLost,
-    ConfigError,
     ConsumeOnce,
     ConsumeTimes,
     DuplicateTask,
@@ -31,7 +30,10 @@ def data(zk: Zkmq, queue: str) -> list[bytes]:
 
 
 def test_taking_locks_without_removing_and_putting_writes_nothing(zk: Zkmq, front: Any) -> None:
-    """A put sends no request, the commit writes all at once, leaving without it gives back; then calls are refused."""
+    """A put sends no request, the commit writes all at once, leaving without it gives back; then calls are refused.
+
+    So is a commit with an id in use, or too large: one clear error, and nothing of it is written.
+    """
     task_id = zk.queue("in").enqueue(b"x")
     before = dict(front.requests)
     with front.transaction() as tx:
@@ -46,9 +48,16 @@ def test_taking_locks_without_removing_and_putting_writes_nothing(zk: Zkmq, fron
         assert tx.commit(b"result") == [put]
     task = zk.queue("in").task(task_id)
     assert (task.state, task.result, task.attempt) == ("finished", b"result", 2)
-    assert data(zk, "out") == [b"y"]
     other = front.transaction()
+    other.put("out", b"z", task_id=put)
+    with pytest.raises(DuplicateTask):
+        other.commit()
+    for _ in range(2):
+        other.put("out", b"z" * 600_000)
+    with pytest.raises(TaskTooLarge, match="nothing was committed"):
+        other.commit()
     other.rollback()
+    assert data(zk, "out") == [b"y"]
     for ended in (tx, other):
         for call in (lambda it: it.try_take("in"), lambda it: it.put("in", b"x"), lambda it: it.commit()):
             with pytest.raises(ZkmqError, match="has ended"):
@@ -68,31 +77,6 @@ def test_each_taking_is_a_delivery(zk: Zkmq) -> None:
         task = q.task(task_id)
         assert (task.state, task.attempt, task.error) == ("dead", policy.attempts, "rolled back")
         assert [attempt.outcome for attempt in task.history] == ["failed"] * policy.attempts
-
-
-def test_what_is_refused_does_not_happen(zk: Zkmq) -> None:
-    """What cannot be put, is too large or has an id in use: one clear error, and nothing of it is written."""
-    q = zk.queue("in")
-    q.enqueue(b"x", task_id="a")
-    with zk.transaction() as tx:
-        tx.try_take("in")
-        for _ in range(3):
-            tx.put("out", b"y" * 400_000)
-        with pytest.raises(TaskTooLarge, match="nothing was committed"):
-            tx.commit()
-        assert q.task("a").status == "locked"
-    assert (data(zk, "in"), zk.queues()) == ([b"x"], ["in"])
-    zk.queue("out").enqueue(b"there already", task_id="b")
-    with zk.transaction() as tx:
-        tx.try_take("in")
-        tx.put("other", b"z")
-        tx.put("out", b"y", task_id="b")
-        for options in ({"delay": -5}, {"update": True}, {"requeue": True}):
-            with pytest.raises(ConfigError):
-                tx.put("out", b"y", **options)
-        with pytest.raises(DuplicateTask):
-            tx.commit()
-    assert (data(zk, "in"), data(zk, "other")) == ([b"x"], [])
 
 
 def test_many_transactions_share_one_session(zk: Zkmq) -> None:

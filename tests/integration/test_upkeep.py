@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import product
 from typing import Any
 
@@ -136,26 +134,6 @@ def test_a_shorter_lifetime_or_interval_takes_effect_at_once(zk: Zkmq, zookeeper
         eventually(lambda: runs(zk, path) == 3)
         q.configure(task_gc_interval=1)
         eventually(lambda: runs(zk, path) >= 5)
-
-
-def test_many_clients_clean_up_as_often_as_one(zk: Zkmq, zookeeper: str, root: str, q: Queue) -> None:
-    """Five clients with an interval of a second: between two runs, whoever makes them, a server's second passes."""
-    q.configure(task_gc_interval=1)
-    path, client, times = f"{root}/census/gc", zk._session.client, dict[int, int]()
-    with ExitStack() as stack:
-        for other in [stack.enter_context(Zkmq.connect(zookeeper, root=root)) for _ in range(5)]:
-            assert other.queue("census").claim() is None
-
-        def enough() -> bool:
-            stat = client.exists(path)
-            if stat.version:
-                times[stat.version] = stat.mtime
-            return stat.version >= 4
-
-        eventually(enough, within=60)
-    ordered = sorted(times.items())
-    pairs = [(b[1] - a[1], b[0] - a[0]) for a, b in itertools.pairwise(ordered)]
-    assert all(milliseconds >= 1000 * runs for milliseconds, runs in pairs), pairs
 
 
 def test_consumers_say_what_they_are_working_on(zk: Zkmq, root: str, q: Queue) -> None:

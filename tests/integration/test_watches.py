@@ -175,23 +175,6 @@ async def test_cancelled_waits_leave_nothing(zookeeper: str, root: str, q: Queue
             assert not any("tasks" in path for path in queue._context.listings.readings)
 
 
-def test_a_search_is_woken_by_what_it_looks_for(zk: Zkmq, q: Queue, there: Zkmq) -> None:
-    """Its watch lasts as long as its wait, whatever is collected meanwhile; no task before the right one ends it."""
-    queue = there.queue("census")
-
-    def enqueue() -> None:
-        for value in ("standard", "low"):
-            eventually(
-                lambda: there._session.watches._fans.get(("child", queue._context.paths.at("tasks"))) is not None
-            )
-            eventually(lambda: there._session.client.unanswered == 0)
-            gc.collect()
-            q.enqueue(b"x", {"performance_class": value}, task_id=value)
-
-    found, _ = together(partial(queue.find, "performance_class==low", timeout=20), enqueue)
-    assert found == ["low"]
-
-
 # --- when a watch goes and when it stays
 
 

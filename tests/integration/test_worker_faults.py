@@ -33,7 +33,7 @@ from airflow_provider_zkmq.engine.working import asettler, worker
 from tests.faulty import CutAfter, Faulty, Once, is_multi
 from tests.integration.conftest import taken
 from tests.integration.fronts import Awaited
-from tests.integration.working import claimed, handled, in_time, work
+from tests.integration.working import claimed, in_time, work
 from tests.support import eventually
 
 
@@ -101,26 +101,6 @@ def test_what_the_engine_refuses_is_a_failed_delivery(
             assert (str(task.status), task.attempt, q.task(f"after-{bad}").result) == (status, 1, b"done")
             assert reason in (task.error or "")
     assert (it.finished, it.failed, claimed(q)) == (len(names), len(names), 0)
-
-
-def test_a_record_damaged_in_hand_is_a_dead_letter(zk: Zkmq, root: str, q: Queue) -> None:
-    """With the reason, and the worker goes on; what the claim's znode held is nobody's trouble."""
-    q.enqueue_many([Message(b"x", task_id=name) for name in ("state", "claim", "good")])
-
-    def handler(task: Any) -> str:
-        if task.id != "good":
-            zk._session.client.set(f"{root}/census/tasks/{task.id}/{task.id}", b"\xff no record")
-        return "done"
-
-    handled(zk, handler)
-    tasks = q.read_many(["state", "claim", "good"])
-    assert [(str(task.state), task.attempt) for task in tasks] == [("dead", 1), ("finished", 1), ("finished", 1)]
-    assert "does not hold" in (tasks[0].error or "")
-    assert claimed(q) == 0
-    q.redrive("state")
-    claim = taken(q)
-    assert claim.task.id == "state"
-    claim.complete("anew")
 
 
 # --- cancelling

@@ -8,41 +8,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import ClaimLost, ConsumeOnce, Queue, RetryPolicy, UnitOfWork, Zkmq, ZkmqError
+from airflow_provider_zkmq.engine import ConsumeOnce, Queue, RetryPolicy, UnitOfWork, Zkmq, ZkmqError
 from airflow_provider_zkmq.engine.core.protocol.ops import Wait
 from airflow_provider_zkmq.engine.core.upkeep import keeper
 from airflow_provider_zkmq.engine.errors import Unavailable
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.integration.conftest import started, taken
-from tests.integration.working import claimed, handled, in_time, work
+from tests.integration.working import handled, in_time, work
 from tests.support import eventually
 
 GRACE = 0.2
-
-
-def test_a_lock_ends_a_claim_whose_session_lives(q: Queue) -> None:
-    """A claim not extended within its lock is handed out again, attempt + 1; the late owner changes nothing."""
-    q.configure(lock=1)
-    q.enqueue(b"x", task_id="a")
-    first = taken(q)
-    second = taken(q, timeout=20)
-    assert (second.task.id, second.task.attempt) == ("a", 2)
-    assert "lease ended" in (second.task.history[0].error or "")
-    for late in (lambda: first.complete(b"late"), lambda: first.extend(5), lambda: first.progress(0.5)):
-        with pytest.raises(ClaimLost):
-            late()
-    second.complete(b"in time")
-    assert q.task("a").result == b"in time"
-
-
-def test_a_task_s_own_lock_goes_before_the_queue_s(q: Queue) -> None:
-    """Of two claims in a queue with a lock of an hour, the one whose task asks for a second is lost after it."""
-    q.configure(lock=3600)
-    q.enqueue(b"x", task_id="short", lock=1)
-    q.enqueue(b"x", task_id="long")
-    assert [taken(q).task.id, taken(q).task.id] == ["short", "long"]
-    assert taken(q, timeout=20).task.id == "short"
-    assert claimed(q) == 2
 
 
 def test_without_heartbeat_the_lock_bounds_the_handler(q: Queue) -> None:
@@ -158,19 +133,6 @@ def test_a_handler_that_outlasts_the_grace_has_been_delivered(
     handled(front, handler)
     assert (deliveries, it.finished, it.failed) == ([1, *again], 0, 1)
     assert q.task("a").result == (b"again" if again else None)
-
-
-def test_a_task_whose_handler_has_not_begun_is_released(q: Queue) -> None:
-    """It was claimed when the worker was told to stop: nothing was delivered, so nothing is counted."""
-    q.configure(policy=ConsumeOnce())
-    q.enqueue(b"x", task_id="a")
-    called: list[object] = []
-    it = q.worker(called.append)
-    claim = taken(q)
-    it.stop()
-    it._handle(it._add(claim))
-    assert (str(q.task("a").status), q.task("a").attempt, called, it.failed) == ("queued", 0, [], 0)
-    taken(q).complete()
 
 
 def test_a_stop_frees_what_a_waiting_transaction_holds(zk: Zkmq, q: Queue, front: Any) -> None:
