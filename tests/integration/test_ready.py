@@ -23,15 +23,12 @@ def q(zk: Zkmq) -> Queue:
 
 
 @contextmanager
-def waiting(queue: Queue, *calls: Callable[[], object]) -> Iterator[list[object]]:
-    """Inside the block each call waits in a thread of its own; afterwards: what each has returned or raised."""
-    told: list[object] = []
-    futures = []
-    for number, call in enumerate(calls, 1):
-        futures.append(started(call))
-        eventually(lambda number=number: waits(queue) == number)
+def waiting(queue: Queue, call: Callable[[], object]) -> Iterator[list[object]]:
+    """Inside the block the call waits in a thread of its own; afterwards: what it has returned or raised."""
+    told, future = list[object](), started(call)
+    eventually(lambda: waits(queue) == 1)
     yield told
-    told += [future.exception(60) or future.result() for future in futures]
+    told.append(future.exception(60) or future.result())
 
 
 def test_who_waits_for_work_sends_nothing_while_there_is_none(q: Queue, other: Zkmq) -> None:
