@@ -13,10 +13,10 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Sync, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.explain import explain
-from airflow_provider_zkmq.engine.core.tasks import beginning, configure, enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.tasks import beginning, configure, enqueue, settle
 from tests.unit.claiming import ANY, another, asked_by_id, delivered, queue_of, step
 from tests.unit.world import Client, new_queue
 
@@ -115,23 +115,6 @@ def test_claimed_ahead_it_counts_once_it_has_begun(ahead: bool) -> None:
     other.do(beginning.begin_for(other.context, again))
     other.complete(again)
     other.check()
-
-
-def test_what_others_do_under_way_is_heeded() -> None:
-    """A server that lags behind catches up, a record that changes is read again, and another may be faster."""
-    changes: list[tuple[Any, Any]] = [
-        ([Sync], lambda other: other.put(b"new", task_id="a")),
-        ([Multi, "tasks/a/claim"], lambda other: other.do(operate.replace_data(other.context, "a", b"new"))),
-        ([Multi, "tasks/a/claim"], claimed),
-    ]
-    for number, (before, change) in enumerate(changes):
-        client = queue_of("a" if number else "")
-        stepper = step(client, asked_by_id(client))
-        stepper.until(*before)
-        change(another(client))
-        assert [(each.task_id, each.data) for each in stepper.finish()] == [("a", b"new")][: 2 - number]
-        assert not client.context.claims.handovers
-        client.check()
 
 
 def test_damage_is_told_and_is_no_loop() -> None:

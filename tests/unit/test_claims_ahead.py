@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Post, Procedure
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import beginning, holding, operate, settle
 from airflow_provider_zkmq.engine.core.upkeep import debts, rescue
@@ -72,23 +72,6 @@ def attempts(client: Client) -> dict[str, tuple[State, int, int]]:
     return {name: (state.state, state.attempt, len(state.history)) for name, state in states}
 
 
-@HOWEVER_BOUND
-def test_the_death_of_a_consumer_counts_only_what_had_begun(options: dict[str, Any]) -> None:
-    """One of three: it alone counts, though it began without waiting; all are pending, and handled by the next one."""
-    client = new_queue()
-    claims = take_ahead(client, options, 3)
-    assert [each.state.attempt for each in claims] == [1, 1, 1]
-    assert begin(client, claims[1]) == ["Post"]
-    assert [each.ahead for each in claims] == [True, False, True]
-    assert begin(client, claims[1]) == []
-    die(client, leased="lease" in options)
-    other = after_rescue(client, 3)
-    none, one = (State.INSERTED, 0, 0), (State.INSERTED, 1, 1)
-    assert attempts(other) == {"t0": none, "t1": one, "t2": none}
-    assert sorted(other.work()) == ["t0", "t1", "t2"]
-    assert client.zk.names(client.context.paths.at("consumers")) == [other.context.registration.consumer.id]  # type: ignore[union-attr]
-
-
 @WITH_AN_END
 def test_the_end_of_a_lock_counts_only_what_had_begun(options: dict[str, Any]) -> None:
     """The client lives, but nobody extends what it has: begun or not decides; the client hears that it lost both."""
@@ -102,26 +85,6 @@ def test_the_end_of_a_lock_counts_only_what_had_begun(options: dict[str, Any]) -
         with pytest.raises(ClaimLost):
             client.complete(each)
     assert other.work() == ["t0"]  # a last attempt that never began is none
-
-
-@pytest.mark.parametrize("how", ["locked", "leased", "by token"])
-def test_a_handler_that_begins_while_its_claim_is_given_back(how: str) -> None:
-    """Between the rescue's reading and its transaction it begins, perhaps elsewhere: it is read again, and counts."""
-    client, claimed = one_ahead(BOUND.get(how, {"lease": 5}))
-    client.zk.ms += 60_000
-    other = another(client)
-    stepper = step(other, rescue.tend(other.context))
-    stepper.until(Multi, "t0/state")
-    if how == "by token":
-        by_token(another(client, "run"), claimed, beginning.begin_for)
-    else:
-        begin(client, claimed)
-    stepper.finish()
-    assert attempts(other) == {"t0": (State.INSERTED, 1, 1)}
-    assert other.state("t0").history[-1].outcome == "rescued"
-    with pytest.raises(ClaimLost):
-        client.complete(claimed)
-    assert other.work() == ["t0"]
 
 
 def test_a_mark_that_cannot_be_read_counts(subtests: pytest.Subtests) -> None:
@@ -233,35 +196,6 @@ def test_a_lost_mark_of_a_claim_that_is_over_is_nobody_s(end: str) -> None:
             client.complete(claimed)
 
 
-def test_a_mark_that_is_refused_although_the_claim_is_ours_is_written_again() -> None:
-    """The record was written meanwhile, by somebody who leaves the claim as it is."""
-    client, claimed = one_ahead({})
-    path = client.context.paths.task("t0", "state")
-    client.zk.multi(0, (SetData(path, client.zk.nodes[path].data),))
-    before = mark_of(client, claimed)
-    assert begin(client, claimed) == ["Post"]
-    assert (mark_of(client, claimed), debts.in_debt(client.context)) == (before, True)
-    client.do(debts.pay_debts(client.context))
-    assert mark_of(client, claimed) != before
-    client.complete(claimed)
-    assert client.check()["t0"].attempt == 1
-
-
-def test_a_lost_mark_waits_for_a_settlement_that_is_under_way() -> None:
-    """That ends the claim, or leaves it: then it is looked at again."""
-    client, claimed = one_ahead({})
-    begin(client, claimed, at(0, LOST_REQUEST, Post))
-    stepper = step(client, settle.complete(client.context, claimed))
-    stepper.until(Multi)
-    version = client.zk.zxid
-    client.do(debts.pay_debts(client.context))
-    assert (client.zk.zxid, debts.in_debt(client.context)) == (version, True)
-    stepper.finish()
-    client.do(debts.pay_debts(client.context))
-    assert not debts.in_debt(client.context)
-    assert client.check()["t0"].state is State.FINISHED
-
-
 def test_a_late_mark_touches_no_later_claim_of_the_same_id() -> None:
     """The lease ended, the task was dropped, and an id of the same name is claimed by another, at the same version."""
     client, claimed = one_ahead({"lease": 5})
@@ -346,20 +280,3 @@ def test_release_by_token_counts_nothing(begun: bool) -> None:
     by_token(client, again, settle.fail, "broken")
     state = client.check()["t0"]
     assert (state.state, state.attempt, state.error) == (State.DEAD, 1, "broken")
-
-
-def test_given_back_between_a_beginning_s_reading_and_its_transaction() -> None:
-    """The other way round: the beginning is refused, nothing is written, and the next claimer has the first attempt."""
-    client, run, [claimed] = for_others()
-    client.zk.ms += 60_000
-    held = run.do(current_claim(run.context, claimed.task_id, claimed.token))
-    stepper = step(run, beginning.begin_for(run.context, held))
-    stepper.until(Multi, "t0/claim")
-    other = after_rescue(client)
-    with pytest.raises(ClaimLost):
-        stepper.finish()
-    [again] = many(other, 1, Wanted(EVERYTHING, 5, "all"))
-    assert (again.state.attempt, again.ahead) == (1, True)
-    with pytest.raises(ClaimLost):
-        by_token(run, claimed, beginning.begin_for)
-    other.check()

@@ -14,13 +14,13 @@ from airflow_provider_zkmq.engine.core.memory.readahead import MOST, MOST_KINDS,
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Reconnect
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
+from airflow_provider_zkmq.engine.core.protocol.ops import GetMany
+from airflow_provider_zkmq.engine.core.protocol.writes import Create
 from airflow_provider_zkmq.engine.core.tasks import operate, settle
 from airflow_provider_zkmq.engine.core.writing import plan
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.claiming import ANY, ORDERS, another, counting, ids, many, queue_of, step
-from tests.unit.world import UNKNOWN, Client, new_queue
+from tests.unit.world import Client, new_queue
 
 IN_BOTH_ORDERS = pytest.mark.parametrize("order", ORDERS)
 COLOURS = {"c": OrderedEnum("low", "high")}
@@ -42,42 +42,6 @@ def test_a_group_is_one_read_and_one_transaction(order: str) -> None:
     assert [ids(many(client, most)) for most in (3, 5, 5)] == [["f", "g", "b"], ["e"], []]
     states = {name: state.state for name, state in client.check().items()}
     assert states == dict.fromkeys("ac", State.FINISHED) | dict.fromkeys("bdefg", State.CLAIMED)
-
-
-@IN_BOTH_ORDERS
-def test_a_lost_race_costs_one_request(order: str) -> None:
-    """Somebody takes one of them after they were read: the others are sent again, in strict order those before it."""
-    client = queue_of("abcde", order=order)
-    other = another(client)
-    client.complete(client.claimed())
-    if order == "fifo":
-        many(other, 1)  # learns the ranks
-    stepper = step(client, claim.claim_many(client.context, ANY, 4))
-    stepper.until(Multi, "/claim")
-    names = [op.path.split("/")[-2] for op in stepper.op.ops if isinstance(op, Create) and op.path.endswith("/claim")]
-    lost = names.pop(1)
-    other.cancel(lost)
-    claims = stepper.finish()
-    assert ids(claims) == names
-    assert client.check()[lost].state is State.CANCELLED
-    for each in claims:
-        client.complete(each)
-
-
-def test_of_a_group_whose_reply_is_lost_one_may_be_taken_away_meanwhile() -> None:
-    """The first of them was cancelled before the outcome is asked for: the others are known to be ours all the same."""
-    client = queue_of("abcde")
-    stepper = step(client, claim.claim_many(client.context, ANY, 3))
-    stepper.until(Multi, "/claim")
-    client.zk.multi(client.session, stepper.op.ops)
-    another(client).cancel("a")
-    stepper.answer(UNKNOWN)
-    assert isinstance(stepper.op, Reconnect)
-    claims = stepper.finish()
-    assert ids(claims) == ["a", "b", "c"]
-    for each in claims[1:]:
-        client.complete(each)
-    assert client.check()["b"].state is State.FINISHED
 
 
 @IN_BOTH_ORDERS
@@ -147,27 +111,6 @@ def test_no_more_are_claimed_than_leave_so_many_leases(order: str) -> None:
     client.zk.ms += 60_000
     assert (len(bounded(other, 8, 5)), leases(client)) == (5, 5)
     client.check()
-
-
-@IN_BOTH_ORDERS
-def test_two_who_saw_the_same_room(order: str) -> None:
-    """One of them is refused although none of its tasks is taken; it looks again, and the bound holds.
-
-    Where the last room is lost so, nothing is claimed, nothing is owed, and both can go on once there is room.
-    """
-    client = queue_of("abcdefghi", order=order)
-    other = another(client)
-    taken: list[Claimed] = []
-    for bound, theirs, mine in ((5, 4, 1), (6, 1, 0)):
-        stepper = step(client, claim.claim_many(client.context, Wanted(EVERYTHING, 5, "all", bound), theirs))
-        stepper.until(Multi, "/leases")
-        taken += bounded(other, theirs, bound)
-        assert (len(stepper.finish()), leases(client)) == (mine, bound)
-        states = Counter(state.state for state in client.check().values())
-        assert states == {State.CLAIMED: bound, State.INSERTED: 9 - bound}
-    assert not client.context.claims.handovers
-    other.complete(taken[0])
-    assert len(bounded(client, 1, 6)) == 1
 
 
 def test_a_damaged_place_of_leases_keeps_nobody_from_claiming() -> None:
@@ -258,24 +201,6 @@ def test_a_run_is_not_judged_by_what_was_read_before_it(order: str, *, damaged: 
     other.put(b"new", task_id="t03")
     assert client.work() == ["t02", "t04", "t05", "t03"]
     assert client.reports == []
-    assert {state.state for state in client.check().values()} == {State.FINISHED}
-
-
-@IN_BOTH_ORDERS
-def test_a_task_that_two_listings_show_is_read_once(order: str) -> None:
-    """It was enqueued anew with other filters, and an older listing of its first lane is still in use."""
-    client = thirty(order)
-    other = another(client)
-    done = many(client, 25)
-    for name in ("t27", "t28"):
-        other.cancel(name)
-        other.put(task_id=name, filters={"c": "low"}, requeue=True)
-    for claimed in done:
-        client.complete(claimed)
-    (ahead,) = client.context.paces.kinds.values()
-    ahead.tasks.clear()
-    ahead.most = MOST
-    assert sorted(client.work()) == ["t25", "t26", "t27", "t28", "t29"]
     assert {state.state for state in client.check().values()} == {State.FINISHED}
 
 

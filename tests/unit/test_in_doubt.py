@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, giveback, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle, transaction
 from airflow_provider_zkmq.engine.core.writing import combining
 from airflow_provider_zkmq.engine.errors import ClaimLost, DuplicateTask, OutcomeUnknown, SessionLost, Unavailable
 from tests.unit.claiming import (
@@ -95,28 +95,6 @@ def test_a_claim_cut_off_at_any_operation_is_given_back(subtests: pytest.Subtest
                 completed(client, claims)
 
 
-@ARRIVED
-def test_a_claim_of_unknown_outcome_is_resolved_before_the_next(arrived: bool, subtests: pytest.Subtests) -> None:
-    """The server is away longer than the caller waits: `OutcomeUnknown`, and the next claim begins with its end.
-
-    Where giving a group back is cut off in the middle, too, the next look goes on with the rest.
-    """
-    for order, name, call, expected in CASES:
-        with subtests.test(order=order, claim=name):
-            client = fresh(order, names="abcd")
-            in_doubt(client, step(client, call(client)), "tasks/a/claim", arrived=arrived)
-            assert len(client.context.claims.handovers) == 1
-            if len(expected) > 1:
-                back = step(client, giveback.give_back(client.context))
-                back.until(Multi, "tasks/b/claim")
-                back.step()
-                back.until(Multi, "tasks/b/claim")
-                back.cut()
-            claims = client.do(call(client))
-            assert claimed_once(claims) == expected
-            completed(client, claims)
-
-
 def test_claims_are_delivered_by_one_statement() -> None:
     """Before it, all of them are on their way, given back if their caller leaves; after it, they are the caller's."""
     for names, delivers in product(("a", "abc"), (False, True)):
@@ -163,20 +141,6 @@ def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim() -> None
         assert claimed is not None, f"{where}, the task is in nobody's hand"
         assert (claimed.state.attempt, client.context.claims.owed) == (2, {})
         client.check()
-
-
-def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_claim() -> None:
-    """Whoever comes first, the caller or the next claim; the other finds nothing left to do."""
-    for arrived, again in product((True, False), (True, False)):
-        client = fresh(attempts=3)
-        it = unit_of(client)
-        in_doubt(client, step(client, transaction.rollback(it)), "tasks/a/state", arrived=arrived)
-        if again:
-            client.do(transaction.rollback(it))
-        claimed = client.claimed()
-        assert (claimed.task_id, claimed.state.attempt) == ("a", 2)
-        client.do(transaction.rollback(it))
-        completed(client, [claimed])
 
 
 VERBS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], State]] = {
