@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from itertools import count, product
+from itertools import count
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ from tests.stepping import Stepper
 from tests.unit.claiming import ANY, another, in_hand, many, refused, step
 from tests.unit.claiming import many as taken  # noqa: F401  the tests of clean-up take it from here
 from tests.unit.looping import filled, following, loop_of, rest
-from tests.unit.world import UNKNOWN, Client, Fault, new_queue
+from tests.unit.world import Client, Fault, new_queue
 
 I, C, F = State.INSERTED, State.CLAIMED, State.FINISHED  # noqa: E741
 CODES = {getattr(Departure, name).__code__ for name in ("_board", "_tell", "_end", "close")}
@@ -124,25 +124,6 @@ def test_one_that_is_refused_keeps_none_of_the_others() -> None:
     finished(client, "abd")
 
 
-def test_whose_leader_is_cut_off_or_hears_nothing_finds_out_for_itself(subtests: pytest.Subtests) -> None:
-    """What was sent is of unknown outcome: each one's own transaction tells, and is carried out once."""
-    for carried_out, (cut, falls_back) in product((True, False), ((True, False), (True, True), (False, False))):
-        with subtests.test(carried_out=carried_out, cut=cut, falls_back=falls_back):
-            client, calls = sending(falls_back=falls_back)
-            leader = calls[1]
-            if carried_out:
-                for op in leader.op.ops if isinstance(leader.op, Pipeline) else (leader.op,):
-                    client.zk.multi(client.session, op.ops)
-            if cut:
-                leader.cut()
-            else:
-                leader.answer(UNKNOWN)
-                leader.finish()
-            for call in calls[2:]:
-                woken(call).finish()
-            finished(client, "acd" if cut and (falls_back or not carried_out) else "abcd")
-
-
 def test_what_one_is_denied_is_not_told_of_another() -> None:
     """The server names no part of a transaction that it denies: each sends its own, which tells."""
     for falls_back in (False, True):
@@ -170,33 +151,6 @@ def forward(calls: list[Stepper]) -> None:
             call.answer(None)
         else:
             call.step()
-
-
-def test_where_the_leader_reaches_no_server_nothing_was_sent() -> None:
-    """It is told so, before its last look or after; the others send their own, with whoever stands in line by then."""
-    for looked in (False, True):
-        client, claims, calls = in_flight()
-        calls[0].step()
-        leader = leading(calls.pop(1)) if looked else woken(calls.pop(1))
-        with pytest.raises(Unavailable):
-            leader.fail(AWAY)
-        forward(calls)
-        assert all(call.over for call in calls)
-        client.complete(claims["b"])
-        finished(client, "abcd")
-
-
-def test_who_is_cut_off_in_line_keeps_nobody() -> None:
-    """Whether it was on its way, first in line, behind, or told to send what stands there and had not begun."""
-    for at, first_is_over in ((0, False), (1, False), (2, False), (3, False), (1, True)):
-        client, claims, calls = in_flight()
-        if first_is_over:
-            calls[0].step()
-        calls.pop(at).cut()
-        forward(calls)
-        assert all(call.over for call in calls), (at, first_is_over)
-        client.complete(claims["abcd"[at]])
-        finished(client, "abcd")
 
 
 def test_who_waits_too_long_is_told_whether_its_write_was_sent() -> None:

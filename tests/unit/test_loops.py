@@ -13,13 +13,12 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
-from airflow_provider_zkmq.engine.core.tasks import configure, departing, giveback, settle
+from airflow_provider_zkmq.engine.core.tasks import configure, departing, giveback
 from airflow_provider_zkmq.engine.core.upkeep import debts
-from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, OutcomeUnknown, TaskTooLarge, Unavailable
-from tests.stepping import Stepper
+from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskTooLarge
 from tests.unit.claiming import ORDERS, another, counting, step
 from tests.unit.looping import filled, following, handed_out, loop_of, rest
-from tests.unit.world import LOST_REPLY, LOST_REQUEST, UNKNOWN, Client
+from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client
 
 IN_BOTH_ORDERS = pytest.mark.parametrize("order", ORDERS)
 IN_GROUPS = pytest.mark.parametrize("prefetch", [1, 2, 8])
@@ -31,11 +30,6 @@ def begun(names: str = "abcde", **options: Any) -> tuple[Client, Loop]:
     loop = loop_of(client, **options)
     assert following(client, loop) is not None
     return client, loop
-
-
-def unavailable(op: Any) -> Exception | None:
-    """A fault: no transaction meets a server."""
-    return Unavailable("gone") if isinstance(op, Multi) else None
 
 
 def all_finished(client: Client, names: str = "abcde") -> None:
@@ -74,19 +68,6 @@ def test_a_group_is_completed_with_the_claim_of_the_next_one() -> None:
             assert states == [State.FINISHED] * 4 + [State.CLAIMED] * 4
     assert following(client, loop) is None
     all_finished(client, "abcdefgh")
-
-
-@IN_GROUPS
-def test_the_body_may_settle_for_itself(prefetch: int) -> None:
-    """What it completed, failed or gave back is left as it is."""
-    client = filled()
-    loop = loop_of(client, prefetch=prefetch)
-    for verb, arguments in ((settle.complete, ()), (settle.release, (60,)), (settle.fail, ("e",))):
-        client.do(verb(client.context, following(client, loop), *arguments))  # type: ignore[operator]
-    assert rest(client, loop)[:2] == ["d", "e"]
-    states = client.check()
-    assert (states["a"].attempt, states["b"].attempt, states["b"].state) == (1, 0, State.INSERTED)
-    assert states["c"].attempt >= 1
 
 
 def test_what_others_do_costs_no_task() -> None:
@@ -140,40 +121,6 @@ def test_what_was_handled_waits_for_no_slow_body() -> None:
     all_finished(client)
 
 
-def test_a_settlement_that_another_call_has_is_waited_for_at_the_end() -> None:
-    """The loop does not end before it is known; where that call is cut off, the loop settles it."""
-    for end in (Stepper.finish, Stepper.cut):
-        client, loop = begun("a")
-        first = step(client, go_on(loop, Caller()))
-        first.until(Multi)
-        assert step(client, departing.settle_leaving(client.context)).over
-        first.cut()
-        paying = step(client, departing.settle_leaving(client.context))
-        paying.until(Multi)
-        ending = step(client, go_on(loop, Caller()))
-        ending.until(Wait)
-        end(paying)
-        ending.answer(reply=True)
-        assert ending.finish() is False
-        all_finished(client, "a")
-
-
-def test_a_claim_that_is_lost_while_no_server_answers_is_told() -> None:
-    """Its completion was not sent, and its session has ended by the next try: the step says that it was not settled."""
-    for by_the_body in (False, True):
-        client, loop = begun()
-        hand: Any = loop.hand
-        settling = settle.complete(client.context, hand) if by_the_body else go_on(loop, Caller())
-        with pytest.raises(Unavailable):
-            client.do(settling, unavailable)
-        client.zk.expire(client.session)
-        client.session = client.zk.connect()
-        client.context.claims.end_session(client.session)
-        with pytest.raises(ClaimLost):
-            client.do(go_on(loop, Caller()))
-        assert loop.hand is None
-
-
 def test_a_result_that_is_too_large_keeps_the_task_in_hand() -> None:
     """The step says so; the body settles it, and the loop goes on with what was claimed beside it."""
     client, loop = begun()
@@ -209,46 +156,6 @@ def test_whatever_reply_is_lost_each_task_is_handled_once(order: str, prefetch: 
             if next(seen) <= number:
                 break  # there are no more requests
         assert number > 1
-
-
-@IN_BOTH_ORDERS
-@IN_GROUPS
-def test_without_a_server_the_step_is_repeated(order: str, prefetch: int) -> None:
-    """Whether the request was sent or not: the step says what it does not know, and the next one finds out."""
-    for arrived in (None, True, False):
-        for number in range(100):
-            client = filled(order)
-            loop, ids, met = loop_of(client, prefetch=prefetch), [], count()
-            while len(ids) < 20:
-                stepper = step(client, go_on(loop, Caller()))
-                try:
-                    while not stepper.over:
-                        if isinstance(stepper.op, Multi) and next(met) == number:
-                            lose(client, stepper, arrived=arrived)
-                        else:
-                            stepper.step()
-                except (OutcomeUnknown, Unavailable):
-                    continue
-                if not stepper.result:
-                    break
-                ids.append(handed_out(loop).task_id)
-            assert ids == list("abcde"), (number, arrived)
-            all_finished(client)
-            if next(met) <= number:
-                break  # there are no more requests
-        assert number > 1
-
-
-def lose(client: Client, stepper: Stepper, *, arrived: bool | None) -> None:
-    """The connection is lost with a request on its way, or before (None), and does not come back in time."""
-    if arrived is None:
-        stepper.fail(Unavailable("no server answered"))
-        return
-    if arrived:
-        client.zk.multi(client.session, stepper.op.ops)
-    stepper.answer(UNKNOWN)
-    while not stepper.over:
-        stepper.fail(Unavailable("no server answered"))
 
 
 @IN_BOTH_ORDERS
@@ -297,17 +204,6 @@ def cut_after(client: Client, loop: Loop, operations: int, *, arrived: bool) -> 
         if not stepper.result:
             return ids, True
         ids.append(handed_out(loop).task_id)
-
-
-def test_a_loop_that_is_left_without_a_server_is_owed() -> None:
-    """Until the server is back."""
-    client, loop = begun(prefetch=3)
-    loop.leave()
-    with pytest.raises(Unavailable):
-        client.do(giveback.give_back(client.context), unavailable)
-    assert len(client.context.claims.owed) == 3
-    assert sorted(client.work()) == list("abcde")
-    assert {name: state.attempt for name, state in client.check().items()} == dict.fromkeys("0bcde", 1) | {"a": 2}
 
 
 def test_a_settlement_waits_for_no_task() -> None:

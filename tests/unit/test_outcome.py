@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.core.model.outcomes import Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
 from airflow_provider_zkmq.engine.core.protocol.writes import SetData
@@ -20,15 +19,6 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, Trans
 from tests.unit.world import LOST, Client, Faults, carry_out, execute, new_queue
 
 I, F, D = State.INSERTED, State.FINISHED, State.DEAD  # noqa: E741
-#: What a handler has done, and the state of its task then; a result that the engine refuses is final.
-OUTCOMES: dict[str, tuple[Handled, State]] = {
-    "success": (Success(b"r"), F),
-    "error": (Error("no"), D),
-    "retry": (Retry("busy", backoff=60), I),
-    "snooze": (Snooze(60), I),
-    "snooze into the past": (Snooze(-1), I),
-    "a refused success": (Success(object()), D),  # type: ignore[arg-type]
-}
 
 
 class Hand:
@@ -83,31 +73,6 @@ def expected(state: State, *, unit: bool) -> dict[str, State]:
     if not unit:
         return {"own": state}
     return {"own": state, "other": F, "put": I} if state is F else {"own": state, "other": I}
-
-
-def points() -> Iterator[tuple[bool, str, int, str]]:
-    """Each outcome, alone and in a transaction, each of its writes, each way in which that is lost."""
-    for unit in (False, True):
-        for name, (outcome, _) in OUTCOMES.items():
-            hand, faults = Hand(unit=unit), Faults()
-            hand.do(hand.settling(outcome), faults)
-            yield from ((unit, name, at, kind) for at in range(faults.seen) for kind in LOST)
-
-
-def test_an_unknown_outcome_does_not_stop_the_settling(subtests: pytest.Subtests) -> None:
-    """Repeated with its progress it goes on where it was; where the connection comes back in time, it need not be."""
-    for unit, name, at, kind in points():
-        outcome, state = OUTCOMES[name]
-        with subtests.test(unit=unit, outcome=name, at=at, kind=kind):
-            hand = Hand(unit=unit)
-            hand.unheard(hand.settling(outcome), at, kind)
-            assert hand.do(hand.settling(outcome)) is (state is F)
-            assert hand.states() == expected(state, unit=unit)
-            hand.client.put(task_id="next", priority=1)
-            assert hand.client.claimed().task_id == "next"
-            hand = Hand(unit=unit)
-            assert hand.do(hand.settling(outcome), Faults(at, kind)) is (state is F)
-            assert hand.states() == expected(state, unit=unit)
 
 
 def test_a_handler_that_ended_its_transaction_has_settled_its_task() -> None:
