@@ -22,18 +22,17 @@ from airflow_provider_zkmq.engine.core.protocol.seats import Seat, Seats
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.once import once
-from airflow_provider_zkmq.engine.core.reading.watched import listing
-from airflow_provider_zkmq.engine.core.tasks import enqueue, holding, operate
+from airflow_provider_zkmq.engine.core.tasks import enqueue, holding
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.stepping import Stepper
 from tests.support import eventually
-from tests.unit.claiming import ANY, ORDERS, another, queue_of, step
+from tests.unit.claiming import ANY, another, queue_of, step
 from tests.unit.world import Client, new_context
 
 
-def queue(*names: str, order: str = "default") -> Client:
-    return queue_of(names, order=order, filters={"k": String()}, policy=RetryPolicy(attempts=5, factor=0))
+def queue(*names: str) -> Client:
+    return queue_of(names, filters={"k": String()}, policy=RetryPolicy(attempts=5, factor=0))
 
 
 def warm() -> Client:
@@ -53,88 +52,6 @@ def waiting(client: Client, selector: str | None = None) -> Stepper:
     stepper = claiming(client, selector=selector)
     stepper.until(Wait)
     return stepper
-
-
-def test_two_threads_get_two_tasks_however_soon_the_second_came() -> None:
-    """One thread is at the first task when the second is enqueued: the other thread does not sleep on its listing."""
-    client = warm()
-    one, two = waiting(client), waiting(client)
-    client.put(task_id="a", priority=0)
-    one.answer(True)
-    one.until(GetMany, "tasks/a")  # it has listed the segment, and is at its only entry
-    two.answer(True)
-    two.until(Wait)
-    client.put(task_id="b")
-    assert two.op.timeout <= 0.5 or two.op.signal.count > two.op.seen, "it sleeps although work has come"
-    two.answer(True)
-    assert {one.finish().task_id, two.finish().task_id} == {"a", "b"}
-    client.check()
-
-
-def test_a_thread_looks_again_soon_at_what_another_one_is_trying() -> None:
-    """The other thread's try may fail: nobody relies on it for longer than half a second."""
-    client = queue("a")
-    one = claiming(client)
-    one.until(GetMany, "tasks/a")
-    two = waiting(client)
-    assert two.op.timeout <= 0.5
-    one.cut()
-    two.answer(False)
-    assert two.finish().task_id == "a"
-
-
-def changes(client: Client) -> None:
-    """Somebody else changes the task."""
-    client.do(operate.replace_data(another(client).context, "a", b"new"))
-
-
-def test_what_was_refused_is_tried_again() -> None:
-    """A claim whose record was updated, and a burial, by the same look; a promotion soon."""
-    for order in ORDERS:
-        client = queue("a", order=order)
-        stepper = claiming(client)
-        stepper.until(Multi, "tasks/a/claim")
-        changes(client)
-        claimed = stepper.finish()
-        assert (claimed.task_id, claimed.data) == ("a", b"new")
-        client.complete(claimed)
-        client.check()
-    client = queue()
-    client.put(task_id="a", delay=5)
-    assert client.take() is None
-    client.zk.advance(6)
-    stepper = claiming(client)
-    stepper.until(Pipeline, "tasks/a/state")
-    changes(client)
-    stepper.until(Wait)
-    assert stepper.op.timeout <= 0.5
-    client.zk.advance(0.5)
-    stepper.answer(False)
-    assert stepper.finish().data == b"new"
-    client.check()
-    client = queue("a")
-    client.claimed()
-    other = another(client)
-    assert other.take() is None
-    client.zk.expire(client.session)
-    stepper = claiming(other)
-    stepper.until(Multi, "tasks/a/state")
-    another(client, "third").put(b"again", task_id="a", requeue=True)
-    assert stepper.finish().task_id == "a"
-    other.check()
-
-
-def test_the_next_time_to_look_is_each_look_s_own() -> None:
-    """Another thread's look does not take a due time off the agenda of a thread that is about to wait."""
-    client = queue()
-    client.put(task_id="a", delay=3)
-    client.context.listings.readings.clear()
-    one = claiming(client)
-    one.until(Children, "'/zkmq/q/queue'")  # it has looked at what is scheduled, and goes on to what is pending
-    client.do(rescue.rescue_dead(client.context))
-    client.do(rescue.expire_leases(client.context, client.context.agenda()))
-    one.until(Wait)
-    assert one.op.timeout <= 3.1
 
 
 def test_a_thousand_due_tasks_do_not_keep_a_claim_waiting() -> None:
@@ -166,21 +83,6 @@ def test_lanes_of_one_priority_are_served_by_time_of_enqueue() -> None:
         if len(got) < 4:
             client.put(task_id=f"later{len(got)}", filters={"k": "a"})
     assert got[:6] == ["urgent", "t0", "t1", "t2", "t3", "t4"]
-
-
-def test_a_lane_that_comes_while_the_first_is_looked_for_is_not_passed_by() -> None:
-    """A lower rank in a new lane comes first in strict order; also where another thread has read the lanes anew."""
-    for read_anew in (False, True):
-        client = queue(order="fifo")
-        client.put(task_id="warm", filters={"k": "m"})
-        client.complete(client.claimed())
-        other, stepper = another(client), claiming(client)
-        stepper.until(Children, "queue/p09999;k=m")
-        for name, kind in (("first", "a"), ("second", "m")):
-            other.put(task_id=name, filters={"k": kind})
-        if read_anew:
-            client.do(listing(client.context, client.context.paths.at("queue")))
-        assert stepper.finish().task_id == "first"
 
 
 def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment() -> None:

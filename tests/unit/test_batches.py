@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -20,13 +20,12 @@ from airflow_provider_zkmq.engine.core.upkeep import collect, debts
 from airflow_provider_zkmq.engine.core.writing import closing
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
-    IllegalTransition,
     SessionLost,
     TaskNotFound,
     Unavailable,
     WaitTimeout,
 )
-from tests.unit.claiming import many, queue_of, refused, unit_of
+from tests.unit.claiming import many, refused, unit_of
 from tests.unit.world import BROKEN_OFF, Client, Crash, new_queue
 
 THEN = Message(b"then", task_id="then")
@@ -78,12 +77,6 @@ def cut(client: Client, effect: Any) -> Callable[[Any], Any]:
     return lambda op: effect if isinstance(op, Exists) and op.path == looked_at else None
 
 
-def cut_at_the_write(op: Any) -> str | None:
-    """Broken off as the transaction that ends the member is carried out: its reply reaches nobody."""
-    ends = isinstance(op, Multi) and any(isinstance(part, Delete) and "/open/" in part.path for part in op.ops)
-    return BROKEN_OFF if ends else None
-
-
 def once(happens: Callable[[Any], bool], act: Callable[[], Any]) -> Callable[[Any], None]:
     """A neighbour acts before the first such operation."""
     first = iter([True])
@@ -123,33 +116,8 @@ def test_a_settlement_is_told_as_it_happened_though_its_batch_cannot_be_ended(su
     assert (worker.work(), done(worker)) == (["a"], True)
 
 
-def test_a_member_s_end_that_nobody_heard_of_ends_its_batch(subtests: pytest.Subtests) -> None:
-    """The caller is cut off with the write under way; the batch ends with its second call, or without one.
-
-    Where two batches end by one transaction, which is cut off while the first is looked at, both do.
-    """
-    for name, asks_again in product(END, (True, False)):
-        with subtests.test(end=name, asks_again=asks_again):
-            client = queue_of("xy")
-            client.complete(client.claimed())  # the indexes have buckets: the first try is carried out
-            client.cancel("y")
-            batch_with("a", then=THEN, client=client)
-            claimed = client.claimed()
-            unit = transaction.Transaction([(client.context, claimed)])
-
-            def end(name: str = name, client: Client = client, claimed: Any = claimed, unit: Any = unit) -> Any:
-                return transaction.commit(unit) if name == "commit" else END[name](client, claimed)
-
-            with pytest.raises(Crash):
-                client.do(end(), cut_at_the_write)
-            if asks_again:
-                client.context.debts.batches.clear()  # another process would not have it
-                with suppress(IllegalTransition):  # so does the second cancel tell of the first
-                    client.do(end())
-            client.do(debts.pay_debts(client.context))
-            if not (name == "cancel" and asks_again):
-                assert (done(client), client.work()) == (True, ["then"])
-            client.check()
+def test_two_batches_that_one_transaction_ends_both_end_though_its_caller_is_cut_off() -> None:
+    """While the first of them is looked at: the client's next look ends both; asked again, the commit is told."""
     client = batch_with("a")
     batch_with("c", name="d", client=client)
     ending = unit_of(client, 2)

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Reconnect, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Reconnect
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import configuration
 from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, putting, transaction
-from airflow_provider_zkmq.engine.core.writing import commit, pieces, transitions
-from airflow_provider_zkmq.engine.core.writing.plan import Why
-from airflow_provider_zkmq.engine.core.writing.record import Current
+from airflow_provider_zkmq.engine.core.writing import pieces
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, QueueNotFound
 from tests.stepping import Stepper
 from tests.unit.damage import delete
@@ -108,59 +105,6 @@ def test_a_race_is_tried_again(subtests: pytest.Subtests) -> None:
             client.do(CALLS[call](client), busy)
             assert next(left, None) is None
             client.check()
-
-
-def test_a_server_that_lags_behind_is_asked_to_catch_up() -> None:
-    """The same stale record is read twice: no damage, the call is carried out once the server has caught up."""
-    client = in_state("pending")
-    path = client.context.paths.task("a", "state")
-    stale = client.zk.node(path)
-    client.zk.multi(0, (SetData(path, client.zk.nodes[path].data, -1),))
-    stepper = Stepper(client.zk, client.session, operate.cancel(client.context, "a"))
-    for _ in range(2):
-        stepper.until(Get, path)
-        stepper.answer(stale)
-    stepper.finish()
-    assert sum(isinstance(op, Sync) for op in stepper.done) == 1
-    assert client.state("a").state is State.CANCELLED
-
-
-def test_a_claim_that_vanishes_with_its_session_meanwhile_is_no_damage() -> None:
-    """The ephemeral goes between the read and the write: tried again, and done."""
-    for procedure, result, after in (
-        (lambda it: operate.cancel(it.context, "a"), None, [State.CANCELLED]),
-        (lambda it: operate.clear(it.context), 1, []),
-    ):
-        owner = in_state("claimed")
-        client = Client(owner.zk)
-        path, looks = client.context.paths.task("a", "claim"), list[Any]()
-
-        def dies(op: Any, owner: Client = owner, path: str = path, looks: list[Any] = looks) -> None:
-            if isinstance(op, Multi) and any(item.path == path for item in op.ops) and not looks:
-                looks.append(op)
-                owner.zk.expire(owner.session)
-
-        assert client.do(procedure(client), dies) == result
-        assert len(looks) == 1
-        assert [state.state for state in client.check().values()] == after
-
-
-def test_a_move_s_caller_can_tell_a_race_from_damage() -> None:
-    """The record or the claim's ephemeral changed since they were read: worth another try. Anything else is not."""
-    changes: tuple[tuple[Callable[[Client], Any], bool], ...] = (
-        (lambda it: SetData(it.context.paths.task("a", "state"), it.state("a").encode()), True),
-        (lambda it: Delete(it.context.paths.task("a", "claim")), True),
-        (lambda it: Delete(note(it)), False),
-    )
-    for change, raced in changes:
-        client = in_state("claimed")
-        node = client.zk.nodes[client.context.paths.task("a", "state")]
-        current = Current("a", node.version, client.state("a"))
-        client.zk.multi(0, (change(client),))
-        plan = client.do(transitions.rescue(client.context, current, "nonce", "why", []))
-        refusal = client.do(commit.commit(plan)).refusal
-        assert refusal is not None
-        assert (refusal.why is Why.CHANGED) == raced
 
 
 def knows_a_deleted_queue(known: bool, **options: Any) -> Client:

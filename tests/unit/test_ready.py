@@ -102,37 +102,6 @@ def test_a_waiter_is_woken_by_an_enqueue_and_asks_for_nothing_while_it_is_idle()
     assert stopped.finish() is False
 
 
-def test_a_due_task_is_promoted_by_who_only_looks() -> None:
-    """Where there is no consumer to do it; consumers have their share of them, and a moment's time for it."""
-    client, looker = queue()
-    client.put(task_id="a", delay=5)
-    waiter = waiting(looker)
-    assert waiter.op.timeout <= 5.1
-    assert in_time(client, waiter, 6)
-    assert client.check()["a"].due is None
-    client, looker = queue()
-    assert client.take() is None
-    client.put(task_id="a", delay=5)
-    waiter = waiting(looker)
-    assert not in_time(client, waiter, 5.1)
-    assert 0 < waiter.op.timeout <= 0.3
-    assert in_time(client, waiter, 0.5)
-
-
-def test_what_others_leave_is_given_back_by_who_only_looks() -> None:
-    """The task of a dead consumer, and that of a lease that ends."""
-    client, looker = queue("a")
-    client.claimed()
-    waiter = waiting(looker)
-    client.zk.expire(client.session)
-    assert woken(waiter)
-    client, looker = queue("a")
-    client.claimed(lease=5)
-    waiter = waiting(looker)
-    assert waiter.op.timeout <= 5.1
-    assert in_time(client, waiter, 6)
-
-
 def test_nothing_is_ready_in_a_paused_queue() -> None:
     """Who waits is woken when it is resumed."""
     client, looker = queue("a")
