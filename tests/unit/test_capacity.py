@@ -134,6 +134,8 @@ def test_what_piles_up_is_told_of_its_own_class_alone() -> None:
     assert needs["b"].utilisation == pytest.approx(1.5)
     assert needs["b"].needed > 3
     assert needs["a"].needed <= needs["a"].servers
+    told = Model([Crew({"a": 9, "b": 9}, 1, 1, 1.0, 1.0)]).waits({"a": 2.0})
+    assert told == {"a": ENDLESS, "b": ENDLESS}, "no arrivals of b, which the swamped ones serve, too"
 
 
 def test_what_only_some_or_nobody_accepts_is_held_against_those() -> None:

@@ -184,7 +184,7 @@ class Model:
         answer = waits(rates, kinds)
         for part in pools(busy_kinds(rates, kinds)):
             classes = frozenset[str]().union(*(kind.classes for kind in part)) & answer.keys()
-            factor = self._variation(sum(rates[name] for name in classes), part)
+            factor = self._variation(sum(rates.get(name, 0.0) for name in classes), part)
             answer |= {name: answer[name].times(factor) for name in classes}
         return answer
 
