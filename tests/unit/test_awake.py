@@ -1,4 +1,4 @@
-"""Nobody sleeps over work: what was refused or changed is looked at again; news wakes one waiter of each kind."""
+"""Waiting for work: one look serves all, news wakes one waiter of each kind, and no interrupt leaves anybody asleep."""
 
 from __future__ import annotations
 

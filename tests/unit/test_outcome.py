@@ -1,4 +1,4 @@
-"""Settling by outcome, cut off at each of its writes and begun again: tasks end in one place, none stays claimed."""
+"""Settling by outcome: what a handler ended itself, what is damaged, what the engine refuses: no task stays claimed."""
 
 from __future__ import annotations
 
