@@ -143,6 +143,20 @@ def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim() -> None
         client.check()
 
 
+def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_claim() -> None:
+    """Whoever comes first, the caller or the next claim; the other finds nothing left to do."""
+    for arrived, again in product((True, False), (True, False)):
+        client = fresh(attempts=3)
+        it = unit_of(client)
+        in_doubt(client, step(client, transaction.rollback(it)), "tasks/a/state", arrived=arrived)
+        if again:
+            client.do(transaction.rollback(it))
+        claimed = client.claimed()
+        assert (claimed.task_id, claimed.state.attempt) == ("a", 2)
+        client.do(transaction.rollback(it))
+        completed(client, [claimed])
+
+
 VERBS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], State]] = {
     "complete": (settle.complete, (b"r",), State.FINISHED),
     "fail": (settle.fail, ("e",), State.INSERTED),
