@@ -89,8 +89,12 @@ def test_an_asynchronous_worker_waits_for_its_queue(
             assert own.queue("later").wait([task_id], timeout=30)[0].result == b"later"
         with pytest.raises(QueueNotFound):
             own.queue("nowhere").worker(handle).run(until_empty=True)
+        assert zk.queues() == ["later"]
+        with pytest.raises(ValueError, match="confirm=True"):
+            own.delete_queue("later", force=True)
+        assert own.delete_queue("later", confirm=True, force=True) == 1
     assert sum("'later' does not exist" in text for text in warnings()) == 2
-    assert zk.queues() == ["later"]
+    assert zk.queues() == []
 
 
 def test_a_queue_is_deleted_under_its_workers(

@@ -80,26 +80,6 @@ async def test_both_on_an_event_loop(q: Queue, zookeeper: str, root: str) -> Non
     assert q.counts()["finished"] == 1
 
 
-async def test_a_cancelled_claim_by_id_leaves_nothing_behind(q: Queue, zookeeper: str, root: str) -> None:
-    """Wherever the cancellation comes, the task is there for the next one, or was handed over."""
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
-        queue = zk.queue("q")
-        for turns in range(30):
-            q.enqueue("x", task_id=f"t{turns}")
-            call = asyncio.ensure_future(queue.claim_task(f"t{turns}"))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            call.cancel()
-            try:
-                claim = await call
-            except asyncio.CancelledError:
-                claim = await queue.claim_task(f"t{turns}", attempt=1)
-            assert claim is not None
-            assert claim.task.attempt == 1
-            await claim.complete()
-    assert q.counts()["finished"] == 30
-
-
 def test_a_claim_is_taken_over_on_both_fronts(q: Queue, front: Any, zookeeper: str, root: str) -> None:
     """Where its maker is gone, too: it is extended, carried on and completed, as one delivery."""
     q.enqueue("x", task_id="a")

@@ -132,31 +132,6 @@ async def test_a_worker_ends_whose_handler_ignores_its_cancellation(zookeeper: s
     assert q.task("a").result is None
 
 
-async def test_a_cancelled_worker_ends_at_whatever_moment(zookeeper: str, root: str, q: Queue) -> None:
-    """Cancelled after so many turns of the loop, between enqueues: it ends each time, and leaves nothing claimed."""
-    q.configure(policy=RetryPolicy(attempts=None, factor=0), lock=30)
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as own:
-        queue = own.queue("census")
-        await queue.enqueue(b"x")
-
-        async def handler(_task: object) -> None:
-            await queue.enqueue(b"x")
-
-        for turns in range(0, 60, 2):
-            it = queue.worker(handler, threads=2)
-            running = asyncio.create_task(it.run())
-            for _ in range(turns * 3):
-                await asyncio.sleep(0.0005)
-            it._heart.quicken()
-            it.stop() if turns % 3 == 0 else None
-            running.cancel()
-            await asyncio.wait({running}, timeout=20)
-            assert running.done()
-        await asyncio.to_thread(eventually, lambda: claimed(q) == 0)
-        counts = q.counts()
-        assert counts["inserted"] >= 1
-
-
 async def test_a_worker_whose_server_is_away_can_be_cancelled(door: Faulty, root: str, q: Queue) -> None:
     """`run` ends within seconds; once the server is back what was in hand is settled in the background."""
     q.configure(policy=ConsumeOnce())
