@@ -23,7 +23,7 @@ from kazoo.client import KazooClient
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import OrderedEnum, Zkmq
 from airflow_provider_zkmq.spark import register, spark_session
-from tests.benchmarks.planting import plant
+from tests.integration.ended import ended_tasks
 from tests.integration.foreign import kazoo
 
 ROOT, QUEUE = "/reads", "q"
@@ -83,7 +83,7 @@ def measure(tasks: int, sample: int, rounds: int, out: Callable[[str], object]) 
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder), force_sync=False) as server:
         with Zkmq.connect(server.hosts, ROOT, gc=False) as client:
             client.queue(QUEUE).configure(filters={"size": OrderedEnum("small", "large")})
-            ids = plant(client.queue(QUEUE), tasks, server.hosts)  # type: ignore[arg-type]
+            ids = ended_tasks(client.queue(QUEUE), tasks, data=b"x" * 200)  # type: ignore[arg-type]
         out(f"{tasks} tasks; kazoo reads {sample} of them")
         spark = spark_session("reads", master="local[2]", **{"spark.driver.memory": "1g"})
         register(spark)

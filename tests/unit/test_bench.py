@@ -236,7 +236,6 @@ def test_a_way_that_fails_is_named_with_its_row(tmp_path: Path) -> None:
 
 
 def test_servers_that_say_nothing_leave_blanks() -> None:
-    """A figure that was not read is no figure."""
     nothing = Gauge("127.0.0.1:1").read()
     assert nothing == Reading(None, None, None)
     assert Reading(7, 3, 1.5).since(Reading(5, 3, 1.0)) == {"requests": 2, "transactions": 0, "server_cpu": 0.5}
@@ -254,16 +253,12 @@ def test_a_simulated_server_is_told_from_three_rates(costs: Costs) -> None:
         assert simulate(found, at_once) == pytest.approx(simulate(costs, at_once), rel=0.2)
 
 
-def test_more_callers_never_exceed_what_each_costs() -> None:
+def test_the_model_of_an_ensemble_stays_within_what_can_be() -> None:
+    """More callers never exceed what each costs; rates of a busy machine, which nothing explains, give no minus."""
     costs = Costs(0.001, 0.0005, 0.01)
     rates = [simulate(costs, at_once) for at_once in (1, 10, 100, 1_000)]
     assert rates == sorted(rates)
-    assert rates[-1] <= costs.most
-    assert rates[-1] == pytest.approx(costs.most, rel=0.05)
-
-
-def test_rates_that_no_model_explains_give_no_negative_costs() -> None:
-    """On a busy machine eight callers may be slower than one."""
+    assert costs.most * 0.95 <= rates[-1] <= costs.most
     costs = fit({1: 500, 8: 100, 64: 90})
     assert min(costs.together, costs.between) >= 0
     assert costs.each > 0

@@ -299,3 +299,16 @@ def test_a_worker_that_was_writing_when_its_connection_was_closed_ends_by_that(m
     with pytest.raises(SessionLost) as told:
         made(Closed(), done).run()
     assert isinstance(told.value.__cause__, OutcomeUnknown)
+
+
+def test_a_queue_that_is_missing_is_told_of_once_until_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+    """For all threads, but for one whose answer is older than the queue; and once more where it has gone again."""
+    missing, counts = absence.Absence("later"), []
+    before = missing.ended
+    for asked in (before, before, None, before, missing.ended + 1):
+        if asked is None:
+            missing.end()
+        else:
+            missing.tell(QueueNotFound("not there"), asked)
+        counts.append((sum(record.levelname == "WARNING" for record in caplog.records), missing.told))
+    assert counts == [(1, True), (1, True), (1, False), (1, False), (2, True)]

@@ -1,32 +1,30 @@
-"""What cannot be read in a queue's file is told once and stepped over; everything else goes on."""
+"""What cannot be read in a queue's file is told once and stepped over, and processes may die between two writes."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_zkmq.cli import output
-from airflow_provider_zkmq.engine import CorruptRecord, Integer, OrderedEnum, Unavailable, Zkmq
-from airflow_provider_zkmq.filequeue import FileClient, FileQueue
+from airflow_provider_zkmq.engine import ClaimLost, CorruptRecord, Integer, OrderedEnum, RetryPolicy, Unavailable, Zkmq
+from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
 from airflow_provider_zkmq.filequeue.variables import KEPT, MOVED, ROOMS
-from airflow_provider_zkmq.textqueue import Limits
+from airflow_provider_zkmq.textqueue import Limits, TextQueue
 from tests.filequeue.conftest import taken
 
 DAMAGED = [
     *(b"", b"0", b"-1", b"2", b"9" * 20, b"9" * 5_000, b"1e999", b"NaN", b"-Infinity", "²".encode(), b"\xff\xfe"),
     *(b"\x00\x01", b"null", b"[]", b"{}", b'{"a":1e999}', b'{"a":NaN}', b'{"low":1}', b"[" * 3_000, b'"\\ud800"'),
-    *(
-        b'{"performance_class":"huge","size":"many"}',
-        b'{"attempts":1e999}',
-        b'{"attempts":0}',
-        b'{"max_backoff":1e308}',
-    ),
-    *(b'{"attempts":null,"final":[1]}', b"0001-01-01T00:00:00+23:59", b"9999-12-31T23:59:59-23:59", b"bob 1e999"),
+    *(b'{"performance_class":"huge","size":"many"}', b'{"attempts":1e999}', b'{"attempts":0}'),
+    *(b'{"max_backoff":1e308}', b'{"attempts":null,"final":[1]}'),
+    *(b"0001-01-01T00:00:00+23:59", b"9999-12-31T23:59:59-23:59", b"bob 1e999"),
     *(b"bob nan", b"bob 9" + b"9" * 300, b"../../etc", b"base64", b"@file", b"x" * 300, b"a\r", b"low"),
 ]
 NAMES = ["id", *ROOMS, *KEPT, MOVED, "MUTEX"]
@@ -118,3 +116,97 @@ def test_what_does_not_fit_is_not_written(q: FileQueue, monkeypatch: pytest.Monk
     assert q.path.read_bytes() == before
     taken(q).complete("done")
     assert (q.claim(), q.task("a").result) == (None, b"done")
+
+
+# --- a process that dies between any two writes of a call: the task goes on
+
+CALLS: dict[str, Callable[[FileClaim], object]] = {
+    "complete": lambda claim: claim.complete("r"),
+    "complete in a file": lambda claim: claim.complete(b"\xff" * 300),
+    "fail": lambda claim: claim.fail("broken", backoff=0.01),
+    "fail for good": lambda claim: claim.fail("broken", retry=False),
+    "release": lambda claim: claim.release(),
+    "extend": lambda claim: claim.extend(0.1),
+}
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+def crash_after(monkeypatch: pytest.MonkeyPatch, writes: int, call: Callable[[], object]) -> bool:
+    """Carry out so many writes of a call and no more; whether there were more."""
+    left = [writes]
+
+    def counting(write: Callable[..., object]) -> Callable[..., object]:
+        def counted(*args: object) -> object:
+            if left[0] == 0:
+                raise Crash
+            left[0] -= 1
+            return write(*args)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        for name in ("_write", "_write_at_the_end"):
+            patch.setattr(TextQueue, name, counting(getattr(TextQueue, name)))
+        try:
+            call()
+        except Crash:
+            return True
+    return False
+
+
+def all_end(folder: Path) -> int:
+    """Claim what is there until it has ended; how often that was possible."""
+    with Zkmq.connect(f"textqueue://{folder}") as zk:
+        q = zk.queue("a")
+        claims = 0
+        while q.counts()["finished"] + q.counts()["dead"] == 0:
+            if (claim := q.claim(timeout=20)) is not None:
+                claims += 1
+                claim.complete("r")
+        (task,) = q.tasks()
+        assert (task.data, task.attempt <= 3) == (b"do this", True)
+        return claims
+
+
+@pytest.mark.parametrize("line", ["-do this\n", "whole", "held"])
+def test_a_claim_that_is_cut_off_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Of a plain line, a whole message, and one that another let expire: claimed again, once, its text whole."""
+    for writes in range(20):
+        folder = tmp_path / str(writes)
+        q = Zkmq.connect(f"textqueue://{folder}").queue("a")
+        if line.startswith("-"):
+            q.path.write_text(line)
+        else:
+            q.enqueue("do this", policy=RetryPolicy(attempts=3, factor=0))
+        late = taken(q, lease=0.05) if line == "held" else None
+        crashed = crash_after(monkeypatch, writes, lambda q=q: q.claim(lease=0.05, timeout=5))
+        assert all_end(folder) == 1
+        if late is not None:
+            with pytest.raises(ClaimLost):
+                late.complete("late")
+        if not crashed:
+            break
+    assert (crashed, writes) == (False, {"-do this\n": 6, "whole": 3, "held": 3}[line])
+
+
+@pytest.mark.full
+def test_a_settlement_that_is_cut_off_happened_or_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """Either the task has ended, or it is claimed again, within its attempts."""
+    for name, call in CALLS.items():
+        for writes in range(20):
+            with subtests.test(name, writes=writes):
+                folder = tmp_path / name / str(writes)
+                q = Zkmq.connect(f"textqueue://{folder}").queue("a")
+                q.enqueue("do this", policy=RetryPolicy(attempts=3, factor=0))
+                claim = taken(q, lease=0.5)
+                crashed = crash_after(monkeypatch, writes, lambda claim=claim, call=call: call(claim))
+                assert all_end(folder) <= 1
+            if not crashed:
+                break
+        assert not crashed
+        assert writes >= 1
