@@ -17,12 +17,12 @@ def fresh_root() -> str:
     return f"/t{os.getpid()}x{time.time_ns():x}x{next(_numbers)}"
 
 
-def eventually(condition: Callable[[], bool], within: float = 20.0) -> None:
-    """Return when `condition` holds; fail when it does not within a generous bound."""
+def eventually(condition: Callable[[], bool], within: float = 20.0, pause: float = 0.02) -> None:
+    """Return when `condition` holds, asked after each pause; fail when it does not within a generous bound."""
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come about"
-        time.sleep(0.02)  # looks again; nothing is assumed to have happened by then
+        time.sleep(pause)  # looks again; nothing is assumed to have happened by then
 
 
 def python(code: str, *args: str) -> subprocess.Popen[str]:

@@ -23,8 +23,8 @@ from kazoo.client import KazooClient
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import OrderedEnum, Zkmq
 from airflow_provider_zkmq.spark import register, spark_session
+from tests.integration.clients import kazoo
 from tests.integration.ended import ended_tasks
-from tests.integration.foreign import kazoo
 
 ROOT, QUEUE = "/reads", "q"
 #: What a row of all columns is made of.

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,12 +20,14 @@ import pytest
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.embedded.ports import free_ports
 from airflow_provider_zkmq.engine import Zkmq
-from tests.support import eventually
+from tests import support
 
 TOP = Path(__file__).parents[2]
 PROCESSES = ("api-server", "scheduler", "dag-processor", "triggerer")
 #: Generous: a machine may be busy with other tests.
 LONG = 900.0
+#: Asked more often, Airflow's API server would take a core for itself.
+eventually = partial(support.eventually, pause=0.5)
 
 
 def started_by_demo(home: Path) -> ModuleType:
@@ -146,8 +149,12 @@ def running(home: Path, *dags: str, connection: dict[str, Any] | None = None, **
         environment = demo.airflow_environment(server.hosts, port, log_ports, "secret")
         default = json.loads(environment["AIRFLOW_CONN_ZKMQ_DEFAULT"])
         default |= given | {"extra": default["extra"] | ({"allow_open": True} if login else {})}
-        # What a process that is killed has logged is in its file.
-        environment |= {"PYTHONUNBUFFERED": "1", "AIRFLOW_CONN_ZKMQ_DEFAULT": json.dumps(default), **settings}
+        environment |= {
+            "PYTHONUNBUFFERED": "1",  # what a process that is killed has logged is in its file
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",  # the files do not change
+            "AIRFLOW_CONN_ZKMQ_DEFAULT": json.dumps(default),
+            **settings,
+        }
         demo.migrate(environment)
         started = Airflow(home, demo, server, zk, environment)
         try:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AnyQueue, Message, RetryPolicy
-from tests.e2e.conftest import LONG, Airflow
-from tests.support import eventually
+from tests.e2e.conftest import LONG, Airflow, eventually
 
 pytestmark = pytest.mark.full
 LEASE = 6

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_zkmq.engine import Integer, Message
-from tests.e2e.conftest import LONG, TOP, Airflow
-from tests.support import eventually
+from tests.e2e.conftest import LONG, TOP, Airflow, eventually
 
 SENSORS = int(os.environ.get("ZKMQ_E2E_SENSORS", "12"))
 DAGS = [f"tests/e2e/dags/{name}.py" for name in ("many_sensors", "this_run", "waiting_enqueues")]

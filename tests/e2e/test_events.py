@@ -18,8 +18,7 @@ import pytest
 
 from airflow_provider_zkmq.embedded.ports import free_ports
 from airflow_provider_zkmq.engine import Message, Queue, RetryPolicy
-from tests.e2e.conftest import LONG, TOP, Airflow, running
-from tests.support import eventually
+from tests.e2e.conftest import LONG, TOP, Airflow, eventually, running
 
 pytestmark = pytest.mark.full
 TASKS = int(os.environ.get("ZKMQ_E2E_BURST", "200"))

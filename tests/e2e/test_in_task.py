@@ -7,8 +7,7 @@ import sqlite3
 import pytest
 
 from airflow_provider_zkmq.engine import Message, RetryPolicy
-from tests.e2e.conftest import LONG, Airflow
-from tests.support import eventually
+from tests.e2e.conftest import LONG, Airflow, eventually
 
 pytestmark = pytest.mark.full
 MARKER = b"marker-payload"

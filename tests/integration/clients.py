@@ -1,4 +1,4 @@
-"""Several clients of one server, for tests that need more than one."""
+"""Clients beside that of a test: more of ours, and one of kazoo's, which looks at the servers or meddles with them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ def clients(hosts: str, root: str, count: int, **options: Any) -> Iterator[list[
         yield [stack.enter_context(Zkmq.connect(hosts, root=root, gc=False, **options)) for _ in range(count)]
 
 
+@contextmanager
+def kazoo(hosts: str, **options: Any) -> Iterator[KazooClient]:
+    """A client of nobody's but kazoo's, closed at the end."""
+    client = KazooClient(hosts, **options)
+    client.start(timeout=20)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
 def together(*jobs: Callable[[], Any]) -> list[Any]:
     """Run each in a thread of its own; their results, or the first one's exception."""
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -27,11 +39,8 @@ def together(*jobs: Callable[[], Any]) -> list[Any]:
 
 def end_session(client: Zkmq) -> None:
     """Take a client's session over and close it, which ends it at once on the server; the client gets a new one."""
-    session, password = client._session.client.client_id
-    thief = KazooClient(client.config.hosts, client_id=(session, password))
-    thief.start()
-    thief.stop()
-    thief.close()
+    with kazoo(client.config.hosts, client_id=client._session.client.client_id):
+        pass
 
 
 def spent(client: Zkmq, call: Callable[[], Any]) -> dict[str, int]:

@@ -16,8 +16,8 @@ import pytest
 from airflow_provider_zkmq.bench.catalogue import catalogue
 from airflow_provider_zkmq.bench.page import MARKS
 from airflow_provider_zkmq.bench.scale import report
+from tests.integration.clients import kazoo
 from tests.integration.command import carry_out
-from tests.integration.foreign import kazoo
 
 LIMIT_S = 600
 TINY = ("--tasks", "6", "--rounds", "1", "--depth", "120")

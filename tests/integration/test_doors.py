@@ -38,9 +38,9 @@ from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_l
 from airflow_provider_zkmq.engine.zk import access
 from airflow_provider_zkmq.engine.zk.drivers import run
 from tests.certificates import Authority, Pem
+from tests.integration.clients import kazoo
 from tests.integration.command import LIMIT_S, Cli, carry_out
 from tests.integration.conftest import taken
-from tests.integration.foreign import kazoo
 
 OURS, THEIRS = "ann:secret", "bob:other"
 

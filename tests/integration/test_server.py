@@ -21,7 +21,7 @@ from kazoo.protocol import serialization as wire
 from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter, jars, ports
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests import zookeeper as zookeeper_module
-from tests.integration.foreign import kazoo
+from tests.integration.clients import kazoo
 from tests.support import eventually
 
 if TYPE_CHECKING:
