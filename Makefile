@@ -36,7 +36,8 @@ test-all: $(VENV)/.ready
 # What takes a real Airflow too long for each change: a triggerer that stands still, ZooKeeper away for five minutes, a DAG
 # paused for ten, 300 enqueues that wait, a thousand deferred sensors, 200 tasks that runs acknowledge between deaths.
 acceptance: $(VENV)/.ready
-	ZKMQ_E2E_FULL=1 ZKMQ_E2E_AWAY=300 ZKMQ_E2E_PAUSED=600 ZKMQ_E2E_ENQUEUES=300 ZKMQ_E2E_SENSORS=1000 $(BIN)/python -m pytest tests/e2e $(ARGS)
+	ZKMQ_E2E_FULL=1 ZKMQ_E2E_AWAY=300 ZKMQ_E2E_PAUSED=600 ZKMQ_E2E_PENDING=50 ZKMQ_E2E_ENQUEUES=300 ZKMQ_E2E_SENSORS=1000 \
+		$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 # Airflow's provider for Spark brings files of its own in PySpark's place: it is tried in an environment of its own.
 test-spark-provider: $(VENV)-spark/.ready

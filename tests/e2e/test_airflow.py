@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_zkmq.engine import Integer, Message
 from tests.e2e.conftest import LONG, TOP, Airflow, eventually
 
-SENSORS = int(os.environ.get("ZKMQ_E2E_SENSORS", "12"))
+SENSORS = int(os.environ.get("ZKMQ_E2E_SENSORS", "6"))
 DAGS = [f"tests/e2e/dags/{name}.py" for name in ("many_sensors", "this_run", "waiting_enqueues")]
 AIRFLOW = ([*DAGS, "example_dags/zkmq_events.py"], {"ZKMQ_EVENTS_REFIRE": "5"})
 

@@ -22,7 +22,7 @@ from tests.e2e.conftest import LONG, TOP, Airflow, eventually, running
 
 pytestmark = pytest.mark.full
 TASKS = int(os.environ.get("ZKMQ_E2E_BURST", "200"))
-PENDING = int(os.environ.get("ZKMQ_E2E_PENDING", "16"))
+PENDING = int(os.environ.get("ZKMQ_E2E_PENDING", "12"))
 PAUSED_SECONDS = float(os.environ.get("ZKMQ_E2E_PAUSED", "45"))
 at_length = pytest.mark.skipif(os.environ.get("ZKMQ_E2E_FULL") != "1", reason="minutes long: make acceptance")
 STARTS = " starting"
