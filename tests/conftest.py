@@ -26,11 +26,15 @@ def _kazoo_s_log() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Deal the tests out: the long ones first, each module to one process unless a test has a group of its own."""
+    """Deal the tests out: the long ones first, each module to one process unless a test has a group of its own.
+
+    The long unit tests share no server, so that each may go to any process.
+    """
     items.sort(key=_place)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+            alone = item.get_closest_marker("full") and item.nodeid.startswith("tests/unit/")
+            item.add_marker(pytest.mark.xdist_group(item.nodeid if alone else item.nodeid.partition("::")[0]))
 
 
 def _place(item: pytest.Item) -> tuple[int, bool]:

@@ -18,7 +18,6 @@ from tests.airflow.conftest import example, instance, kill
 
 
 def dead(queue, *names):
-    """Dead tasks of these names."""
     for name in names:
         queue.enqueue(name, {"size": len(name)}, task_id=name)
         kill(queue, "broken")

@@ -42,7 +42,6 @@ def shared(shared, monkeypatch):
 
 @pytest.fixture
 def log(monkeypatch):
-    """What the trigger logs."""
     heard = Heard()
     monkeypatch.setattr(ZkmqEventTrigger, "log", heard)
     return heard

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow's standard provider
 
 @pytest.fixture(scope="session")
 def maintenance():
-    """The DAG."""
     return example("zkmq_maintenance")
 
 

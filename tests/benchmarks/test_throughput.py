@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_zkmq.embedded import EmbeddedServer
 from tests.benchmarks.heap import counted
 from tests.benchmarks.throughput import ROWS
 from tests.benchmarks.trees import TOP
+from tests.benchmarks.waits import measure
 from tests.integration.test_bench import alive
 
 LIMIT_S = 300
@@ -95,3 +97,15 @@ Total         30290        3120000
 def test_the_bytes_of_all_classes_are_counted_but_what_fills_the_heap() -> None:
     """Neither the heading nor the total is a class."""
     assert counted(HISTOGRAM) == 1_456_000 + 864_000
+
+
+@pytest.mark.full
+def test_waits_share_a_session_and_have_a_watch_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many: one session, one look-up of the connection, a watch for each, some for the queue; all are told."""
+    monkeypatch.setenv("AIRFLOW_CONN_ZKMQ_DEFAULT", "")
+    with EmbeddedServer(tmp_path, force_sync=False) as server:
+        few, many = (measure(server.hosts, sensors, sensors // 3, 0) for sensors in (30, 120))
+    for found, waits in ((few, 40), (many, 160)):
+        assert (found["sessions"], found["lookups"], found["failed"]) == (1, 1, [])
+        assert len(found["delays"]) == waits
+        assert waits <= found["watches"] <= waits + 20

@@ -33,15 +33,12 @@ class Run:
         self._path = f"/api/v2/dags/acknowledging/dagRuns/{name}"
 
     def start(self) -> None:
-        """Trigger it."""
         self._airflow.trigger("acknowledging", self._name)
 
     def ended(self) -> str:
-        """Its state, once it has ended."""
         return self._airflow.ended("acknowledging", self._name)
 
     def task(self, name: str) -> dict[str, Any]:
-        """What is known of a task instance."""
         return dict(self._api.call("GET", f"{self._path}/taskInstances/orders.{name}"))
 
     def logged(self, name: str) -> str:
@@ -54,11 +51,9 @@ class Run:
         return int(self._api.call("GET", path)["value"][0]["token"])
 
     def mark(self, state: str) -> None:
-        """Mark it, as a user does."""
         self._api.call("PATCH", self._path, {"state": state})
 
     def clear(self) -> None:
-        """Clear all its tasks."""
         self._api.call("POST", f"{self._path}/clear", {"dry_run": False})
 
     def open_pool(self) -> None:
@@ -67,7 +62,6 @@ class Run:
         self._api.call("PATCH", "/api/v2/pools/narrow", body)
 
     def said(self) -> str:
-        """What Airflow complained of."""
         return self._airflow.said()
 
 

@@ -30,12 +30,10 @@ class Module:
 
     @cached_property
     def text(self) -> str:
-        """Its source."""
         return (TOP / self.path).read_text(encoding="utf-8")
 
     @property
     def lines(self) -> int:
-        """How long it is."""
         return len(self.text.splitlines())
 
     @property

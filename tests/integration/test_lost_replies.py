@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import Message, OutcomeUnknown, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine import ClaimLost, Message, OutcomeUnknown, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.errors import TransportError
 from tests.faulty import CutAfter, Faulty, Once, is_write
 from tests.integration.conftest import taken
@@ -95,7 +95,6 @@ def impatient(door: Faulty, root: str) -> Any:
 
 
 def back(door: Faulty, q: Queue) -> None:
-    """The outage ends."""
     door.up()
     eventually(q._session.connected.is_set)
 
@@ -131,3 +130,23 @@ def test_a_claim_of_unknown_outcome_is_given_back_although_its_client_claims_not
     back(door, impatient)
     task = taken(other.queue("q"), timeout=20).task
     assert (task.id, task.attempt) == ("a", 1)
+
+
+def test_what_the_record_has_forgotten_is_told_as_such_by_token_too(
+    door: Faulty, impatient: Queue, other: Zkmq
+) -> None:
+    """A release whose reply is lost, and four others settle the task: first unknown, then lost, and never denied."""
+    impatient.enqueue(b"x", task_id="a")
+    token = taken(impatient, lease=600).token
+    door.plan = Once(is_write, LOST_AND_AWAY)
+    with pytest.raises(OutcomeUnknown):
+        impatient.release("a", token)
+    for _ in range(4):
+        taken(other.queue("q"), timeout=60).release()
+    back(door, impatient)
+    for kind in (OutcomeUnknown, ClaimLost, ClaimLost):
+        with pytest.raises(kind, match="cannot be told any more"):
+            impatient.release("a", token)
+    last = taken(impatient)
+    assert (last.task.id, last.task.attempt) == ("a", 1)
+    last.complete()

@@ -23,7 +23,6 @@ Delivery = tuple[int, str]
 
 @pytest.fixture
 def line(zk: Zkmq) -> Queue:
-    """A queue of strict order."""
     queue = zk.queue("line")
     queue.configure(order="fifo", filters={"lane": String()}, policy=ConsumeTimes(5))
     return queue

@@ -134,6 +134,21 @@ def test_a_stop_gives_back_what_was_taken_ahead(zk: Zkmq) -> None:
     assert sum(sent.values()) < 2 * 240
 
 
+def test_beginning_costs_a_request(zookeeper: str, root: str, zk: Zkmq) -> None:
+    """One transaction, posted or not; where nothing can be posted, by kazoo's own connection, it is waited for."""
+    for fast in (True, False):
+        queue = filled(zk, queue=f"fast-{fast}")
+        with Zkmq.connect(zookeeper, root=root, gc=False, fast_connection=fast) as client:
+            claims = client.queue(queue.name).claim_many(3, ahead=True, timeout=10)
+            before = client.requests["Multi"]
+            for claim in claims:
+                claim.begin()
+            assert client.requests["Multi"] - before == 2
+            for claim in claims:
+                claim.complete()
+        assert queue.counts()["finished"] == 3
+
+
 # --- cut off
 
 

@@ -85,7 +85,6 @@ class CreateTtl:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """Yield one started node."""
     with EmbeddedServer(tmp_path / "data", force_sync=False) as started:
         yield started
 

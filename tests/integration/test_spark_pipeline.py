@@ -138,7 +138,6 @@ class Tables:
         return self.process.stdout.readline().strip()  # type: ignore[union-attr]
 
     def begin(self) -> None:
-        """Have it begin a run."""
         self.process.stdin.write("go\n")  # type: ignore[union-attr]
         self.process.stdin.flush()  # type: ignore[union-attr]
 

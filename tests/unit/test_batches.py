@@ -67,7 +67,6 @@ def collected(client: Client, lifetime: float = 3_600, *fault: Any) -> list[str]
 
 
 def path(client: Client, part: str) -> str:
-    """A part of the batch."""
     return client.context.paths.batch("b", *part.split("/"))
 
 

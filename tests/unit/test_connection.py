@@ -385,7 +385,6 @@ class Server:
         self.send(wire.write_buffer(body))
 
     def read(self) -> bytes:
-        """A request."""
         request: bytes = self._stream.read(*wire.int_struct.unpack(self._stream.read(4)))
         return request
 

@@ -220,7 +220,6 @@ def seen(client: Client) -> tuple[str, bytes, bytes | None]:
 
 
 def status(client: Client, **options: Any) -> str:
-    """Why an enqueue is refused."""
     again = enqueue.enqueue(client.context, Message(b"newer", task_id="a", **options))
     return str(refused(client, DuplicateTask, again).status)
 

@@ -51,7 +51,6 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def queue() -> Iterator[Waiting]:
-    """A queue of one task."""
     queue = Waiting(ListClaim())
     yield queue
     queue.wake()
