@@ -274,12 +274,12 @@ def troubled(monkeypatch, verb, *errors, task_id=None):
     """The next calls of the queue's (those for one task) raise these; how long the operator pauses after each try."""
     pauses, real, coming = [], getattr(Queue, verb), list(errors)
 
-    def troubled(self, *given, **named):
+    def called(self, *given, **named):
         if coming and task_id in {None, *given}:
             raise coming.pop(0)
         return real(self, *given, **named)
 
-    monkeypatch.setattr(Queue, verb, troubled)
+    monkeypatch.setattr(Queue, verb, called)
     monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=pauses.append))
     return pauses
 

@@ -17,9 +17,9 @@ from airflow_provider_zkmq.engine.core.upkeep.collect import Collected, collect_
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt
 from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable, ZkmqError
 from airflow_provider_zkmq.engine.fronts import debts
-from tests.unit.claiming import another, queue_of, step
+from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled
-from tests.unit.test_departing import put_down, taken
+from tests.unit.test_departing import put_down
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, Client, Crash, Fault, new_queue
 
 
@@ -249,14 +249,14 @@ def test_what_was_put_down_is_waited_for_until_it_is_due(monkeypatch: pytest.Mon
     """Without a server it pauses before each try; of a closed client it is told to be lost, whatever else is owed."""
     for away in (0, 3):
         client = filled()
-        told = put_down(client, taken(client, 2))
+        told = put_down(client, many(client, 2))
         errors = iter([Unavailable("away")] * away)
         pauses = paying(client, monkeypatch, lambda _op, errors=errors: next(errors, None))
         assert pauses == pytest.approx([0.05, *[0.5] * away])
         assert told == {"a": [None], "b": [None]}
         assert not in_debt(client.context)
     client, lost = filled(), SessionLost("the connection was closed")
-    claims = taken(client, 3)
+    claims = many(client, 3)
     told = put_down(client, claims[:2])
     client.context.debts.unmarked[claims[2].task_id, claims[2].token] = claims[2]
     assert paying(client, monkeypatch, lambda _op: lost, closed=True) == []
@@ -267,7 +267,7 @@ def test_what_was_put_down_is_waited_for_until_it_is_due(monkeypatch: pytest.Mon
 def test_other_debts_that_cannot_be_paid_hold_nothing_back(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where they meet no server, nor where they are refused for good."""
     client = filled()
-    told = put_down(client, taken(client, 2))
+    told = put_down(client, many(client, 2))
     client.context.debts.batches.add("batch")
     tries = iter(range(3))
 

@@ -29,7 +29,6 @@ from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, Outcome
 from tests.interrupting import interrupted, keyboard
 from tests.stepping import Stepper
 from tests.unit.claiming import ANY, another, in_hand, many, refused, step
-from tests.unit.claiming import many as taken  # noqa: F401  the tests of clean-up take it from here
 from tests.unit.looping import filled, following, loop_of, rest
 from tests.unit.world import Client, Fault, new_queue
 

@@ -46,7 +46,7 @@ def claimed_one(client: Client, **options: Any) -> Claimed:
 
 
 def test_a_claim_whose_note_is_missing_is_settled_all_the_same(subtests: pytest.Subtests) -> None:
-    """Its record, its znode and its session say that it is ours: the note is made anew and reported, once."""
+    """Its record, its znode and its session say that it is ours: the note is made anew, and told of once at most."""
     verbs = {settle.complete: (), settle.release: (), holding.extend: (50,), holding.progress: (0.5, "half")}
     for (verb, arguments), lock, lease in product(verbs.items(), (None, 100), (None, 100)):
         with subtests.test(verb=verb.__name__, lock=lock, lease=lease):
