@@ -1,4 +1,4 @@
-"""A real Airflow: scheduler, DAG processor, API server and triggerer in processes of their own, one for each module."""
+"""A real Airflow: scheduler, DAG processor, API server and triggerer as processes, shared by most modules."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ TOP = Path(__file__).parents[2]
 PROCESSES = ("api-server", "scheduler", "dag-processor", "triggerer")
 #: Generous: a machine may be busy with other tests.
 LONG = 900.0
+#: That of the shared Airflow's connection: no log and no row shows it.
+PASSWORD = "marker-password"
 #: Asked more often, Airflow's API server would take a core for itself.
 eventually = partial(support.eventually, pause=0.5)
 
@@ -50,6 +52,7 @@ class Airflow:
         self.processes = demo.Processes(home / "logs")
         self._demo = demo
         self.api: Any = None
+        self._unpaused: set[str] = set()
 
     def start(self, port: int) -> None:
         """Start its processes, and log in."""
@@ -80,6 +83,12 @@ class Airflow:
         """Let a DAG run, once Airflow knows it."""
         self._demo.wait_until("the DAG", self.processes, lambda: self.api.knows(dag))
         self.api.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": paused})
+        (self._unpaused.discard if paused else self._unpaused.add)(dag)
+
+    def pause_all(self) -> None:
+        """Let nothing run any more that was let run."""
+        for dag in [*self._unpaused]:
+            self.unpause(dag, paused=True)
 
     def trigger(self, dag: str, run: str = "r", **conf: object) -> None:
         """Start a run."""
@@ -103,6 +112,11 @@ class Airflow:
         while page := self.api.call("GET", f"{path}&offset={len(found)}")["task_instances"]:
             found += page
         return found
+
+    def told(self, asset: str) -> list[dict[str, Any]]:
+        """What the events of an asset tell."""
+        found = self.api.call("GET", "/api/v2/assets/events?limit=100&order_by=-timestamp")["asset_events"]
+        return [event["extra"] for event in found if event["name"] == asset]
 
     def in_state(self, dag: str, state: str) -> int:
         """How many task instances of its run are in a state."""
@@ -131,15 +145,15 @@ class Airflow:
 
 @contextlib.contextmanager
 def running(home: Path, *dags: str, connection: dict[str, Any] | None = None, **settings: str) -> Iterator[Airflow]:
-    """An Airflow that knows these DAG files and no others, stopped at the end.
+    """An Airflow that knows these files of `dags` and of the examples and no others, stopped at the end.
 
     `connection` goes into ``zkmq_default``; the settings are of its processes' environment.
     """
     demo, given = started_by_demo(home), connection or {}
     demo.DAGS.mkdir(parents=True)
     (home / "logs").mkdir()
-    for path in dags:
-        shutil.copy(TOP / path, demo.DAGS)
+    for name in dags:
+        shutil.copy(TOP / ("example_dags" if name.startswith("zkmq") else "tests/e2e/dags") / f"{name}.py", demo.DAGS)
     login = {"auth": (given["login"], given["password"]), "allow_open": True} if "login" in given else {}
     with (
         EmbeddedServer(home / "zk", force_sync=False) as server,
@@ -164,9 +178,19 @@ def running(home: Path, *dags: str, connection: dict[str, Any] | None = None, **
             started.processes.stop()
 
 
-@pytest.fixture(scope="module")
-def airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    """The Airflow of a module, which says in `AIRFLOW` which DAG files it knows, and its settings."""
-    dags, settings = request.module.AIRFLOW
-    with running(tmp_path_factory.mktemp("airflow"), *dags, **settings) as started:
+@pytest.fixture(scope="session")
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    """The Airflow of the modules that say in `DAGS` which files it is to know, and in `SETTINGS` what else."""
+    modules = list(dict.fromkeys(item.module for item in request.session.items if hasattr(item.module, "SETTINGS")))
+    files = [name for module in modules for name in module.DAGS]
+    settings = {name: value for module in modules for name, value in module.SETTINGS.items()}
+    home, login = tmp_path_factory.mktemp("airflow"), {"login": "airflow", "password": PASSWORD}
+    with running(home, *files, connection=login, **settings) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def airflow(shared: Airflow) -> Iterator[Airflow]:
+    """The shared Airflow; what a module has let run is paused when it is over."""
+    yield shared
+    shared.pause_all()

@@ -9,20 +9,13 @@ import pytest
 from airflow_provider_zkmq.engine import AnyQueue, Message, RetryPolicy
 from tests.e2e.conftest import LONG, Airflow, eventually
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("airflow")]
 LEASE = 6
 EXAMPLES = ("ACKNOWLEDGE", "DISPATCH")
-AIRFLOW = (
-    [
-        "tests/e2e/dags/acknowledging.py",
-        "tests/e2e/dags/claimed_events.py",
-        "example_dags/zkmq_acknowledge.py",
-        "example_dags/zkmq_run_per_task.py",
-    ],
-    {f"ZKMQ_{example}_QUEUE": example.lower() for example in EXAMPLES}
-    | {f"ZKMQ_{example}_REFIRE": "3" for example in EXAMPLES}
-    | {f"ZKMQ_{example}_LEASE": "60" for example in EXAMPLES},
-)
+DAGS = ("acknowledging", "claimed_events", "zkmq_acknowledge", "zkmq_run_per_task")
+SETTINGS = {f"ZKMQ_{example}_QUEUE": example.lower() for example in EXAMPLES} | {
+    f"ZKMQ_{example}_{name}": value for example in EXAMPLES for name, value in (("REFIRE", "3"), ("LEASE", "60"))
+}
 
 
 class Run:

@@ -17,8 +17,9 @@ from airflow_provider_zkmq.engine import Integer, Message
 from tests.e2e.conftest import LONG, TOP, Airflow, eventually
 
 SENSORS = int(os.environ.get("ZKMQ_E2E_SENSORS", "6"))
-DAGS = [f"tests/e2e/dags/{name}.py" for name in ("many_sensors", "this_run", "waiting_enqueues")]
-AIRFLOW = ([*DAGS, "example_dags/zkmq_events.py"], {"ZKMQ_EVENTS_REFIRE": "5"})
+DAGS = ("many_sensors", "this_run", "waiting_enqueues", "zkmq_events")
+SETTINGS = {"ZKMQ_EVENTS_REFIRE": "5"}
+pytestmark = pytest.mark.xdist_group("airflow")
 
 
 @pytest.mark.full
@@ -111,8 +112,9 @@ def test_work_starts_runs_of_a_dag_that_its_triggerer_watches_for(airflow: Airfl
     assert {q.task(task_id).attempt for task_id in early + late} == {1}
     runs = airflow.api.call("GET", "/api/v2/dags/zkmq_events/dagRuns")["dag_runs"]
     assert {run["state"] for run in runs} <= {"success", "running", "queued"}, airflow.said()
-    (event, *_) = airflow.api.call("GET", "/api/v2/assets/events")["asset_events"]
-    assert set(event["extra"]["payload"]) == {"queue", "selector", "counts"}
+    told = airflow.told("zkmq_orders")
+    assert told
+    assert all(set(each["payload"]) == {"queue", "selector", "counts"} for each in told)
     logs = airflow.logs()
     assert "Trigger fired event" in logs
     assert "marker-payload" not in logs

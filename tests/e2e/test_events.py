@@ -29,17 +29,21 @@ STARTS = " starting"
 STILL_SECONDS = 15.0
 DEFERRED = int(os.environ.get("ZKMQ_E2E_DEFERRED", "1000"))
 AWAY_SECONDS = float(os.environ.get("ZKMQ_E2E_AWAY", "45"))
+DAGS = ("events_burst", "events_grouped", "events_claimed")
 #: A scheduler that is killed is missed soon.
-AIRFLOW = (
-    [f"tests/e2e/dags/{name}.py" for name in ("events_burst", "events_grouped", "events_claimed")],
-    {
-        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
-        "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
-    },
-)
-KINDS = "tests/e2e/dags/deferred_kinds.py"
+SOON = {
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+}
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    """An Airflow of its own, whose schedulers die."""
+    with running(tmp_path_factory.mktemp("airflow"), *DAGS, **SOON) as started:
+        yield started
 
 
 def told_of(airflow: Airflow, what: str) -> int:
@@ -116,8 +120,7 @@ def test_a_burst_through_deaths_of_triggerers_and_the_scheduler(airflow: Airflow
 @at_length
 def test_a_burst_of_runs_that_acknowledge(tmp_path: Path) -> None:
     """The same with groups, whose claims are kept through the deaths: nobody has an attempt too many."""
-    dags, settings = AIRFLOW
-    with running(tmp_path, *dags, **settings) as airflow:
+    with running(tmp_path, *DAGS, **SOON) as airflow:
         assert through_a_burst(airflow, "events_grouped", attempts=3) == [], airflow.said()
 
 
@@ -155,7 +158,7 @@ def test_a_pause_costs_no_attempt(airflow: Airflow) -> None:
 @pytest.fixture
 def kinds(tmp_path: Path) -> Iterator[Airflow]:
     """An Airflow in whose triggerer a sensor, an enqueue that waits and a watch that claims are about to begin."""
-    with running(tmp_path, KINDS, AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD="8") as airflow:
+    with running(tmp_path, "deferred_kinds", AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD="8") as airflow:
         airflow.zk.queue("kinds").enqueue("x", task_id="awaited")
         airflow.zk.queue("held").configure()
         airflow.unpause("events_held")
@@ -251,7 +254,7 @@ def test_a_thousand_sensors_in_a_triggerer(tmp_path: Path, sleep: str | None) ->
         "ZKMQ_E2E_LOOKUPS": str(lookups),
         "ZKMQ_E2E_SENSORS": str(DEFERRED),
     }
-    with running(tmp_path / "home", "tests/e2e/dags/many_sensors.py", **settings) as airflow:
+    with running(tmp_path / "home", "many_sensors", **settings) as airflow:
         q = airflow.zk.queue("many")
         for at in range(0, DEFERRED, 500):
             q.enqueue_many([Message(b"x", task_id=f"task-{number}") for number in range(at, min(at + 500, DEFERRED))])

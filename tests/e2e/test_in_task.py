@@ -7,17 +7,13 @@ import sqlite3
 import pytest
 
 from airflow_provider_zkmq.engine import Message, RetryPolicy
-from tests.e2e.conftest import LONG, Airflow, eventually
+from tests.e2e.conftest import LONG, PASSWORD, Airflow, eventually
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("airflow")]
 MARKER = b"marker-payload"
-PASSWORD = "marker-password"
 NAMES = ("one", "many", "batch")
-PARTS = ("killed_enqueue", "ended_by_user", "zkmq_consume", "zkmq_pipeline", "one_by_one")
-AIRFLOW = (
-    [f"{'example_dags' if name.startswith('zkmq') else 'tests/e2e/dags'}/{name}.py" for name in PARTS],
-    {"connection": {"login": "airflow", "password": PASSWORD}},
-)
+DAGS = ("killed_enqueue", "ended_by_user", "zkmq_consume", "zkmq_pipeline", "one_by_one")
+SETTINGS: dict[str, str] = {}
 
 
 def tries(airflow: Airflow, dag: str) -> set[tuple[str, str, int]]:

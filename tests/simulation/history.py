@@ -221,17 +221,17 @@ class History:
         call = self.world.executing.call if self.world.executing is not None else None
         if call is not None and call.verb not in CARETAKING and not self._shared():
             call.wrote += 1
-        self._judge_log(key, before, None if node is None else TaskState.decode(task, node.data), data, txn)
+        after = None if node is None else TaskState.decode(task, node.data)
+        self._judge_log(key, before, after, data, txn)
         if before is not None and before.state is State.INSERTED:
             self.pending_until[key] = (self.world.now, before)
-        if node is None:
+        if after is None:
             self.records.pop(key, None)
             if before is not None:
                 self._judge_removal(key, before, call, txn)
             if self.places.get(key):
                 self.fail("no entry without its task", f"{task}: {sorted(self.places[key])}")
             return
-        after = TaskState.decode(task, node.data)
         self.records[key] = after
         if before is None:
             before = after

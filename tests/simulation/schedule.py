@@ -18,37 +18,14 @@ from tests.simulation.parts import Call, Client, Violation
 from tests.simulation.world import World
 
 FAULTS: Final = (
-    "lose reply",
-    "lose reply",
-    "lose post",
-    "disconnect",
-    "outage",
-    "expire",
-    "cancel",
-    "cut off",
-    "pause",
-    "stall",
+    "lose reply", "lose reply", "lose post", "disconnect", "outage", "expire", "cancel", "cut off", "pause", "stall",
     "kill",
-)
+)  # fmt: skip
+#: One that is named twice is twice as likely.
 ROLES: Final = (
-    "consumer",
-    "grouper",
-    "looper",
-    "looper",
-    "worker",
-    "worker",
-    "watcher",
-    "picker",
-    "producer",
-    "prefetcher",
-    "prefetcher",
-    "loader",
-    "operator",
-    "transactor",
-    "upkeep",
-    "keeper",
-    "keeper",
-)
+    "consumer", "grouper", "looper", "looper", "worker", "worker", "watcher", "picker", "producer", "prefetcher",
+    "prefetcher", "loader", "operator", "transactor", "upkeep", "keeper", "keeper",
+)  # fmt: skip
 BUSY: Final = ("producer", "producer", "grouper", "looper", "consumer", "operator")
 AHEAD: Final = ("producer", "producer", "prefetcher", "prefetcher", "prefetcher")
 FOR_OTHERS: Final = ("producer", "producer", "herald", "herald", "herald")
@@ -264,7 +241,7 @@ def _stormy(chosen: Plan, world: World, clients: list[Client], oracles: Oracles)
     while world.steps < STEPS and world.now < start + 400:
         while coming and coming[0].step <= world.steps:
             _strike(world, clients[coming[0].client], coming.pop(0))
-        if all(fiber.state == "done" or fiber.background or not fiber.client.alive for fiber in world.fibers):
+        if all(fiber.background or fiber.state == "done" or not fiber.client.alive for fiber in world.fibers):
             return
         if not world.step():
             _rest(world, oracles)
