@@ -181,7 +181,8 @@ def running(home: Path, *dags: str, connection: dict[str, Any] | None = None, **
 @pytest.fixture(scope="session")
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """The Airflow of the modules that say in `DAGS` which files it is to know, and in `SETTINGS` what else."""
-    modules = list(dict.fromkeys(item.module for item in request.session.items if hasattr(item.module, "SETTINGS")))
+    asking = (item.module for item in request.session.items if "shared" in getattr(item, "fixturenames", ()))
+    modules = list(dict.fromkeys(asking))
     files = [name for module in modules for name in module.DAGS]
     settings = {name: value for module in modules for name, value in module.SETTINGS.items()}
     home, login = tmp_path_factory.mktemp("airflow"), {"login": "airflow", "password": PASSWORD}
