@@ -179,9 +179,9 @@ def running(home: Path, *dags: str, connection: dict[str, Any] | None = None, **
 
 
 @pytest.fixture(scope="session")
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def shared_airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """The Airflow of the modules that say in `DAGS` which files it is to know, and in `SETTINGS` what else."""
-    asking = (item.module for item in request.session.items if "shared" in getattr(item, "fixturenames", ()))
+    asking = (item.module for item in request.session.items if "shared_airflow" in getattr(item, "fixturenames", ()))
     modules = list(dict.fromkeys(asking))
     files = [name for module in modules for name in module.DAGS]
     settings = {name: value for module in modules for name, value in module.SETTINGS.items()}
@@ -191,7 +191,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def airflow(shared: Airflow) -> Iterator[Airflow]:
+def airflow(shared_airflow: Airflow) -> Iterator[Airflow]:
     """The shared Airflow; what a module has let run is paused when it is over."""
-    yield shared
-    shared.pause_all()
+    yield shared_airflow
+    shared_airflow.pause_all()
