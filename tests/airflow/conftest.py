@@ -18,7 +18,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 # Before anything imports Airflow: it reads these then, and makes its folder.
-os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="zkmq-airflow-"))
+os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="zkmq-airflow-")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 

@@ -102,7 +102,7 @@ class Airflow:
 
     def ended(self, dag: str, run: str = "r") -> str:
         """The state of a run, once it has ended."""
-        eventually(lambda: self.api.run_state(dag, run) in {"success", "failed"}, within=4 * LONG)
+        eventually(lambda: self.api.run_state(dag, run) in {"success", "failed"}, within=LONG)
         return str(self.api.run_state(dag, run))
 
     def instances(self, dag: str, run: str = "r") -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ def running(home: Path, *dags: str, connection: dict[str, Any] | None = None, **
             started.processes.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """The Airflow of the modules that say in `DAGS` which files it is to know, and in `SETTINGS` what else."""
     asking = (item.module for item in request.session.items if "shared_airflow" in getattr(item, "fixturenames", ()))

@@ -10,11 +10,11 @@ from airflow_provider_zkmq.engine import AnyQueue, Message, RetryPolicy
 from tests.e2e.conftest import LONG, Airflow, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("airflow")]
-LEASE = 6
+LEASE = 10
 EXAMPLES = ("ACKNOWLEDGE", "DISPATCH")
 DAGS = ("acknowledging", "claimed_events", "zkmq_acknowledge", "zkmq_run_per_task")
 SETTINGS = {f"ZKMQ_{example}_QUEUE": example.lower() for example in EXAMPLES} | {
-    f"ZKMQ_{example}_{name}": value for example in EXAMPLES for name, value in (("REFIRE", "3"), ("LEASE", "60"))
+    f"ZKMQ_{example}_{name}": value for example in EXAMPLES for name, value in (("REFIRE", "3"), ("LEASE", "600"))
 }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 
 import pytest
+from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.engine import Message, RetryPolicy
 from tests.e2e.conftest import LONG, PASSWORD, Airflow, eventually
@@ -94,11 +96,13 @@ def one_by_one(airflow: Airflow) -> None:
 
 
 def rows(airflow: Airflow) -> str:
-    """Airflow's rows of triggers, without a secret: no key is set, so that they are as they were given."""
+    """Airflow's rows of triggers, as they were before Airflow encrypted them; without a secret."""
+    key = re.search(r"^fernet_key = (\S+)", (airflow.home / "airflow" / "airflow.cfg").read_text(), re.MULTILINE)
+    assert key is not None
     with sqlite3.connect(airflow.home / "airflow" / "airflow.db") as database:
-        stored = str(database.execute("select * from trigger").fetchall())
-    assert MARKER.decode() not in stored
-    assert PASSWORD not in stored
+        found = database.execute("select classpath, kwargs from trigger").fetchall()
+    stored = " ".join(f"{path} {Fernet(key[1]).decrypt(given).decode()}" for path, given in found)
+    assert not any(secret in stored for secret in (MARKER.decode(), PASSWORD))
     return stored
 
 
@@ -108,8 +112,9 @@ def test_enqueues_and_consumers_on_a_real_scheduler(airflow: Airflow) -> None:
         airflow.zk.queue(name).configure()
     readings, single = airflow.zk.queue("readings"), airflow.zk.queue("single")
     readings.enqueue_many([Message("1 2 3", task_id=f"r-{number}") for number in range(10)])
-    readings.enqueue("4 five", task_id="bad")
-    single.configure(policy=RetryPolicy(factor=3600, max_backoff=7200))
+    later = RetryPolicy(factor=3600, max_backoff=7200)
+    readings.enqueue("4 five", task_id="bad", policy=later)
+    single.configure(policy=later)
     single.enqueue_many([Message(MARKER, task_id=name) for name in ("fine", "killed", "raises")])
     parts = (killed_enqueue, ended_by_user, zkmq_consume, zkmq_pipeline, one_by_one)
     for part in parts:

@@ -175,16 +175,16 @@ def test_a_handler_that_outlasts_its_lock_keeps_its_task(q: FileQueue) -> None:
         begun.set()
         go.wait(60)
 
-    q.configure(policy=ConsumeOnce(), lock=1.5)
+    q.configure(policy=ConsumeOnce(), lock=3)
     q.enqueue("x", task_id="a")
-    it = q.worker(handle, grace=3)
+    it = q.worker(handle, grace=7)
     it.start()
     assert begun.wait(20)
-    assert q.claim(timeout=2) is None
+    assert q.claim(timeout=4) is None
     it.stop()
     joined = threading.Thread(target=it.join)
     joined.start()
-    assert q.claim(timeout=2) is None
+    assert q.claim(timeout=4) is None
     joined.join(20)
     assert not joined.is_alive()
     assert (str(q.task("a").state), q.task("a").attempt, q.claim()) == ("dead", 1, None)

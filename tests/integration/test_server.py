@@ -299,7 +299,7 @@ def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
         with kazoo(said["hosts"]) as connection:
             connection.create("/kept")
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert is_gone(pid)
         eventually(lambda: not session_of(pid))
         assert process.stderr is not None
@@ -314,7 +314,7 @@ def test_signals_stop_it_in_order_whenever_they_come(tmp_path: Path) -> None:
     with command("--data-dir", str(tmp_path)) as process:
         eventually((tmp_path / "node-1" / "java.log").exists)
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     with command("--data-dir", str(tmp_path)) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -322,7 +322,7 @@ def test_signals_stop_it_in_order_whenever_they_come(tmp_path: Path) -> None:
         assert line.endswith(f"(data in {tmp_path}); Ctrl-C stops it\n")
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.full

@@ -43,7 +43,7 @@ def keeps_its_lock(
     q: Queue, client: Any, first: threading.Event | None = None, *, stops: bool = False, **options: Any
 ) -> None:
     """A handler is at work for longer than its lock: nobody else gets its task, which it completes."""
-    q.configure(lock=1)
+    q.configure(lock=3)
     begun, go = threading.Event(), threading.Event()
     it = work(client, lambda *_: begun.set() or (go.wait(30) and "done"), **options)
     it.start()
@@ -52,7 +52,7 @@ def keeps_its_lock(
     assert begun.wait(20)
     assert it.stop() if stops else True
     joined = started(it.join)
-    assert q.claim(timeout=2) is None
+    assert q.claim(timeout=5) is None
     assert (joined.done(), q.task("a").status) == (False, "locked")
     go.set()
     eventually(lambda: q.task("a").state == "finished")
@@ -66,7 +66,7 @@ def test_a_worker_extends_the_lock_of_what_it_handles(q: Queue, front: Any) -> N
     keeps_its_lock(q, front, transactional=True)
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"lease": 1}, marks=pytest.mark.full)], ids=["lock", "lease"])
+@pytest.mark.parametrize("options", [{}, pytest.param({"lease": 3}, marks=pytest.mark.full)], ids=["lock", "lease"])
 def test_heartbeats_go_on_during_the_grace(q: Queue, front: Any, options: dict[str, Any]) -> None:
     """The lock or lease of what it handles is extended until the handler returns; `join` returns then, not before."""
     keeps_its_lock(q, front, stops=True, **options)
