@@ -359,7 +359,7 @@ def keeper(client: Client) -> Program:
 def upkeep(client: Client, rand: random.Random) -> Program:
     """Cleans up now and then."""
     while True:
-        yield Pause(rand.choice([0.5, 3.0, 20.0]))
+        yield Pause(rand.choice([0.5, 3.0, 20.0, 60.0]))
         lifetime = rand.choice([0, 5, 300])
         yield Call("gc", collect.collect_garbage(client.context(), lifetime), {"lifetime": lifetime})
 

@@ -20,7 +20,6 @@ EASY = (
     "a claim's lost reply ignored",
     "entry before task",
     "attempt counted after the hand-out",
-    "watch not re-armed",
     "wake-up dropped",
     "token reuse",
     "results of commit unchecked",

@@ -56,8 +56,8 @@ MOST = 250
 #: What an idle consumer may send in a minute: it looks at what was refused again, after ever longer pauses.
 IDLE = 400
 #: Of the damages every so many are tried: few in `make test`; more otherwise, or all: `ZKMQ_EVERY_DAMAGE=1`.
-MANY = 1 if os.environ.get("ZKMQ_EVERY_DAMAGE") else 4
-SHARE = pytest.mark.parametrize("share", [6 * MANY, pytest.param(MANY, marks=pytest.mark.full)])
+MANY = 1 if os.environ.get("ZKMQ_EVERY_DAMAGE") else 10
+SHARE = pytest.mark.parametrize("share", [24, pytest.param(MANY, marks=pytest.mark.full)])
 BASE = world().base
 #: Permanent znodes that somebody needs, whatever the queue is used for: one that is missing is made anew.
 NEEDED = {
@@ -237,7 +237,7 @@ def readable_queue() -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("share", "dies"),
-    [(16, True), *(pytest.param(*each, marks=pytest.mark.full) for each in ((1, True), (MANY, False)))],
+    [(16, True), *(pytest.param(*each, marks=pytest.mark.full) for each in ((MANY // 3 or 1, True), (MANY, False)))],
 )
 def test_a_missing_or_strange_znode_stops_nobody(subtests: pytest.Subtests, share: int, dies: bool) -> None:
     """Neither who knew the queue nor who comes after consumers have died; what everybody needs is made anew."""
