@@ -96,12 +96,13 @@ def one_by_one(airflow: Airflow) -> None:
 
 
 def rows(airflow: Airflow) -> str:
-    """Airflow's rows of triggers, as they were before Airflow encrypted them; without a secret."""
+    """Airflow's rows of triggers, as they were before Airflow encrypted some of them; without a secret."""
     key = re.search(r"^fernet_key = (\S+)", (airflow.home / "airflow" / "airflow.cfg").read_text(), re.MULTILINE)
     assert key is not None
     with sqlite3.connect(airflow.home / "airflow" / "airflow.db") as database:
         found = database.execute("select classpath, kwargs from trigger").fetchall()
-    stored = " ".join(f"{path} {Fernet(key[1]).decrypt(given).decode()}" for path, given in found)
+    plain = [Fernet(key[1]).decrypt(given).decode() if given.startswith("gAAAA") else given for _, given in found]
+    stored = " ".join([*(path for path, _ in found), *plain])
     assert not any(secret in stored for secret in (MARKER.decode(), PASSWORD))
     return stored
 
