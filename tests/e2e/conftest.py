@@ -102,7 +102,7 @@ class Airflow:
 
     def ended(self, dag: str, run: str = "r") -> str:
         """The state of a run, once it has ended."""
-        eventually(lambda: self.api.run_state(dag, run) in {"success", "failed"}, within=LONG)
+        eventually(lambda: self.api.run_state(dag, run) in {"success", "failed"}, within=4 * LONG)
         return str(self.api.run_state(dag, run))
 
     def instances(self, dag: str, run: str = "r") -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ class Airflow:
 
 @contextlib.contextmanager
 def running(home: Path, *dags: str, connection: dict[str, Any] | None = None, **settings: str) -> Iterator[Airflow]:
-    """An Airflow that knows these files of `dags` and of the examples and no others, stopped at the end.
+    """An Airflow that knows these DAG files and no others, stopped at the end; ``zkmq_…`` are examples.
 
     `connection` goes into ``zkmq_default``; the settings are of its processes' environment.
     """

@@ -128,7 +128,7 @@ class World:
         return chosen
 
     def _able(self) -> list[Fiber]:
-        """The fibers that can move. Before each step each is asked: in one loop, as it takes a tenth of the time."""
+        """The fibers that can move; one loop without calls, since it runs before each step."""
         now, able = self.now, []
         for fiber in self.fibers:
             state, client = fiber.state, fiber.client
