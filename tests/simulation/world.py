@@ -128,7 +128,7 @@ class World:
         return chosen
 
     def _able(self) -> list[Fiber]:
-        """The fibers that can move; one loop without calls, since it runs before each step."""
+        """The fibers that can move. This runs before each step, so it is one loop."""
         now, able = self.now, []
         for fiber in self.fibers:
             state, client = fiber.state, fiber.client
